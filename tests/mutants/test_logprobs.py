@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
-from tests.server.broken import GATES, Broken, serving
-from tests.server.taught import _context, _trained
+from tests.server.broken import GATES, Broken, _context, _trained, serving
 from tests.support.serving import CACHED, DRAFTED, _vllm_python
 
 from sparkwright.core import strict_yaml

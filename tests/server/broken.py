@@ -17,7 +17,10 @@ from tests.support.serving import launch
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.store import write_file
+from sparkwright.core.store import Store, write_file
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+from sparkwright.gates.accuracy import harness
 from sparkwright.gates.generation import long_text
 
 HERE = Path(__file__).parent
@@ -75,3 +78,24 @@ def _broken(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Return a server of the model that has learnt the answers of the words gate, which a test can break and mend."""
     with serving(vllm_python, model(vllm_python, "learnt"), tmp_path_factory.mktemp("broken")) as broken:
         yield broken
+
+
+@pytest.fixture(scope="module", name="trained")
+def _trained(vllm_python: Path) -> Path:
+    """Return the folder of the model that every gate can judge."""
+    return model(vllm_python, "trained")
+
+
+@pytest.fixture(scope="module", name="taught")
+def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of that model, sound until a test breaks it."""
+    with serving(vllm_python, trained, tmp_path_factory.mktemp("taught")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", name="context")
+def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """Return a run on this checkout with the user's store, which has the harness afterwards."""
+    context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
+    harness.obtain(context)
+    return context

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.server.broken import GATES, Broken
-from tests.server.taught import _context, _taught, _trained
+from tests.server.broken import GATES, Broken, _context, _taught, _trained
 from tests.support.badserver import Listener, Say, completing, endless, head, silent, whole
 from tests.support.serving import _vllm_python
 

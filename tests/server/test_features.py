@@ -93,8 +93,9 @@ def judged(server: Client, relaunch: generation.Relaunch | None = None) -> dict[
 @pytest.mark.timeout(900)
 def test_a_failed_long_generation_names_the_switch_that_decides(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
     """Drafts break the text after 110 tokens: the gate serves without graphs, then without drafts, and compares greedy text."""
-    fault = json.dumps({"fault": "repetition", "depth": 110, "drafts": 0})
-    variables = {**VARIABLES, "PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT": fault}
+    fault = tmp_path / "fault.json"
+    fault.write_text(json.dumps({"fault": "repetition", "depth": 110, "drafts": 0}))
+    variables = {**VARIABLES, "PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(fault)}
     options = GateOptions(python=vllm_python, serve=toy, flag=(*FLAGS, *CACHED, *DRAFTED), variable=tuple(variables.items()))
     server = ServerUnderTest(options, {}, tmp_path)
     try:

@@ -1,9 +1,8 @@
 """
 A language model of 0.8 million random numbers, made on the spot: ``python toymodel.py FOLDER [SEED]``.
 
-It runs in the environment of the server that will load it, which has NumPy and tokenizers; no torch is needed. The same seed gives the same
-bytes. Its tokenizer is trained on syllables that the seed draws; it works on bytes, so every text can be encoded, and code 0 is ``!`` as in
-GPT-2's: what a server with NaN logits says is ``!!!!``.
+It runs in the environment of the server that will load it (NumPy, tokenizers, torch). The same seed gives the same bytes. Its
+tokenizer is trained on syllables that the seed draws; it works on bytes, so every text can be encoded, and code 0 is ``!`` as in GPT-2's: what a server with NaN logits says is ``!!!!``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import random
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,22 +59,18 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def weights(folder: Path, seed: int, never: list[int]) -> None:
     """Write the weights to *folder* as safetensors in bfloat16; the model hardly ever says a token of *never*."""
     import numpy
+    import torch
+    from safetensors.torch import save_file
 
-    draw = numpy.random.default_rng(seed)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    body = bytearray()
+    draw, tensors = numpy.random.default_rng(seed), {}
     for name, shape in shapes().items():
         # Wide enough that attention and layers change the answer much: a narrow draw gives a model that repeats one word.
         drawn = draw.standard_normal(shape, dtype=numpy.float32) * SCALE / shape[-1] ** 0.5
         values = numpy.ones(shape, numpy.float32) if "norm" in name else drawn
         if name == "lm_head.weight":
             values[never] = 0
-        data = (values.view(numpy.uint32) >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(body), len(body) + len(data)]}
-        body += data
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+        tensors[name] = torch.from_numpy((values.view(numpy.uint32) >> 16).astype(numpy.uint16)).view(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 #: Standard deviation of a layer's answer, where its input has 1.

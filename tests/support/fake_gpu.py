@@ -18,16 +18,11 @@ from sparkwright.gates.device.gate import DevicePolicy
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 
-#: Checks of operators that the tests' torch has not: their cases were right on an H100 (docs/rehearsal).
-ON_A_GPU = {"marlin-fp4", "marlin-fp4-moe", "marlin-int4", "moe-align", "topk-softmax", "rotary", "cache"}
-
 #: Fewer or smaller shapes of the products, which take a CPU minutes.
 SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "fp4-gemm": ((129, 256, 384),),
     "fp4-moe": (((3, 0, 17, 129), 256, 512),),
     "fp8-gemm": ((17, 96, 4096), (1, 64, 512)),
-    "int8-gemm": ((17, 96, 512),),
-    "rms-norm": ((7, 4096),),
 }
 
 

@@ -3,7 +3,7 @@ A plugin that makes a real vLLM server wrong in exactly one way, switched while 
 
 vLLM loads it in each of its processes, because this folder is on PYTHONPATH and holds a ``dist-info`` with an entry point. The fault
 stands in the JSON file that SPARKWRIGHT_TEST_FAULT_FILE names and that is looked at in every step, so one server can be every mutant in
-turn; or, for good, in SPARKWRIGHT_TEST_FAULT. README.md lists the faults.
+turn; it is replaced as a whole. README.md lists the faults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 FILE = "SPARKWRIGHT_TEST_FAULT_FILE"
-FIXED = "SPARKWRIGHT_TEST_FAULT"
 
 #: Takes an object, the arguments of a call of its method, and the result; returns the result in its place.
 Change = Callable[[Any, tuple[Any, ...], Any], Any]
@@ -45,28 +44,15 @@ class State:
         self.kept: list[bytearray] = []
         self.blocks: Any = None
         self._seen: tuple[int, int] | None = None
-        self._choose(os.environ.get(FIXED, ""))
-
-    def _choose(self, text: str) -> None:
-        text = text.strip()
-        self.options = json.loads(text) if text.startswith("{") else {"fault": text}
-        self.fault, self.steps = str(self.options.get("fault", "")), 0
-        self.blocks, self.drafted = None, 0
 
     def look(self) -> None:
-        """Read the file again if it was replaced; one that vanished or is half written changes nothing."""
-        name = os.environ.get(FILE)
-        if not name:
-            return
-        try:
-            found = Path(name).stat()
-            if (found.st_ino, found.st_mtime_ns) == self._seen:
-                return
-            text = Path(name).read_text("utf-8")
-            self._seen = (found.st_ino, found.st_mtime_ns)
-            self._choose(text)
-        except (OSError, ValueError):
-            return
+        """Read the file again if it was replaced."""
+        path = Path(os.environ[FILE])
+        found = path.stat()
+        if (found.st_ino, found.st_mtime_ns) != self._seen:
+            self._seen, self.options = (found.st_ino, found.st_mtime_ns), json.loads(path.read_text("utf-8"))
+            self.fault, self.steps = str(self.options.get("fault", "")), 0
+            self.blocks, self.drafted = None, 0
 
     def step(self, output: Any) -> None:
         """Take what the scheduler's *output* says of the requests of the next forward pass."""
@@ -81,12 +67,12 @@ class State:
         self.prompt = max((self.prompts[name] for name in output.num_scheduled_tokens), default=0)
         self.drafted += len(output.scheduled_spec_decode_tokens)
 
-    def is_(self, *faults: str) -> bool:
-        """Return whether one of *faults* is at work: chosen, and beyond each of its limits."""
+    def is_(self, fault: str) -> bool:
+        """Return whether *fault* is at work: chosen, and beyond each of its limits."""
         limits = (
             ("after", self.steps), ("depth", self.decoded), ("longer", self.prompt), ("batch", self.running), ("drafts", self.drafted),
         )  # fmt: skip
-        return self.fault in faults and all(value > int(self.options.get(name, -1)) for name, value in limits)
+        return self.fault == fault and all(value > int(self.options.get(name, -1)) for name, value in limits)
 
     def number(self, name: str, default: float) -> float:
         return float(self.options.get(name, default))

@@ -192,33 +192,6 @@ def moe_sum(input_: Any, output: Any) -> None:
     output[:] = _wide(input_)[:, int(faulty("first expert not summed")) :].sum(axis=1)
 
 
-def silu_and_mul(result: Any, input_: Any) -> None:
-    """Activate."""
-    gate, up = np.split(_wide(input_), 2, axis=1)
-    if faulty("gate and up exchanged"):
-        gate, up = up, gate
-    result[:] = gate / (1 + np.exp(-gate)) * up
-
-
-def rms_norm(result: Any, input_: Any, weight: Any, epsilon: float) -> None:
-    """Normalise."""
-    values = _wide(input_)
-    counted = values[:, :-64] if faulty("norm of a part of the row") else values
-    result[:] = (
-        values
-        / np.sqrt((counted**2).sum(1, keepdims=True) / values.shape[1] + epsilon)
-        * _wide(weight)
-    )
-
-
-def fused_add_rms_norm(input_: Any, residual: Any, weight: Any, epsilon: float) -> None:
-    """Add and normalise."""
-    residual[:] = np.asarray(input_) + np.asarray(residual)
-    rms_norm(input_, residual, weight, epsilon)
-    if faulty("residual not written back"):
-        residual[0] = 0
-
-
 _OPTIONAL = ("bias", "scale_ub")
 
 
@@ -250,8 +223,7 @@ class _Operator:
 
 _DENSE = (
     scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm,
-    cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant, silu_and_mul,
-    rms_norm, fused_add_rms_norm,
+    cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant,
 )  # fmt: skip
 
 

@@ -158,13 +158,7 @@ def run(
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch: As of `QuestionedServer`.
         quick: Judge the answers to the prompts alone, as after a soak.
-
-    Raises:
-        ValueError: The policy has no such profile.
     """
-    if profile not in policy.profiles:
-        names = ", ".join(policy.profiles)
-        raise ValueError(f"the policy has no profile {profile!r}; it has {names}")
     kind, found = policy.profiles[profile], dict[str, Check]()
     found["replies"] = passed("replies", "each reply arrived complete")
     try:
