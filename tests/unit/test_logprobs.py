@@ -85,28 +85,28 @@ def noisy(logits: Floats, step: Step) -> Floats:
 
 
 DECODE = only(lambda step: step.decoded > 0)
-#: What is wrong → the damage, the check that must fail, and checks that must pass.
-FAULTS: Mapping[str, tuple[Damage, str, Sequence[str]]] = {
-    "a temperature left in the logits": (lambda logits, _: logits / 1.2, "divergence", ()),
-    "noise": (noisy, "best-token", ()),
-    "garbage for one prompt": (only(lambda step: step.tokens[:24] == list(POLICY.corpus_texts()[11].encode()[:24])), "divergence", ()),
-    "damage in decode alone": (DECODE, "decode-greedy", logprobs.COMPARED),
+#: What is wrong → the damage, the check that must fail and why, and checks that must pass.
+FAULTS: Mapping[str, tuple[Damage, str, str, Sequence[str]]] = {
+    "a temperature left in the logits": (lambda logits, _: logits / 1.2, "divergence", "distribution-differs", ()),
+    "noise": (noisy, "best-token", "best-token-differs", ()),
+    "garbage for one prompt": (only(lambda step: step.tokens[:24] == list(POLICY.corpus_texts()[11].encode()[:24])), "divergence", "text-differs", ()),
+    "damage in decode alone": (DECODE, "decode-greedy", "decode-differs", logprobs.COMPARED),
     "wrong global scale with a right-looking prefill": (
-        only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.8), "decode-greedy", logprobs.COMPARED,
+        only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.8), "decode-greedy", "decode-differs", logprobs.COMPARED,
     ),
-    "damage in a batch alone": (only(lambda step: step.running > 1, DECODE), "decode-greedy-batch", logprobs.COMPARED),
-    "damage after a block of the KV cache": (only(lambda step: step.decoded > 16), "decode-sampled", logprobs.COMPARED),
-    "poisoned prefix cache": (only(lambda step: step.cached > 0), "cached-prefix", (*logprobs.COMPARED, "decode-greedy")),
+    "damage in a batch alone": (only(lambda step: step.running > 1, DECODE), "decode-greedy-batch", "decode-differs", logprobs.COMPARED),
+    "damage after a block of the KV cache": (only(lambda step: step.decoded > 16), "decode-sampled", "decode-differs", logprobs.COMPARED),
+    "poisoned prefix cache": (only(lambda step: step.cached > 0), "cached-prefix", "cache-differs", (*logprobs.COMPARED, "decode-greedy")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_path: Path, fault: str) -> None:
     """Prefill is compared with the reference's for the same tokens, generated tokens with their recomputation."""
-    server.damage, name, sound = FAULTS[fault]
+    server.damage, name, reason, sound = FAULTS[fault]
     found = compared(server, known, tmp_path)
 
-    assert found[name].state == "fail"
+    assert (found[name].state, found[name].reason) == ("fail", reason)
     assert {found[check].state for check in sound} <= {"pass"}
 
 
