@@ -61,6 +61,7 @@ def asm(ptx: str) -> str:
         (asm("cvt.rz.satfinite.e2m1x2.f32 %0, %2, %1;"), "converter-unreadable"),
         (asm("@p mov.b32 %0, 1;"), "converter-unreadable"),
         (asm(".reg .f64 d; mov.b32 %0, d;"), "converter-unreadable"),
+        ('unsigned y = 0; asm volatile(text : "=r"(y)); return y;', "converter-unreadable"),
         (asm("mov.b32 %0, c;"), "converter-uncompilable"),
         (asm("mov.b32 %0, %7;"), "converter-uncompilable"),
         (asm(".reg .b8 b; mov.b32 %0, {b, b};"), "converter-uncompilable"),

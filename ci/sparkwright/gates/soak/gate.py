@@ -24,6 +24,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.gates.core.verdict import (
+    ORDER,
     Check,
     Figure,
     Sample,
@@ -352,7 +353,5 @@ def judge_again(
     state = worst(check.state for check in required)
     bad = [check for check in required if check.state != "pass"]
     message = f"after the load, {len(bad)} of {len(required)} checks do not pass"
-    if state == "pass":
-        return passed(name, message)
     samples = [Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]) for check in bad]
-    return Check(name, state, message, "worse-after-soak", samples=tuple(samples[:20]))
+    return decided(name, message, state, dict.fromkeys(ORDER[:-1], "worse-after-soak"), (), samples)
