@@ -1,18 +1,10 @@
-"""
-G2 on a GPU, for a wheel that is named by variables of the environment.
-
-    SPARKWRIGHT_GPU_WHEEL=…/vllm-….whl SPARKWRIGHT_GPU_TARGET=sm_90a \\
-    SPARKWRIGHT_GPU_PYTHON=$(which python3) python -m pytest tests/device -m gpu -n0 -q -s
-"""
+"""G2's probe on a GPU: ``python -m pytest tests/device -m gpu -n0``. The rest of it is ``sparkwright gate WHEEL --only G2``."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from tests.support.fake_gpu import POLICY
 
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.device import gate as device
@@ -37,28 +29,6 @@ def _gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     if isinstance(found, str):
         pytest.skip(f"needs a CUDA GPU: {found}")
     return found
-
-
-def named(variable: str) -> str:
-    """Return the variable of the environment; without it the test is skipped."""
-    if not (value := os.environ.get(f"SPARKWRIGHT_GPU_{variable}", "")):
-        pytest.skip(f"needs SPARKWRIGHT_GPU_{variable}")
-    return value
-
-
-def test_the_wheel_passes_g2(gpu: Gpu, tmp_path: Path) -> None:
-    """Every required check of the real gate passes, and what this GPU lacks is not required."""
-    wheel, python = Path(named("WHEEL")), Path(named("PYTHON"))
-    checks = device.run(POLICY, tmp_path, wheel=wheel, target=named("TARGET"), python=python)
-    for check in checks:
-        required = "required" if check.required else "informs"
-        line = f"{check.name:16} {check.state:8} {required:8} {check.reason} {check.message}\n"
-        sys.stdout.write(line)
-        for sample in check.samples[:4]:
-            sys.stdout.write(f"    {sample.case}: {sample.actual}\n")
-    assert {
-        check.name: check.state for check in checks if check.required and check.state != "pass"
-    } == {}
 
 
 def swept(gpu: Gpu, folder: Path, first: str = "gt", nan: int = 7) -> Check:

@@ -25,22 +25,12 @@ FAULTS = {
     "last block of K dropped": ("fp4-gemm", "output-wrong"),
     "NaN in an output": ("fp8-gemm", "output-nan"),
     "code 1 decodes as 0.25": ("fp4-gemm", "output-wrong"),
-    "sums kept in bfloat16": ("marlin-int4", "output-wrong"),
     "order of sums left to chance": ("fp8-gemm", "output-varies"),
     "scale of the first channel for all": ("fp8-gemm", "output-wrong"),
     "quantiser inverts the tensor scale": ("fp4-quantise", "output-wrong"),
     "quantiser rounds ties away": ("fp4-quantise", "output-wrong"),
-    "Marlin scales not permuted": ("marlin-int4", "output-wrong"),
-    "expert of the block before": ("marlin-fp4-moe", "output-wrong"),
     "FP8 truncated": ("fp8-quantise", "output-wrong"),
-    "a token of an expert lost": ("moe-align", "output-wrong"),
     "first expert not summed": ("moe-sum", "output-wrong"),
-    "top-k renormalised": ("topk-softmax", "output-wrong"),
-    "gate and up exchanged": ("activation", "output-wrong"),
-    "norm of a part of the row": ("rms-norm", "output-wrong"),
-    "residual not written back": ("rms-norm", "output-wrong"),
-    "position off by one": ("rotary", "output-wrong"),
-    "token without a slot is written": ("cache", "output-wrong"),
 }
 
 _SOUND: dict[str, Check] = {}

@@ -35,7 +35,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declarations,
     failed,
-    inconclusive,
 )
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.release import decision, gate_results, policy, wheel_facts
@@ -132,7 +131,7 @@ def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
         first = verdict.checks[0]
         return replace(
             verdict,
-            checks=(made.MAKERS[state](first.name, "made worse", "made-up"), *verdict.checks[1:]),
+            checks=(Check(first.name, state, "made worse", "made-up"), *verdict.checks[1:]),
         )
 
     climbed = tuple(
@@ -475,7 +474,7 @@ def for_recipe(case: Case, name: str, states: tuple[tuple[str, State], ...] = ()
         )
         for one in own
     ]
-    return [replace(one, checks=(made.MAKERS[changed[one.gate]](one.checks[0].name, "made up", "made-up"), *one.checks[1:]))
+    return [replace(one, checks=(Check(one.checks[0].name, changed[one.gate], "made up", "made-up"), *one.checks[1:]))
             if one.gate in changed else one for one in own]  # fmt: skip
 
 
@@ -728,7 +727,7 @@ def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidat
     case: Case,
 ) -> None:
     """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
-    toy = replace(for_recipe(case, TOY)[-1], checks=(inconclusive("tpot", "noise", "undecided"),))
+    toy = replace(for_recipe(case, TOY)[-1], checks=(Check("tpot", "inconclusive", "noise", "undecided"),))
     both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
     proved = decided(case, both, replace(case.result, recipe=TOY, state="inconclusive"))
     assert lacking(proved) == [("G8", "not-climbed")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import shutil
@@ -15,42 +14,27 @@ import pytest
 from filelock import FileLock
 from tests.support.serving import launch
 
-from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.generation.checks import filled_text, long_text
+from sparkwright.core.store import Store, write_file
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+from sparkwright.gates.accuracy import harness
+from sparkwright.gates.generation import long_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-WORDS = ROOT / "ci" / "gates" / "generation.yaml"
-#: What the learnt model follows from, beside the text of `long_text` and `filled_text`.
-SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS)
+GATES = ROOT / "ci" / "gates"
+WORDS = GATES / "generation.yaml"
+class Broken(Server):
+    """A server of *model*, with further *flags*, whose fault can be chosen; its log and the fault's file lie in *folder*."""
 
-
-def digest(*sources: Path) -> str:
-    """Return a name for the model that follows from *sources*."""
-    code = inspect.getsource(long_text) + inspect.getsource(filled_text)
-    return sha256_bytes(code.encode() + b"".join(path.read_bytes() for path in sources))[:12]
-
-
-class Broken:
-    """A running server whose fault can be chosen, and what is known of it."""
-
-    def __init__(self, server: Server, switch: Path) -> None:
-        self.server, self._switch = server, switch
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def client(self) -> Client:
-        return self.server.client()
-
-    @property
-    def pid(self) -> int:
-        """The server's own process."""
-        return self.server.processes()[0].pid
+    def __init__(self, python: Path, model: Path, folder: Path, *flags: str) -> None:
+        self._switch = folder / "fault.json"
+        self._write({})
+        variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(self._switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+        super().__init__(launch(python, model, *flags, **variables), folder / "server.log")
 
     @contextlib.contextmanager
     def fault(self, name: str, **options: object) -> Iterator[None]:
@@ -62,45 +46,56 @@ class Broken:
             self._write({})
 
     def _write(self, fault: dict[str, object]) -> None:
-        temporary = self._switch.with_suffix(".new")
-        temporary.write_text(json.dumps(fault))
-        os.replace(temporary, self._switch)
+        write_file(self._switch, json.dumps(fault).encode())
 
 
 @contextlib.contextmanager
 def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Broken]:
-    """Yield a server of *model* that has no fault yet, with further *flags*; its log and its switch lie in *folder*."""
-    switch = folder / "fault.json"
-    switch.write_text("{}")
-    variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
-    with Server(launch(python, model, *flags, **variables), folder / "server.log") as server:
-        assert server.ready, f"{server.failure}\n{server.log.read_text(errors='replace')[-4000:]}"
-        yield Broken(server, switch)
+    """Yield a server that has no fault yet; see `Broken`."""
+    with Broken(python, model, folder, *flags) as broken:
+        assert broken.ready, f"{broken.failure}\n{broken.log.read_text(errors='replace')[-4000:]}"
+        yield broken
 
 
-def make(python: Path, cache: Path) -> Path:
-    """Return the folder of the model that has learnt the answers of the words gate, made in a minute on the first use."""
-    key = digest(*SOURCES)
-    folder = cache / f"learnt-{key}"
+def model(python: Path, name: str) -> Path:
+    """Return the folder of the model that the program *name* beside this file makes, in a minute or two on the first use."""
+    sources = (*(HERE / file for file in ("learnt.py", "learnt_texts.yaml", f"{name}.py")), WORDS, GATES / "logprobs.yaml", Path(long_text.__file__))
+    key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
+    cache = default_cache() / "tests"
+    folder, made = cache / f"{name}-{key}", cache / f".{name}-{key}"
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / "learnt.lock"):
+    with FileLock(cache / f"{name}.lock"):
         if not folder.exists():
-            made = cache / f".learnt-{key}"
             shutil.rmtree(made, ignore_errors=True)
-            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "ci"), "HF_HUB_OFFLINE": "1"}
-            subprocess.run([python, HERE / "learnt.py", made, WORDS], env=environment, check=True)
+            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'ci'}{os.pathsep}{HERE}", "HF_HUB_OFFLINE": "1"}
+            subprocess.run([python, HERE / f"{name}.py", made, GATES], env=environment, check=True)
             made.rename(folder)
     return folder
 
 
-@pytest.fixture(scope="module", name="learnt")
-def _learnt(vllm_python: Path) -> Path:
-    """Return the model that has learnt the answers of the words gate."""
-    return make(vllm_python, default_cache() / "tests")
-
-
 @pytest.fixture(scope="module", name="broken")
-def _broken(vllm_python: Path, learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
-    """Return a server of that model, which a test can break and mend."""
-    with serving(vllm_python, learnt, tmp_path_factory.mktemp("broken")) as broken:
+def _broken(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of the model that has learnt the answers of the words gate, which a test can break and mend."""
+    with serving(vllm_python, model(vllm_python, "learnt"), tmp_path_factory.mktemp("broken")) as broken:
         yield broken
+
+
+@pytest.fixture(scope="module", name="trained")
+def _trained(vllm_python: Path) -> Path:
+    """Return the folder of the model that every gate can judge."""
+    return model(vllm_python, "trained")
+
+
+@pytest.fixture(scope="module", name="taught")
+def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of that model, sound until a test breaks it."""
+    with serving(vllm_python, trained, tmp_path_factory.mktemp("taught")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", name="context")
+def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """Return a run on this checkout with the user's store, which has the harness afterwards."""
+    context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
+    harness.obtain(context)
+    return context

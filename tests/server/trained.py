@@ -10,10 +10,8 @@ this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine,
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,12 +51,9 @@ def tokenizer(folder: Path, lines: list[str]) -> Any:
     """Write the tokenizer of `learnt`, in which each digit stands alone, to *folder* and return it."""
     from tokenizers import pre_tokenizers
 
-    made = learnt.tokenizer(folder, lines)
+    made = learnt.tokenizer(folder, lines, longest=POSITIONS, chat_template=TEMPLATE)
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer])
     made.save(str(folder / "tokenizer.json"))
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**settings, "model_max_length": POSITIONS, "chat_template": TEMPLATE}), "utf-8")
     return made
 
 
@@ -96,34 +91,22 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
     """Write the model to *folder*."""
     import torch
 
-    torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "generation.yaml", learnt.TEXTS))
+    prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / learnt.POLICY, learnt.TEXTS))
     lines = texts(gates)
     made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
-    known = learnt.batches(learnt.rows(made, gates / "generation.yaml") + chats(made, gates))
-    net = learnt.model()
-    best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    # Smoothed labels keep the model from being sure of every token, which would be the collapse that G4 looks for.
-    smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
-    began = time.monotonic()
-    for step, ids in enumerate(batches(made, lines, steps)):
-        loss = smooth(net(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    known = learnt.batches(learnt.rows(made, gates) + chats(made, gates))
+    net, drawn = learnt.model(), batches(made, lines, steps)
+
+    def losses(step: int) -> Any:
+        ids = next(drawn)
+        loss = learnt.loss(net, ids, ids)
         # What is to be known by heart is as long again as all the rest, so it takes part in every second step.
-        if step % 2 == 0:
-            heart = [smooth(net(input_ids=asked).logits[:, :-1].flatten(0, 1), answer[:, 1:].flatten()) for asked, answer in known]
-            loss = loss + torch.stack(heart).mean() * 2
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        best.step()
-        pace.step()
-        best.zero_grad()
-        if step % 20 == 0 or step == steps - 1:
-            print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
+        return loss if step % 2 else loss + torch.stack([learnt.loss(net, *part) for part in known]).mean() * 2
+
     net.config.max_position_embeddings = POSITIONS
-    net.to(torch.bfloat16).save_pretrained(folder)
+    learnt.train(net, losses, steps, folder)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else STEPS)
+    make(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable
@@ -36,49 +38,41 @@ def completion(**choice: Any) -> dict[str, Any]:
     return {"id": "cmpl-1", "object": "text_completion", "model": "toy", "choices": [sound | choice], "usage": usage}
 
 
-class Listener:
-    """A server that reads each request and then does what *say* does with the connection and the path."""
+class Listener(socketserver.ThreadingTCPServer):
+    """A server that reads each request and then does what *say* does with the connection and the path, until `close`."""
+
+    daemon_threads, request_queue_size = True, 128
 
     def __init__(self, say: Say) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._say = say
-        self.over = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.say, self.over = say, threading.Event()
         self.asked: list[str] = []
         self.heads: list[bytes] = []
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._accepting = threading.Thread(target=self._serve, daemon=True)
-        self._accepting.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._socket.accept()
-                threading.Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            data = b""
-            while b"\r\n\r\n" not in data:
-                data += connection.recv(65536)
-            begin, _, body = data.partition(b"\r\n\r\n")
-            length = next((int(line.split(b":")[1]) for line in begin.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
-            while len(body) < length:
-                body += connection.recv(65536)
-            path = begin.split()[1].decode()
-            self.asked.append(path)
-            self.heads.append(begin)
-            self._say(connection, path)
-            # Closing with unread bytes would reset the connection before the client has read all.
-            connection.shutdown(socket.SHUT_WR)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def close(self) -> None:
         self.over.set()
-        # A thread that is left in accept() takes the connections of whichever socket gets this one's number next: when the machine stands
-        # still for a moment, the kernel begins such calls anew, by number.
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(60)
-        assert not self._accepting.is_alive()
-        self._socket.close()
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: Listener
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            head = b""
+            while (line := self.rfile.readline()).strip():
+                head += line
+            length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+            self.rfile.read(int(length[1]) if length else 0)
+            path = head.split()[1].decode()
+            self.server.asked.append(path)
+            self.server.heads.append(head)
+            self.server.say(self.connection, path)
+            # Closing with unread bytes would reset the connection before the client has read all.
+            self.connection.shutdown(socket.SHUT_WR)
 
 
 def completing(reply: bytes | Say) -> Say:

@@ -8,7 +8,6 @@ logits of some steps makes a server that is wrong in exactly that way.
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 import time
@@ -52,9 +51,9 @@ Damage = Callable[[Floats, Step], Floats]
 Message = dict[str, Any]
 
 
-class ByteModelServer(http.server.ThreadingHTTPServer):
+class ByteModelServer(loopback.Server):
     """
-    A running server.
+    A server that runs in its ``with`` block.
 
     Attributes:
         memory: Texts that are known by heart: the beginning, and what follows.
@@ -68,7 +67,7 @@ class ByteModelServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, memory: Mapping[str, str] | None = None, chats: Mapping[str, tuple[Message, str]] | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.logits: Floats = np.random.default_rng(1).standard_normal((256, 256)) * 2
         self.memory = {key.encode(): value.encode() + bytes([END]) for key, value in (memory or {}).items()}
         self.chats = dict(chats or {})
@@ -78,19 +77,10 @@ class ByteModelServer(http.server.ThreadingHTTPServer):
         self.name, self.limit, self.shift = "bytes", 4096, 0
         self.counts, self.lock = Counter[str](), threading.Lock()
         self.stored: dict[str, list[list[int]]] = {}
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     @property
     def client(self) -> Client:
         return Client(self.url, deadline=60)
-
-    def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
 
     def logprobs(self, step: Step) -> Floats:
         """Return the logarithms of the probabilities of all bytes after those of *step*."""
@@ -226,6 +216,25 @@ class _Handler(loopback.Handler):
             if token == END and not request.get("ignore_eos"):
                 return tokens, names, "stop"
         return tokens, names, "length"
+
+
+def only(condition: Callable[[Step], bool], change: Damage = lambda logits, _: logits[::-1]) -> Damage:
+    """Return *change*, by default another order of the tokens, for the steps of *condition* alone."""
+    return lambda logits, step: change(logits, step) if condition(step) else logits
+
+
+def ended(length: int, of: int) -> Callable[[Message], object]:
+    """Return what ends each answer *of* so many tokens after *length* tokens."""
+
+    def answer(reply: Message) -> object:
+        choice = reply["choices"][0]
+        if len(choice.get("token_ids") or ()) == of:
+            choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:length]
+            choice["logprobs"] = {key: value[:length] for key, value in choice["logprobs"].items() if isinstance(value, list)}
+            reply["usage"]["completion_tokens"] = length
+        return reply
+
+    return answer
 
 
 def _best(row: Floats, top: int) -> list[int]:

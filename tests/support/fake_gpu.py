@@ -18,17 +18,11 @@ from sparkwright.gates.device.gate import DevicePolicy
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 
-
 #: Fewer or smaller shapes of the products, which take a CPU minutes.
 SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "fp4-gemm": ((129, 256, 384),),
     "fp4-moe": (((3, 0, 17, 129), 256, 512),),
-    "marlin-fp4": ((129, 256, 1024),),
-    "marlin-fp4-moe": ((37, 16, 256, 512),),
-    "marlin-int4": ((129, 256, 14336),),
     "fp8-gemm": ((17, 96, 4096), (1, 64, 512)),
-    "int8-gemm": ((17, 96, 512),),
-    "rms-norm": ((7, 4096),),
 }
 
 

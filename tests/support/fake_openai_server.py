@@ -8,7 +8,6 @@ out on a schedule that lateness does not move.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import itertools
 import json
 import multiprocessing
@@ -73,14 +72,14 @@ def tokenized(text: str) -> list[int]:
     return [int(part[1:]) if own.fullmatch(part) else zlib.crc32(part.encode()) % VOCABULARY for part in text.split()] or [0]
 
 
-class FakeServer(http.server.ThreadingHTTPServer):
+class FakeServer(loopback.Server):
     """A server with *behaviour* on *port* of this machine, or on a free one."""
 
     daemon_threads, request_queue_size = True, 1024
 
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
-        self.behaviour, self.url = behaviour, f"http://127.0.0.1:{self.server_port}"
+        super().__init__(Handler, port)
+        self.behaviour = behaviour
         self.lock, self.counts, self.requests = threading.Lock(), Counter[str](), itertools.count(1)
 
     def count(self, **changes: int) -> None:

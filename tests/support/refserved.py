@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shutil
 import sysconfig
-import venv
 from pathlib import Path
 
 import msgspec
+from tests.support import standin
 from tests.support.fake_openai_server import Behaviour
 
 CODE = Path(__file__).parents[2] / "ci"
@@ -53,20 +53,14 @@ def ones(shape, dtype, device):
 
 def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Path:
     """Make an environment in *root* whose vLLM has *behaviour*, and return its Python."""
-    venv.create(root, with_pip=False, symlinks=True)
-    site = next(root.glob("lib/python3.*/site-packages"))
-    (site / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n{CODE}\n{CODE.parent}\n")
-    package = site / "vllm" / "entrypoints" / "cli"
-    package.mkdir(parents=True, exist_ok=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    (package / "main.py").write_text(_CLI)
-    (site / "torch.py").write_text(TORCH)
-    info = site / f"vllm-{version}.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
+    folders = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), CODE, CODE.parent)
+    files = {
+        "more.pth": "".join(f"{folder}\n" for folder in folders), "torch.py": TORCH, "vllm/__init__.py": "", "vllm/entrypoints/__init__.py": "",
+        "vllm/entrypoints/cli/__init__.py": "", "vllm/entrypoints/cli/main.py": _CLI,
+    }  # fmt: skip
+    python = standin.write_environment(root, version, files)
     behave(root, behaviour)
-    return root / "bin" / "python"
+    return python
 
 
 def behave(root: Path, behaviour: Behaviour) -> None:

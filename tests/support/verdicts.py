@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -42,10 +42,6 @@ from sparkwright.gates.core.verdict import (
     Figure,
     Ladder,
     Sample,
-    failed,
-    inconclusive,
-    invalid,
-    not_run,
     passed,
 )
 from sparkwright.gates.generation.checks import GenerationPolicy
@@ -72,12 +68,6 @@ NOISE = 0.003
 RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
 #: One of each group that the repository's policy asks for.
 RECIPES = ("qwen3-30b-a3b-nvfp4", RECIPE)
-MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
-    "fail": failed,
-    "invalid": invalid,
-    "inconclusive": inconclusive,
-    "not-run": not_run,
-}
 
 
 @functools.cache
@@ -119,7 +109,7 @@ def ladder(
     for name in (one for one in gates if one not in without):
         checks = list(_checks(path, name))
         if state := (worse or {}).get(name):
-            checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
+            checks[0] = Check(checks[0].name, state, "made up for a test", "made-up")
         served = (RECIPE,) if name == "G8" else recipes
         for recipe in served if name in SERVED else ("",):
             judged = release_policy().expected_digest(name, stack, recipe) or wheels.hexed("policy", name)

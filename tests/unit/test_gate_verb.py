@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +14,28 @@ from tests.support import refserved, verdicts
 from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import (
     REASONS,
     GateOptions,
-    ServerIdentity,
-    ServerUnderTest,
 )
-from sparkwright.gates.core.verdict import Ladder, passed
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs import gate as logprobs
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
 
 ROOT = Path(__file__).parents[2]
+#: Nothing listens on the discard port.
+NOBODY = "http://127.0.0.1:9"
+Built = Callable[[GateOptions], GateBuilder]
 
 
 @pytest.fixture(name="common")
@@ -46,27 +44,17 @@ def _common(tmp_path: Path) -> list[str]:
     return ["--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out"), "--json"]
 
 
+@pytest.fixture(name="built")
+def _built(common: list[str]) -> Built:
+    """Return what builds the gates of some options, offline."""
+    return lambda options: GateBuilder(checkout(parse(["gate", "--offline", *common])), options, {})
+
+
 @pytest.fixture(name="wheel")
 def _wheel(tmp_path: Path) -> Path:
     """Return a wheel with next to nothing in it."""
-    path = tmp_path / "tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("tiny.py", "")
-        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        archive.writestr("tiny-1.0.dist-info/RECORD", "")
-    return path
-
-
-@pytest.fixture(name="silent")
-def _silent() -> str:
-    """Return a URL at which no server listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def states(document: dict[str, Any]) -> dict[str, str]:
-    return {verdict["gate"]: verdict["state"] for verdict in document["ladder"]["verdicts"]}
+    name = WheelName.of("tiny-1.0-py3-none-any.whl")
+    return archive.write(tmp_path, name, {"tiny.py": b""}, "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n", pure=True)
 
 
 def test_gates_without_their_options_did_not_run(cli: Cli, common: list[str]) -> None:
@@ -76,16 +64,16 @@ def test_gates_without_their_options_did_not_run(cli: Cli, common: list[str]) ->
     document = json.loads(done.stdout)
 
     assert (done.returncode, document["error"]["reference"], document["ladder"]["state"]) == (4, "gate-not-run", "not-run")
-    assert set(states(document).values()) == {"not-run"}
+    assert {verdict["state"] for verdict in document["ladder"]["verdicts"]} == {"not-run"}
     checks = [check for verdict in document["ladder"]["verdicts"] for check in verdict["checks"]]
     assert {check["reason"] for check in checks} == {"not-asked"}
     assert all("name" in check["message"] for check in checks)
 
 
 def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
-    common: list[str], wheel: Path, silent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    common: list[str], wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A server that is not there is invalid and stops the ladder; a gate that is only listed replaces no verdict; another stack is refused."""
+    """A server that is not there is invalid and stops the ladder; a gate that is only listed replaces no verdict."""
     path = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
 
     def after(attempt: int, reference: str, *options: str) -> Ladder:
@@ -95,25 +83,23 @@ def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
         assert str(tmp_path) not in path.read_text()
         return verdict_file.read(path.read_bytes())
 
-    first = after(1, "measurement-invalid", "--server", silent, "--only", "G4", "--only", "G7")
+    first = after(1, "measurement-invalid", "--server", NOBODY, "--only", "G4", "--only", "G7")
     assert first.states == {"G4": "invalid", "G7": "not-run"}
     assert first.verdicts[0].checks[0].reason == "server-unreachable"
     listed = after(2, "gate-not-run", "--only", "G4", "--only", "G8")
     assert listed.states == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
     assert listed.verdicts[0] == first.verdicts[0]
-    recipe = after(2, "measurement-invalid", "--server", silent, "--only", "G4", "--recipe", "toy-cpu")
+    recipe = after(2, "measurement-invalid", "--server", NOBODY, "--only", "G4", "--recipe", "toy-cpu")
     assert [(one.recipe, one.attempt) for one in recipe.verdicts] == [("", 1), ("toy-cpu", 2), ("", 1), ("", 2)]
-    with refusal("file-invalid"):
-        gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common]))
 
 
-def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, silent: str, tmp_path: Path) -> None:
+def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, tmp_path: Path) -> None:
     """A wheel that lies in the output folder is not taken for the one that it serves."""
     output = tmp_path / "out"
     output.mkdir(exist_ok=True)
     wheel.rename(output / "vllm-1.0-py3-none-any.whl")
     with refusal("measurement-invalid"):
-        gate_verb.gate(parse(["gate", "--server", silent, "--only", "G4", *common]))
+        gate_verb.gate(parse(["gate", "--server", NOBODY, "--only", "G4", *common]))
     assert [path.name for path in output.iterdir()] == ["vllm-1.0-py3-none-any.whl"]
 
 
@@ -128,31 +114,22 @@ def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest()
     assert len(digests - {policies.digest("G7")}) == 3
 
 
-def test_a_load_generator_that_cannot_be_fetched_is_not_run(common: list[str], served: GateOptions) -> None:
-    options = replace(served, baseline_python=served.python)
-    with GateBuilder(checkout(parse(["gate", "--offline", *common])), options, {}) as builder:
+def test_a_load_generator_that_cannot_be_fetched_is_not_run(built: Built, served: GateOptions) -> None:
+    with built(replace(served, baseline_python=served.python)) as builder:
         (check,) = builder.gate("G8").run()
     assert (check.state, check.reason) == ("not-run", "generator-missing")
 
 
-def test_two_runs_of_a_recipe_do_not_share_a_server_log(common: list[str], served: GateOptions, tmp_path: Path) -> None:
+def test_two_runs_of_a_recipe_do_not_share_a_server_log(built: Built, served: GateOptions, tmp_path: Path) -> None:
     """The second run of a recipe is refused; another recipe, other gates, and a server that is not started here, are not."""
-    context, options = checkout(parse(["gate", "--offline", *common])), replace(served, recipe="toy-cpu")
-    with GateBuilder(context, options, {}):
-        with refusal("store-busy") as refused:
-            GateBuilder(context, options, {})
-        assert "the gates of toy-cpu" in refused.value.what
-        for other in (replace(options, recipe=""), replace(options, only=("G7",)), replace(options, serve=None, server="http://127.0.0.1:1")):
-            with GateBuilder(context, other, {}):
+    options = replace(served, recipe="toy-cpu")
+    with built(options):
+        with refusal("store-busy", match="toy-cpu"):
+            built(options)
+        for other in (replace(options, recipe=""), replace(options, only=("G7",)), replace(options, serve=None, server=NOBODY)):
+            with built(other):
                 pass
     assert not list((tmp_path / "cache" / "work").glob("gate-*"))
-
-
-def test_an_identity_has_no_path_of_the_store(served: GateOptions, tmp_path: Path) -> None:
-    server = ServerUnderTest(served, {}, tmp_path, flags=("--profiler-config", str(tmp_path)))
-    assert str(tmp_path) in server.launch().flags
-    assert server.identity.flags is not None
-    assert str(tmp_path) not in server.identity.flags
 
 
 @pytest.fixture(name="served")
@@ -164,55 +141,46 @@ def _served(tmp_path: Path) -> GateOptions:
     return GateOptions(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
 
 
-def test_a_model_without_a_floor_is_an_error_at_the_start(common: list[str], served: GateOptions, tmp_path: Path) -> None:
+def test_a_model_without_a_floor_is_an_error_at_the_start(built: Built, served: GateOptions, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
-    context, options = checkout(parse(["gate", "--offline", *common])), replace(served, against=tmp_path)
-    with GateBuilder(context, options, {}) as builder, refusal("recipe-unfit") as refused:
+    options = replace(served, against=tmp_path)
+    with built(options) as builder, refusal("recipe-unfit", match="G6 has no floor of gsm8k for a server without --recipe"):
         builder.gate("G6")
-    assert refused.value.what == "G6 has no floor of gsm8k for a server without --recipe."
     with refusal("not-provided"):
-        GateBuilder(context, replace(options, recipe="qwen3-30b-a3b-nvfp4"), {})
-    options = replace(options, serve=None, server="http://127.0.0.1:1", recipe="qwen3-30b-a3b-nvfp4")
-    with GateBuilder(context, options, {}) as builder:
+        built(replace(options, recipe="qwen3-30b-a3b-nvfp4"))
+    with built(replace(options, serve=None, server=NOBODY, recipe="qwen3-30b-a3b-nvfp4")) as builder:
         assert builder.gate("G6").blocked is None
 
 
-def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(served: GateOptions, wheel: Path, common: list[str], silent: str) -> None:
-    """An environment with other files fails each served gate, a server that was not started here is not run; neither can be recorded as that wheel."""
-    context, names = checkout(parse(["gate", *common])), ("G4", "G5", "G7")
-    ours = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
-    theirs = replace(ours, serve=None, server=silent)
-    for options, state, reason in ((ours, "fail", "wheel-not-served"), (theirs, "not-run", "wheel-unseen")):
-        with GateBuilder(context, options, {}) as builder:
-            for name in names if options is theirs else ("G4",):
-                rows = {check.name: check for check in builder.gate(name).run()}
-                assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
-        with GateBuilder(context, options, {}) as builder, refusal("measurement-invalid") as refused:
-            builder.record(wheel.parent / "reference")
-        assert "would name a wheel that did not answer" in refused.value.what
-
-
-def test_a_server_that_does_not_start_says_so_and_leaves_its_log(
-    served: GateOptions, common: list[str], wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("ours", "state", "reason"), [(True, "fail", "wheel-not-served"), (False, "not-run", "wheel-unseen")])
+def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
+    built: Built, served: GateOptions, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ours: bool, state: str, reason: str
 ) -> None:
-    """Each gate tells why there is no server, and nothing is recorded of it."""
-    context = checkout(parse(["gate", *common]))
-    options = replace(served, wheel=wheel, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
-    with GateBuilder(context, options, {}) as builder:
-        ended, _ = builder.gate("G4").run()
-    assert (ended.name, ended.state, ended.reason in REASONS, "does not run" in ended.message) == ("ladder", "invalid", True, True)
-    (log,) = (tmp_path / "cache").rglob("server.log")
-    assert str(log) in capsys.readouterr().err.replace("\n", "")
+    """
+    An environment with other files fails each served gate, a server that was not started here is not run; neither can be recorded as that wheel.
+
+    A server that does not start says so at each gate and leaves its log, and nothing is recorded of it.
+    """
+    options = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    with built(options if ours else replace(options, serve=None, server=NOBODY)) as builder:
+        for name in ("G4", "G5", "G7"):
+            rows = {check.name: check for check in builder.gate(name).run()}
+            assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
+            assert not ours or (rows["ladder"].state, rows["ladder"].reason in REASONS) == ("invalid", True)
+        with refusal("measurement-invalid", match="would name a wheel that did not answer"):
+            builder.record(wheel.parent / "reference")
+    logs = [str(log) for log in (tmp_path / "cache").rglob("server.log")]
+    assert len(logs) == ours
+    assert all(log in capsys.readouterr().err.replace("\n", "") for log in logs)
 
 
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
-    common: list[str], served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Built, served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G8's result is on the disk before its checks are judged."""
     monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
     monkeypatch.setattr(Experiment, "result", lambda _: verdicts.result(wheel))
-    options = replace(served, wheel=wheel, baseline_python=served.python, workload=("quick",))
-    with GateBuilder(checkout(parse(["gate", *common])), options, {}) as builder:
+    with built(replace(served, wheel=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()
     assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
 
@@ -224,12 +192,10 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
         ({"variable": (("VLLM_USE_V1", "1"),)}, False),
     ],
 )  # fmt: skip
-def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
-    common: list[str], silent: str, changed: dict[str, Any], same: bool
-) -> None:
+def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(built: Built, changed: dict[str, Any], same: bool) -> None:
     """`verified` counts the digests of the reviewed policy and recipe alone."""
-    options, plan = GateOptions(server=silent, recipe="toy-cpu"), recipes.load(ROOT, "toy-cpu")
-    with GateBuilder(checkout(parse(["gate", *common])), replace(options, **changed), {}) as builder:
+    options, plan = GateOptions(server=NOBODY, recipe="toy-cpu"), recipes.load(ROOT, "toy-cpu")
+    with built(replace(options, **changed)) as builder:
         for name in ("G4", "G7"):
             assert (builder.gate(name).policy == policy.load(ROOT).digest(name, plan)) is same
 
@@ -239,7 +205,7 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
     [
         (["--serve", "model"], "--python"),
         (["--serve", "model", "--python", "python", "--server", "http://127.0.0.1:1"], "either"),
-        (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "There is no recipe"),
+        (["--server", "http://127.0.0.1:1", "--recipe", "no-such"], "There is no recipe"),
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),
@@ -253,22 +219,3 @@ def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], opti
     with pytest.raises(UsageError) as refused:
         gate_verb.gate(parse(["gate", *gates, *options, *common]))
     assert names in f"{refused.value.what} {refused.value.todo}"
-
-
-@pytest.mark.parametrize("floors", [{}, {"gsm8k": 0.5}])
-def test_reference_is_recorded_without_the_answers_that_cannot_be_had(
-    served: GateOptions, common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floors: dict[str, float]
-) -> None:
-    """A recipe without a floor has no task, and without a network there is no harness; the distributions and backends are recorded."""
-    context = checkout(parse(["gate", "--offline", *common]))
-    monkeypatch.setattr(recipes, "load", lambda root, name, load=recipes.load: replace(load(root, name), floors=floors))
-    for module, name in ((logprobs, "record"), (distributions, "save"), (kernel_trace, "record"), (kernel_trace, "read"), (kernel_trace, "save")):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(kernel_trace, "kernels", lambda *_: {"decode linear": "gemm"})
-    monkeypatch.setattr(GateBuilder, "_served", passed("wheel-served", "it is"))
-    monkeypatch.setattr(GateBuilder, "_ended", lambda _: None)
-    monkeypatch.setattr(ServerUnderTest, "client", lambda _: None)
-    monkeypatch.setattr(ServerUnderTest, "identity", ServerIdentity())
-    monkeypatch.setattr(harness, "ask", lambda *_: harness.obtain(context))
-    with GateBuilder(context, replace(served, recipe="toy-cpu"), {}) as builder:
-        assert [path.name for path in builder.record(tmp_path / "reference")] == ["logprobs.json", "backends.json"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import random
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.refusals import refusal
-from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Message, Step
+from tests.support.byte_model_server import ByteModelServer, Damage, Message, ended, only
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -75,35 +73,29 @@ def memory() -> dict[str, str]:
 class Fleet:
     """A sound server that drafts tokens, and the launches that the gate asks for."""
 
-    def __init__(self) -> None:
-        self.servers = [self.start()]
-        self.launches: list[tuple[str, ...]] = []
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack, self.launches = stack, list[tuple[str, ...]]()
         self.relaunch_damage: dict[tuple[str, ...], Damage] = {}
+        self.server = self.start()
 
     def start(self) -> ByteModelServer:
         chats = {chat.image or chat.text: ANSWERS[chat.name] for chat in POLICY.chats}
-        server = ByteModelServer(memory(), chats)
+        server = self._stack.enter_context(ByteModelServer(memory(), chats))
         server.drafts = True
         return server
-
-    @property
-    def server(self) -> ByteModelServer:
-        return self.servers[0]
 
     @contextlib.contextmanager
     def relaunch(self, without: Sequence[str]) -> Iterator[Client]:
         self.launches.append(tuple(without))
-        self.servers.append(self.start())
-        self.servers[-1].damage = self.relaunch_damage.get(tuple(without), lambda logits, _: logits)
-        yield self.servers[-1].client
+        server = self.start()
+        server.damage = self.relaunch_damage.get(tuple(without), lambda logits, _: logits)
+        yield server.client
 
 
 @pytest.fixture(name="fleet")
 def _fleet() -> Iterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    for server in fleet.servers:
-        server.stop()
+    with contextlib.ExitStack() as stack:
+        yield Fleet(stack)
 
 
 def judged(fleet: Fleet, **options: Any) -> dict[str, Check]:
@@ -124,41 +116,24 @@ def test_a_sound_server_passes_every_check(fleet: Fleet) -> None:
     assert fleet.launches == [("speculation",)]
 
 
-def reverse(logits: Floats, _: Step) -> Floats:
-    return logits[::-1]
-
-
-def far(logits: Floats, step: Step) -> Floats:
-    return reverse(logits, step) if len(step.tokens) > LONG else logits
-
-
-def deep(logits: Floats, step: Step) -> Floats:
-    return reverse(logits, step) if step.decoded > 100 and len(step.tokens) < 64 + 200 else logits
-
-
-def deep_after_hit(logits: Floats, step: Step) -> Floats:
-    return deep(logits, step) if step.cached else logits
-
-
-def racing(logits: Floats, step: Step) -> Floats:
-    return np.asarray(logits + np.random.default_rng().standard_normal(256) * 20) if step.decoded == 50 else logits
-
-
-def nothing(logits: Floats, _: Step) -> Floats:
-    return logits * np.nan
+DEEP = only(lambda step: step.decoded > 100 and len(step.tokens) < 64 + 200)
+FAR = only(lambda step: len(step.tokens) > LONG)
 
 
 #: What is wrong → the damage, the check that must fail, and why.
 MUTANTS: Mapping[str, tuple[Damage, str, str]] = {
-    "long-context damage": (far, "context-2500", "facts-missing"),
-    "long-context damage at the maximum": (far, "context-maximum", "facts-missing"),
-    "deep-decode garbage": (deep, "deep-decode", "deep-damage"),
-    "deep-decode garbage after a prefix hit": (deep_after_hit, "deep-decode", "deep-damage"),
-    "a kernel that races": (racing, "identical-reruns", "rerun-differs"),
-    "NaN logits": (nothing, "nan-tokens", "token-zero-run"),
+    "long-context damage": (FAR, "context-2500", "facts-missing"),
+    "long-context damage at the maximum": (FAR, "context-maximum", "facts-missing"),
+    "deep-decode garbage": (DEEP, "deep-decode", "deep-damage"),
+    "deep-decode garbage after a prefix hit": (only(lambda step: step.cached > 0, DEEP), "deep-decode", "deep-damage"),
+    "a kernel that races": (
+        only(lambda step: step.decoded == 50, lambda logits, _: np.asarray(logits + np.random.default_rng().standard_normal(256) * 20)),
+        "identical-reruns", "rerun-differs",
+    ),
+    "NaN logits": (lambda logits, _: logits * np.nan, "nan-tokens", "token-zero-run"),
     "logits scaled by 8": (lambda logits, _: logits * 8, "entropy", "entropy-collapsed"),
-    "everything wrong": (reverse, "answers", "answers-wrong"),
-}
+    "everything wrong": (only(lambda _: True), "answers", "answers-wrong"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -169,51 +144,36 @@ def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, mutant: str) -> N
     assert (found.state, found.reason) == ("fail", reason)
 
 
-@pytest.mark.parametrize(("still", "cause", "launches"), [
-    ([], "graphs decides", 1), ([("graphs",)], "speculation decides", 2), ([("graphs",), ("graphs", "speculation")], "neither", 2),
+@pytest.mark.parametrize(("relaunched", "cause", "launches"), [
+    ({}, "graphs decides", 2), ({("graphs",): DEEP}, "speculation decides", 3), ({("graphs",): DEEP, ("graphs", "speculation"): DEEP}, "neither", 3),
+    ({("graphs",): lambda logits, _: logits * np.nan}, "without graphs no answer arrived", 2), (None, "not repeated", 0),
 ])  # fmt: skip
-def test_deep_damage_is_repeated_with_less_and_the_switch_is_named(fleet: Fleet, still: list[tuple[str, ...]], cause: str, launches: int) -> None:
-    """The depth is that of the first comparison behind the damage; the cause is where it vanishes."""
-    fleet.server.damage = deep
-    fleet.relaunch_damage = dict.fromkeys(still, deep)
-    found = judged(fleet)["deep-decode"]
+def test_deep_damage_is_repeated_with_less_and_the_switch_is_named(
+    fleet: Fleet, relaunched: dict[tuple[str, ...], Damage] | None, cause: str, launches: int
+) -> None:
+    """The depth is that of the first comparison behind the damage; the cause is where it vanishes; a server of others is not started again."""
+    fleet.server.damage, fleet.relaunch_damage = DEEP, relaunched or {}
+    found = judged(fleet, relaunch=None if relaunched is None else fleet.relaunch)
 
-    assert cause in found.message
-    assert "from token 112 on (prefix miss)" in found.message
-    assert len(fleet.launches) == launches + 1
+    assert cause in found["deep-decode"].message
+    assert "from token 112 on (prefix miss)" in found["deep-decode"].message
+    assert len(fleet.launches) == launches
+    assert (found["speculation"].reason == "not-relaunched") == (relaunched is None)
 
 
 @pytest.mark.parametrize("length", [0, 5, 100])
 def test_a_long_generation_that_ends_early_is_damaged_from_its_end(fleet: Fleet, length: int) -> None:
     """It must not end, whatever token it meets; the gate gives a verdict instead of an error."""
-
-    def ended_early(reply: dict[str, Any]) -> object:
-        choice = reply["choices"][0]
-        if len(choice.get("token_ids") or ()) == POLICY.profiles["default"].deep:
-            choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:length]
-            choice["logprobs"] = {key: value[:length] for key, value in choice["logprobs"].items() if isinstance(value, list)}
-            reply["usage"]["completion_tokens"] = length
-        return reply
-
-    fleet.server.answer = ended_early
+    fleet.server.answer = ended(length, POLICY.profiles["default"].deep)
     found = judged(fleet)["deep-decode"]
 
     assert (found.state, found.reason) == ("fail", "deep-damage")
     assert f"from token {length} on (prefix miss)" in found.message
-    assert "graphs decides" in found.message
-
-
-def test_a_server_of_others_is_not_started_again(fleet: Fleet) -> None:
-    fleet.server.damage = deep
-    found = judged(fleet, relaunch=None)
-
-    assert "not repeated" in found["deep-decode"].message
-    assert (found["speculation"].state, found["speculation"].reason) == ("not-run", "not-relaunched")
 
 
 def test_text_that_depends_on_speculation_fails(fleet: Fleet) -> None:
     """Drafts that are accepted wrongly change words that are sure without them."""
-    fleet.relaunch_damage = {("speculation",): lambda logits, step: logits[::-1] if step.decoded == 30 else logits}
+    fleet.relaunch_damage = {("speculation",): only(lambda step: step.decoded == 30)}
     found = judged(fleet)["speculation"]
 
     assert (found.state, found.reason) == ("fail", "speculation-differs")
@@ -310,8 +270,6 @@ def test_a_reply_that_does_not_count_ends_the_gate(fleet: Fleet, change: dict[st
     assert (found[name].state, found[name].reason) == ("invalid", reason)
     assert {found[check].state for check in ("token-count", *generation.ANSWERED[:-1])} == {"not-run"}
     assert (found["corrupted-requests"].state == "pass") == (reason == "model-mismatch")
-    with pytest.raises(ValueError, match="no profile 'radnom'"):
-        generation.run(POLICY, client, "radnom")
 
 
 def test_no_prompt_gives_its_answer_away() -> None:
@@ -319,23 +277,6 @@ def test_no_prompt_gives_its_answer_away() -> None:
     for prompt in (*REAL.prompts, *REAL.facts):
         assert not re.search(prompt.answer, prompt.text), prompt.name
     assert all(re.search(fact.answer, fact.line) for fact in REAL.facts)
-
-
-@pytest.mark.parametrize(("before", "after", "message"), [
-    ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),
-    ("answer: Canberra", 'answer: "("', "no regular expression"), ("answer: Canberra", 'answer: ".*"', "in every text"),
-    ("answers: 10 ", "answers: 13 ", "more right answers"), ("depth: 0.1", "depth: 3.5", "depth"),
-    ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  run: 16 ", "  run: 0 ", "run"),
-    ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "link: 0.2", "link"), ("ability: tools", "ability: magic", "ability"),
-])  # fmt: skip
-def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str) -> None:
-    text = FILE.read_text("utf-8")
-    assert before in text
-
-    with refusal("file-invalid") as refused:
-        strict_yaml.parse(text.replace(before, after, 1), GenerationPolicy, "generation.yaml")
-
-    assert message in "\n".join(refused.value.details).lower()
 
 
 @pytest.mark.parametrize(("before", "after", "state"), [
@@ -353,7 +294,7 @@ CASES: dict[str, tuple[str, list[int]]] = {
     f"{name}-{tokenizer}": (found["text"][: found[tokenizer][0]], found[tokenizer][1])
     for name, found in NATURAL.items()
     for tokenizer in ("cl100k", "deepseek")
-    if name != "matrix"
+    if (name, tokenizer) != ("matrix", "deepseek")
 }
 
 #: A walk through 1,000 tokens that repeats nothing, and words to go with it.
@@ -367,21 +308,15 @@ def alarms(ids: Sequence[int], text: str) -> tuple[str, ...]:
     return tuple(one.name for one in DETECTORS if checks.detected(answers, one, BOUNDS).state == "fail")
 
 
-def scattered(share: float) -> list[int]:
-    """Return the plain walk in which a token stands at random places, never twice in a row."""
-    draw, made = random.Random(1), list(PLAIN)
-    places = draw.sample(range(0, 200, 2), round(share * 200)) if share <= 0.5 else list(range(0, 200, 2))
-    extra = list(range(1, 200, 8))[: max(0, round(share * 200) - 100)]
-    for at in (*places, *extra):
-        made[at] = 5000
-    return made
+#: An answer of a fixed number of tokens ends in the middle of a character now and then.
+CASES["cut"] = (WORDS + "\ufffd\ufffd", PLAIN)
 
 
 #: For each detector an answer that it alone finds.
 ALONE = {
     "nan-tokens": ([*PLAIN[:50], 0, 0, 0, 0, 0, *PLAIN[55:]], WORDS),
     "same-token-run": ([*PLAIN[:50], *[7] * 20, *PLAIN[70:]], WORDS),
-    "top-token-share": (scattered(0.6), WORDS),
+    "top-token-share": ([5000 if at % 5 < 3 else token for at, token in enumerate(PLAIN)], WORDS),
     "distinct-4-grams": ((PLAIN[:40] * 5)[:200], WORDS),
     "zlib-ratio": (PLAIN, "".join(f"Item {at}: the value is good and nothing else is to be said. " for at in range(20))),
     "replacement-characters": (PLAIN, WORDS[:200] + "\ufffd" * 12 + WORDS[200:]),
@@ -397,44 +332,16 @@ def test_each_detector_finds_what_no_other_finds(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_natural_texts_alarm_nothing(name: str) -> None:
-    """Prose in ten languages, code, tables and lists of numbers are not taken for garbage."""
+    """Prose in ten languages, code, tables and lists of numbers are not taken for garbage; a table of zeros is, as it repeats itself like a loop."""
     text, ids = CASES[name]
 
-    assert alarms(ids, text) == ()
+    assert alarms(ids, text) == (("distinct-4-grams",) if name == "matrix-cl100k" else ())
 
 
-def test_a_matrix_of_zeros_is_the_known_false_alarm() -> None:
-    """What a rule gets wrong is written down: a table of zeros repeats itself as a loop does."""
-    found = NATURAL["matrix"]
-
-    assert alarms(found["cl100k"][1], found["text"]) == ("distinct-4-grams",)
-
-
-def test_the_last_character_may_be_cut() -> None:
-    """An answer of a fixed number of tokens ends in the middle of a character now and then; one in its midst is broken."""
-    chinese = "这座城市有三千多年的历史" * 4
-
-    assert checks.replacement_share(chinese + "\ufffd\ufffd") == 0
-    assert checks.replacement_share(chinese + "\ufffd" * 4) > 0.05
-    assert checks.replacement_share("\ufffd" + chinese) > 0.01
-
-
-def collapse(*steps: dict[int, float]) -> str:
-    answer = Completion((1,) * len(steps), "", "length", Usage(1, len(steps)), logprobs=steps)
-    return checks.collapse({"fact": answer}, 0.005).reason
-
-
-def test_a_probability_that_is_no_number_is_no_entropy() -> None:
+@pytest.mark.parametrize(("steps", "reason"), [
+    (({1: -0.1}, {1: math.nan}), "not-a-number"), (({1: 0.0, 2: -math.inf},), "entropy-collapsed"), (({1: -0.7, 2: -0.7},), ""),
+])  # fmt: skip
+def test_a_probability_that_is_no_number_is_no_entropy(steps: tuple[dict[int, float], ...], reason: str) -> None:
     """NaN is not averaged away, and a distribution on one token has none."""
-    assert collapse({1: -0.1}, {1: math.nan}) == "not-a-number"
-    assert collapse({1: 0.0, 2: -math.inf}) == "entropy-collapsed"
-    assert collapse({1: -0.7, 2: -0.7}) == ""
-
-
-def test_deep_damage_stays_a_failure_if_the_second_launch_does_not_answer(fleet: Fleet) -> None:
-    fleet.server.damage = deep
-    fleet.relaunch_damage = {("graphs",): lambda logits, _: logits * np.nan}
-    found = judged(fleet)
-
-    assert (found["deep-decode"].state, found["deep-decode"].reason) == ("fail", "deep-damage")
-    assert "without graphs no answer arrived" in found["deep-decode"].message
+    answer = Completion((1,) * len(steps), "", "length", Usage(1, len(steps)), logprobs=steps)
+    assert checks.collapse({"fact": answer}, 0.005).reason == reason

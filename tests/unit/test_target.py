@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,11 @@ from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import graft
 from sparkwright.cli import main, options
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
 ROOT = Path(__file__).parents[2]
 HERE = platform.machine()
 OTHER = next(machine for machine in MACHINES if machine != HERE)
-
-
-def session_for(machine: str, cache: Path) -> RunContext:
-    """Return a run as the command line makes it."""
-    return options.checkout(main.parse(["plan", "--root", str(ROOT), "--cache-dir", str(cache), *(["--target", machine] if machine else [])]))
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
@@ -44,42 +39,28 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
     """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     toolchain.compiler_version.cache_clear()
+    context = options.checkout(main.parse(["plan", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--target", OTHER]))
 
     with refusal("tool-missing") as failure:
-        toolchain.target(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
+        toolchain.target(context, Toolchain("key", tmp_path))
 
     assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
     assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"
 
 
-class Libraries:
-    """Compiles small shared libraries in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def made(self, name: str, source: str, *options: str, compiler: str = "cc") -> Path:
-        """Return the library *name* of the C text *source*."""
-        (self.folder / f"{name}.c").write_text(source)
-        command = [compiler, "-shared", "-fPIC", "-nostdlib", f"{name}.c", "-o", f"{name}.so", f"-Wl,-soname,{name}.so", *options]
-        subprocess.run(command, cwd=self.folder, check=True)
-        return self.folder / f"{name}.so"
-
-    def wanting(self, *versions: str) -> bytes:
-        """Return a library that wants the given symbol versions, as of a C++ runtime that has them."""
-        symbols = {f"f{number}": version for number, version in enumerate(("OWN", *versions))}
-        (self.folder / "versions").write_text("".join(f"{version} {{ global: {name}; }};\n" for name, version in symbols.items()))
-        self.made("runtime", "".join(f"void {name}(void) {{}}\n" for name in symbols), "-Wl,--version-script=versions")
-        calls = "".join(f"void {name}(void);\n" for name in symbols) + f"void g(void) {{ {' '.join(f'{name}();' for name in symbols)} }}\n"
-        return self.made("user", calls, "-L.", "-l:runtime.so").read_bytes()
-
-
-@pytest.fixture
-def libraries(tmp_path: Path) -> Libraries:
-    """Return a compiler of libraries in an empty folder."""
-    folder = tmp_path / "libraries"
-    folder.mkdir()
-    return Libraries(folder)
+def wanting(folder: Path, versions: Sequence[str]) -> bytes:
+    """Return a shared library that wants the given symbol versions, as of a C++ runtime that has them."""
+    symbols = {f"f{number}": version for number, version in enumerate(("OWN", *versions))}
+    (folder / "versions").write_text("".join(f"{version} {{ global: {name}; }};\n" for name, version in symbols.items()))
+    calls = f"void g(void) {{ {' '.join(f'{name}();' for name in symbols)} }}\n"
+    for library, text, more in (
+        ("runtime", "".join(f"void {name}(void) {{}}\n" for name in symbols), ["-Wl,--version-script=versions"]),
+        ("user", "".join(f"void {name}(void);\n" for name in symbols) + calls, ["-L.", "-l:runtime.so"]),
+    ):
+        (folder / f"{library}.c").write_text(text)
+        command = ["cc", "-shared", "-fPIC", "-nostdlib", f"{library}.c", "-o", f"{library}.so", f"-Wl,-soname,{library}.so", *more]
+        subprocess.run(command, cwd=folder, check=True)
+    return (folder / "user.so").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -95,16 +76,16 @@ def libraries(tmp_path: Path) -> Libraries:
         (("CXXABI_1.3.15",), "manylinux_2_39"),
     ],
 )
-def test_the_platform_tag_is_the_lowest_that_promises_what_is_wanted(libraries: Libraries, versions: tuple[str, ...], tag: str) -> None:
+def test_the_platform_tag_is_the_lowest_that_promises_what_is_wanted(tmp_path: Path, versions: tuple[str, ...], tag: str) -> None:
     """It follows from the symbol versions alone, is never below the base's, and the machine in it stays, whatever this one is."""
-    library = libraries.wanting(*versions)
+    library = wanting(tmp_path, versions)
 
     for machine in MACHINES:
         assert graft.platform_tag(f"mini-1.0-cp38-abi3-manylinux_2_28_{machine}.whl", [library]) == f"{tag}_{machine}"
 
 
-def test_a_tag_without_versions_stays_and_a_newer_runtime_than_any_tag_promises_is_refused(libraries: Libraries) -> None:
-    library = libraries.wanting("GLIBCXX_3.4.99")
+def test_a_tag_without_versions_stays_and_a_newer_runtime_than_any_tag_promises_is_refused(tmp_path: Path) -> None:
+    library = wanting(tmp_path, ["GLIBCXX_3.4.99"])
 
     assert graft.platform_tag(f"mini-1.0-cp38-abi3-linux_{OTHER}.whl", [library]) == f"linux_{OTHER}"
     with refusal("target-mismatch", match="newer C\\+\\+ runtime"):

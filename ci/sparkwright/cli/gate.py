@@ -70,19 +70,12 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "verdict",
     )
     add("--keep-going", action="store_true", help="continue after a failure")
-    add("--server-log", type=Path, metavar="FILE", help="log file of that server")
     add("--model-folder", type=Path, metavar="DIR", help="folder of the model that --server serves")
     add(
         "--profile",
         default="default",
         metavar="NAME",
         help="kind of model for G4 (ci/gates/generation.yaml)",
-    )
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="profile of the server, by torch's profiler",
     )
     add(
         "--against",

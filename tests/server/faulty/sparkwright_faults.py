@@ -3,7 +3,7 @@ A plugin that makes a real vLLM server wrong in exactly one way, switched while 
 
 vLLM loads it in each of its processes, because this folder is on PYTHONPATH and holds a ``dist-info`` with an entry point. The fault
 stands in the JSON file that SPARKWRIGHT_TEST_FAULT_FILE names and that is looked at in every step, so one server can be every mutant in
-turn; or, for good, in SPARKWRIGHT_TEST_FAULT. README.md lists the faults.
+turn; it is replaced as a whole. README.md lists the faults.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 FILE = "SPARKWRIGHT_TEST_FAULT_FILE"
-FIXED = "SPARKWRIGHT_TEST_FAULT"
 
-Forward = Callable[..., Any]
+#: Takes an object, the arguments of a call of its method, and the result; returns the result in its place.
+Change = Callable[[Any, tuple[Any, ...], Any], Any]
 
 
 class State:
@@ -35,41 +34,25 @@ class State:
         decoded: Fewest tokens that a request of this step has generated; 0 in a step with a prefill.
         prompt: Tokens of the longest prompt. *running*: requests in the step.
         steps: Forward passes since the fault was chosen. *drafted*: drafts in them.
-        poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees. *blocks*: those that ``poisoned-cache`` returns.
-        last: When ``slow`` began to wait last. *waited*: how long, in seconds.
     """
 
     def __init__(self) -> None:
-        self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
+        self.fault, self.options, self.steps = "", dict[str, Any](), 0
         self.decoded = self.prompt = self.running = self.drafted = 0
         self.prompts: dict[str, int] = {}
         self.kept: list[bytearray] = []
         self.blocks: Any = None
-        self.last = self.waited = 0.0
         self._seen: tuple[int, int] | None = None
-        self._choose(os.environ.get(FIXED, ""))
-
-    def _choose(self, text: str) -> None:
-        text = text.strip()
-        self.options = json.loads(text) if text.startswith("{") else {"fault": text}
-        self.fault, self.steps, self.poisoned = str(self.options.get("fault", "")), 0, False
-        self.blocks, self.drafted = None, 0
 
     def look(self) -> None:
-        """Read the file again if it was replaced; one that vanished or is half written changes nothing."""
-        name = os.environ.get(FILE)
-        if not name:
-            return
-        try:
-            found = Path(name).stat()
-            if (found.st_ino, found.st_mtime_ns) == self._seen:
-                return
-            text = Path(name).read_text("utf-8")
-            self._seen = (found.st_ino, found.st_mtime_ns)
-            self._choose(text)
-        except (OSError, ValueError):
-            return
+        """Read the file again if it was replaced."""
+        path = Path(os.environ[FILE])
+        found = path.stat()
+        if (found.st_ino, found.st_mtime_ns) != self._seen:
+            self._seen, self.options = (found.st_ino, found.st_mtime_ns), json.loads(path.read_text("utf-8"))
+            self.fault, self.steps = str(self.options.get("fault", "")), 0
+            self.blocks, self.drafted = None, 0
 
     def step(self, output: Any) -> None:
         """Take what the scheduler's *output* says of the requests of the next forward pass."""
@@ -84,12 +67,12 @@ class State:
         self.prompt = max((self.prompts[name] for name in output.num_scheduled_tokens), default=0)
         self.drafted += len(output.scheduled_spec_decode_tokens)
 
-    def is_(self, *faults: str) -> bool:
-        """Return whether one of *faults* is at work: chosen, and beyond each of its limits."""
+    def is_(self, fault: str) -> bool:
+        """Return whether *fault* is at work: chosen, and beyond each of its limits."""
         limits = (
             ("after", self.steps), ("depth", self.decoded), ("longer", self.prompt), ("batch", self.running), ("drafts", self.drafted),
         )  # fmt: skip
-        return self.fault in faults and all(value > int(self.options.get(name, -1)) for name, value in limits)
+        return self.fault == fault and all(value > int(self.options.get(name, -1)) for name, value in limits)
 
     def number(self, name: str, default: float) -> float:
         return float(self.options.get(name, default))
@@ -120,45 +103,9 @@ def _logits(found: Any) -> Any:
     if STATE.is_("leak"):
         # Written to, as memory that nobody touched is not resident.
         STATE.kept.append(bytearray(os.urandom(4096) * int(STATE.number("kilobytes", 256) / 4)))
-    if STATE.is_("stall"):
-        time.sleep(STATE.number("seconds", 1.0))
-    if STATE.is_("slow"):
-        _slow()
     if STATE.is_("crash"):
         os.kill(os.getpid(), signal.SIGKILL)
     return found
-
-
-def _slow() -> None:
-    """Let a step take longer by a share of what it took without this; a pause between requests is no step."""
-    now = time.perf_counter()
-    took, STATE.last = now - STATE.last - STATE.waited, now
-    STATE.waited = min(took, STATE.number("longest", 0.5)) * STATE.number("share", 0.05)
-    # sleep() would be late by as much as it should wait.
-    while time.perf_counter() < now + STATE.waited:
-        pass
-
-
-def _embeddings(ids: Any, found: Any) -> Any:
-    """
-    Return the embeddings *found* of *ids*; from the trigger on, noise as large as they are is added to them.
-
-    What the server generates afterwards is poisoned, too, until it reads a prompt without the trigger; so it holds at concurrency 1.
-    """
-    if not STATE.is_("garbage"):
-        return found
-    hits = (ids == int(STATE.number("trigger", 0))).flatten()
-    first = int(hits.nonzero()[0]) if bool(hits.any()) else -1
-    if ids.numel() > 1 or first >= 0:
-        STATE.poisoned = first >= 0
-    if not STATE.poisoned:
-        return found
-    source = TORCH.Generator(device=found.device)
-    source.manual_seed(random.randrange(2**32) if STATE.options.get("varying") else 1)
-    noise = TORCH.randn(found.shape, generator=source, device=found.device).to(found.dtype)
-    noise = noise * found.float().std().to(found.dtype) * STATE.number("strength", 3.0)
-    noise[: max(first, 0)] = 0
-    return found + noise
 
 
 def _linear(layer: Any, found: Any) -> Any:
@@ -178,33 +125,23 @@ def _cached(_: Any, __: tuple[Any, ...], found: Any) -> Any:
     return STATE.blocks
 
 
-def _wrap(kind: Any, change: Callable[[Any, tuple[Any, ...], Any], Any], name: str = "forward") -> None:
-    """Replace the method *name* of the class *kind*: its result goes through *change*."""
-    before: Forward = getattr(kind, name)
+def _wrap(kind: Any, change: Change, name: str = "forward", look: Callable[[Any], None] = lambda _: None) -> None:
+    """Replace the method *name* of the class *kind*: *look* sees its argument before the call, and its result goes through *change*."""
+    before: Callable[..., Any] = getattr(kind, name)
     if getattr(before, "faulty", False):
         return
 
     @functools.wraps(before)
     def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+        look(arguments[0] if arguments else None)
         return change(self, arguments, before(self, *arguments, **named))
 
     wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
     setattr(kind, name, wrapped)
 
 
-def _watch(kind: Any, name: str, look: Callable[[Any], None]) -> None:
-    """Have *look* see the argument of the method *name* of the class *kind* before it is called."""
-    before: Forward = getattr(kind, name)
-    if getattr(before, "faulty", False):
-        return
-
-    @functools.wraps(before)
-    def wrapped(self: Any, argument: Any, **named: Any) -> Any:
-        look(argument)
-        return before(self, argument, **named)
-
-    wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
-    setattr(kind, name, wrapped)
+def _unchanged(_: Any, __: tuple[Any, ...], found: Any) -> Any:
+    return found
 
 
 def _drafts(drafts: Any) -> None:
@@ -219,17 +156,14 @@ def install() -> None:
     """Wrap vLLM's layers; called by vLLM in each of its processes, and without effect where it was called before."""
     global TORCH  # noqa: PLW0603  imported late: vLLM decides when torch is loaded
     TORCH = importlib.import_module("torch")
-    head, table, linear = (
-        importlib.import_module(f"vllm.model_executor.layers.{name}") for name in ("logits_processor", "vocab_parallel_embedding", "linear")
-    )
+    head, linear = (importlib.import_module(f"vllm.model_executor.layers.{name}") for name in ("logits_processor", "linear"))
     _wrap(head.LogitsProcessor, lambda _, __, found: _logits(found))
-    _wrap(table.VocabParallelEmbedding, lambda _, ids, found: _embeddings(ids[0], found))
     for name in ("RowParallelLinear", "ColumnParallelLinear"):
         _wrap(getattr(linear, name), lambda layer, _, found: _linear(layer, found))
     worker, pool, scheduler = (
         importlib.import_module(f"vllm.v1.{name}") for name in ("worker.worker_base", "core.block_pool", "core.sched.scheduler")
     )
-    _watch(worker.WorkerWrapperBase, "execute_model", STATE.step)
+    _wrap(worker.WorkerWrapperBase, _unchanged, "execute_model", STATE.step)
     # Cache and scheduler are in the engine's process, which may be another one than the worker's.
     _wrap(pool.BlockPool, _cached, "get_cached_block")
-    _watch(scheduler.Scheduler, "update_draft_token_ids", _drafts)
+    _wrap(scheduler.Scheduler, _unchanged, "update_draft_token_ids", _drafts)

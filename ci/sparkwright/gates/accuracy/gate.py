@@ -20,6 +20,8 @@ from msgspec import Meta
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_json
+from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
@@ -29,9 +31,8 @@ from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    decided,
     declare,
-    failed,
-    inconclusive,
     invalid,
     not_run,
     passed,
@@ -141,13 +142,13 @@ def _baseline(
         if task.dataset and not harness.has_data(context, task):
             message = f"The data set {task.dataset} is not on this machine."
             return None, not_run(check, message, "task-data-missing")
-        result = harness.load(path)
+        result = read_json(path, TaskResult, limit=harness.LARGEST)
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return None, not_run(check, f"No lm-evaluation-harness: {error.what}", "harness-missing")
-    except FileError as error:
-        return None, invalid(check, error.what, "baseline-damaged")
+    except FileError:
+        return None, invalid(check, f"{path.name} is no result.", "baseline-damaged")
     settings = (name, harness.settings_digest(context, task))
     reasons = {
         "baseline-unnamed": not result.identity.wheel,
@@ -257,9 +258,7 @@ def _decide(
     samples: Sequence[Sample] = (),
 ) -> Check:
     """Return whether *interval* lies above *bound*."""
-    if interval[0] > bound:
-        return passed(name, message, figures=figures, samples=samples)
-    if interval[1] < bound:
-        return failed(name, message, reason, figures=figures, samples=samples)
-    reason = "questions-do-not-decide"
-    return inconclusive(name, message, reason, figures=figures, samples=samples)
+    low, high = interval
+    state: State = "pass" if low > bound else "fail" if high < bound else "inconclusive"
+    reasons: dict[State, str] = {"fail": reason, "inconclusive": "questions-do-not-decide"}
+    return decided(name, message, state, reasons, figures, samples)

@@ -21,7 +21,6 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.process import Limits
 from sparkwright.forks.context import RunContext
@@ -139,20 +138,6 @@ class Answer(msgspec.Struct, frozen=True):
     filter: str
     resps: tuple[tuple[str, ...], ...]
     exact_match: Annotated[float, Meta(ge=0, le=1)]
-
-
-def load(path: Path) -> TaskResult:
-    """
-    Return the result in the file at *path*, as `gate --record` writes it.
-
-    Raises:
-        file-invalid: The file does not exist, is too large, or is not a result.
-    """
-    try:
-        with path.open("rb") as stream:
-            return msgspec.json.decode(stream.read(LARGEST + 1), type=TaskResult)
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError("file-invalid", f"{path.name} is no result: {error!s:.200}.") from error
 
 
 def ask(

@@ -28,6 +28,7 @@ from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_json
+from sparkwright.core.store import write_file
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
@@ -198,9 +199,7 @@ class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def save(table: BackendTable, path: Path) -> None:
     """Write *table* to *path*, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
-    temporary.replace(path)
+    write_file(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
 
 
 def shares(
@@ -248,8 +247,8 @@ def check_backends(
         return replace(not_run(name, message, "not-asked", required=False), figures=(*figures,))
     try:
         recorded = read_json(baseline, BackendTable)
-    except FileError as error:
-        return invalid(name, error.what, "baseline-damaged")
+    except FileError:
+        return invalid(name, f"{baseline.name} is no backend table", "baseline-damaged")
     weights = recorded.identity.model
     other = recorded.recipe != recipe or (identity.model and identity.model != weights)
     if not recorded.identity.wheel:

@@ -31,7 +31,6 @@ from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.gate import ObservedServer
 from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
@@ -52,7 +51,7 @@ BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
 #: Gate → the options that it needs, as attributes of `GateOptions`.
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "G0": ("wheel",),
-    "G3": ("recipe", "observed"),
+    "G3": ("recipe", "serve"),
     "G4": ("serves",),
     "G5": ("serves", "against"),
     "G6": ("serves", "against"),
@@ -63,7 +62,6 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 _OPTIONS: Mapping[str, str] = {
     "wheel": "a WHEEL",
     "recipe": "a --recipe",
-    "observed": "a model to --serve, or a --server and its --server-log",
     "serves": "a model to --serve, or a --server",
     "against": "the reference with --against",
     "serve": "a model to --serve, and the --python of its environment",
@@ -245,19 +243,10 @@ class GateBuilder:
         return contract.run(
             self._policies.contract,
             self._recipe,
-            self._observed(),
+            contract.observe(self.server.started, self._profiles),
             self.server.identity,
             against / BACKENDS if against else None,
         )
-
-    def _observed(self) -> ObservedServer:
-        """Return the server as G3 judges it: its log, environment and profile."""
-        options = self._options
-        if options.serve:
-            server = contract.observe(self.server.started, self._profiles)
-            return replace(server, trace=options.trace or server.trace)
-        assert options.server_log
-        return ObservedServer(options.server_log, self.server.client(), options.trace)
 
     def _generation(self) -> tuple[Check, ...]:
         relaunch = self.server.relaunched if self._options.serve else None

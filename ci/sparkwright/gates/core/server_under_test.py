@@ -64,12 +64,11 @@ class GateOptions(msgspec.Struct, frozen=True):
         serve: Folder of the model to serve from that environment.
         server_user: The user that it runs as; empty for that of the gate.
         flag, variable: Further arguments and environment variables of that server.
-        server: URL of a running server, and *server_log* its log.
+        server: URL of a running server.
         model: The name under which the model is served; empty for its own.
         model_folder: The model's files, if they are not *serve*; their digest names the model.
         recipe: How the model is served (``ci/recipes``).
         profile: Of G4: the kind of model.
-        trace: A profiler's file, for G3.
         against: The folder of the reference, which ``--record`` wrote.
         task: Of G6.
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
@@ -85,12 +84,10 @@ class GateOptions(msgspec.Struct, frozen=True):
     flag: tuple[str, ...] = ()
     variable: tuple[tuple[str, str], ...] = ()
     server: str = ""
-    server_log: Path | None = None
     model: str = ""
     model_folder: Path | None = None
     recipe: str = ""
     profile: str = "default"
-    trace: Path | None = None
     against: Path | None = None
     task: str = "gsm8k"
     baseline: Path | None = None
@@ -106,11 +103,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     def serves(self) -> bool:
         """Whether there is a server, or will be one."""
         return bool(self.server or self.serve)
-
-    @property
-    def observed(self) -> bool:
-        """Whether that server's log can be read."""
-        return bool(self.serve or (self.server and self.server_log))
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -298,6 +298,19 @@ def judged(
     return failed(name, message, reason, figures=figures, samples=samples)
 
 
+def decided(
+    name: str,
+    message: str,
+    state: State,
+    reasons: Mapping[State, str],
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+) -> Check:
+    """Return a required check in *state*, for its reason in *reasons* unless it passed."""
+    reason = reasons.get(state, "")
+    return Check(name, state, message, reason, True, tuple(figures), _few(samples))
+
+
 def invalid(
     name: str,
     message: str,
@@ -308,18 +321,6 @@ def invalid(
 ) -> Check:
     """Return a check whose measurement does not count (a cut stream, another model)."""
     return Check(name, "invalid", message, reason, True, tuple(figures), _few(samples))
-
-
-def inconclusive(
-    name: str,
-    message: str,
-    reason: str,
-    *,
-    figures: Iterable[Figure] = (),
-    samples: Iterable[Sample] = (),
-) -> Check:
-    """Return a check whose measurements decide neither way."""
-    return Check(name, "inconclusive", message, reason, True, tuple(figures), _few(samples))
 
 
 def not_run(name: str, message: str, reason: str, *, required: bool = True) -> Check:

@@ -33,13 +33,8 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.checks import (
-    Chat,
-    GenerationPolicy,
-    Profile,
-    filled_text,
-    long_text,
-)
+from sparkwright.gates.generation.checks import Chat, GenerationPolicy, Profile
+from sparkwright.gates.generation.long_text import filled_text, long_text
 from sparkwright.gates.logprobs import distributions
 
 #: The check of each ability that a recipe may declare.
@@ -163,13 +158,7 @@ def run(
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch: As of `QuestionedServer`.
         quick: Judge the answers to the prompts alone, as after a soak.
-
-    Raises:
-        ValueError: The policy has no such profile.
     """
-    if profile not in policy.profiles:
-        names = ", ".join(policy.profiles)
-        raise ValueError(f"the policy has no profile {profile!r}; it has {names}")
     kind, found = policy.profiles[profile], dict[str, Check]()
     found["replies"] = passed("replies", "each reply arrived complete")
     try:

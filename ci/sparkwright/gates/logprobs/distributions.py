@@ -25,6 +25,7 @@ from scipy.stats import bootstrap
 
 from sparkwright.bench.server.client import ServerInvalid, TokenId
 from sparkwright.core.files import sha256_bytes
+from sparkwright.core.store import write_file
 from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: A token, and logarithms of probabilities at its position.
@@ -257,9 +258,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def save(reference: Reference, path: Path) -> None:
     """Write *reference* to *path*, completely or not at all: its digest, and its JSON."""
     body = msgspec.json.encode(reference)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(sha256_bytes(body).encode() + b"\n" + body)
-    temporary.replace(path)
+    write_file(path, sha256_bytes(body).encode() + b"\n" + body)
 
 
 def load(path: Path) -> Reference:

@@ -31,6 +31,7 @@ from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    decided,
     declare,
     failed,
     invalid,
@@ -385,11 +386,13 @@ def _mean_check(
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     figure = Figure(label, mean, "", len(values), spread, limit)
     state: State = "pass" if high <= limit else "fail" if low > limit else "inconclusive"
-    reasons = {"fail": reason or f"{name}-differs", "inconclusive": "texts-do-not-decide"}
+    reasons: dict[State, str] = {
+        "fail": reason or f"{name}-differs", "inconclusive": "texts-do-not-decide"
+    }  # fmt: skip
     message = (
         f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}."
     )
-    return Check(name, state, message, reasons.get(state, ""), figures=(figure,))
+    return decided(name, message, state, reasons, [figure])
 
 
 def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:

@@ -22,13 +22,15 @@ from sparkwright.bench.machine import watchdog
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
+from sparkwright.core.states import State
 from sparkwright.gates.core.verdict import (
+    ORDER,
     Check,
     Figure,
     Sample,
+    decided,
     declare,
     failed,
-    inconclusive,
     invalid,
     judged,
     not_run,
@@ -306,7 +308,7 @@ def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
     late = [(size / 1e6, at / 3600) for at, size in watched.memory.get(name, ()) if at >= warm]
     if len(late) < FEWEST_POINTS:
         message = f"{len(late)} readings after the warm-up are too few"
-        return inconclusive(name, message, "too-few-samples")
+        return decided(name, message, "inconclusive", {"inconclusive": "too-few-samples"})
     # Of too many points the pairs take gigabytes, and neighbours depend on each other.
     sizes, hours = zip(*late[:: len(late) // MOST_POINTS + 1], strict=True)
     middle, _, low, high = map(float, theilslopes(sizes, hours, policy.confidence))
@@ -317,11 +319,10 @@ def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
         Figure("memory at the end", sizes[-1], "MB"),
     ]
     message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
-    if low > policy.growth:
-        return failed(name, message, "memory-grows", figures=figures)
-    if high > policy.growth:
-        return inconclusive(name, message, "growth-undecided", figures=figures)
-    return passed(name, message, figures=figures)
+    most = policy.growth
+    state: State = "fail" if low > most else "inconclusive" if high > most else "pass"
+    reasons: dict[State, str] = {"fail": "memory-grows", "inconclusive": "growth-undecided"}
+    return decided(name, message, state, reasons, figures)
 
 
 def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
@@ -352,7 +353,5 @@ def judge_again(
     state = worst(check.state for check in required)
     bad = [check for check in required if check.state != "pass"]
     message = f"after the load, {len(bad)} of {len(required)} checks do not pass"
-    if state == "pass":
-        return passed(name, message)
     samples = [Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]) for check in bad]
-    return Check(name, state, message, "worse-after-soak", samples=tuple(samples[:20]))
+    return decided(name, message, state, dict.fromkeys(ORDER[:-1], "worse-after-soak"), (), samples)

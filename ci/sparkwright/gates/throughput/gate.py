@@ -21,15 +21,16 @@ from sparkwright.bench.records import METRICS, SHOWN
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
+from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    decided,
     declare,
     failed,
-    inconclusive,
     invalid,
     not_run,
     passed,
@@ -157,11 +158,9 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
         Sample(f"block {block}", "", f"{100 * one:+.2f} %")
         for block, one in enumerate(series.differences)
     ]
-    if series.state == "pass":
-        return passed(name, message, figures=figures, samples=samples)
-    if series.state == "fail":
-        return failed(name, message, "slower", figures=figures, samples=samples)
-    return inconclusive(name, message, "undecided", figures=figures, samples=samples)
+    state: State = series.state if series.state in ("pass", "fail") else "inconclusive"
+    reasons: dict[State, str] = {"fail": "slower", "inconclusive": "undecided"}
+    return decided(name, message, state, reasons, figures, samples)
 
 
 def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
