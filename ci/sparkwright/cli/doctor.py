@@ -156,7 +156,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
         yield _check(
             "lock",
             not lines,
-            "\n".join(f"unresolved: {line}" for line in lines) or "every source is resolved",
+            f"{len(lines)} sources are unresolved" if lines else "every source is resolved",
             "builds take another kind of source, or the commit that the source distribution proves",
             f"sparkwright lock --stack {project.stack}",
         )

@@ -117,9 +117,9 @@ def install_stock(context: RunContext, environment: Path) -> Path:
     )
     python = environment / "bin" / "python"
     with console.step(f"the stock {base.name} {base.version} in {environment}"):
-        words = ["pip", "install", "--quiet", "--only-binary", ":all:", "--python", python, path]
+        words = [find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:"]
         process.run(
-            [find_uv_bin(), *words],
+            [*words, "--python", python, path],
             log=context.store.folder("logs") / "stock.log",
             env=variables,
         )

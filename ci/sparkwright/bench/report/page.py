@@ -30,6 +30,10 @@ def render(results: Sequence[Result]) -> str:
             progress.update(index)
             sections.append(_section(view, f"r{index + 1}"))
     columns = compare.columns(views)
+    # Results of one model are told apart by what served it.
+    for section in sections if len({view.title for view in views}) < len(views) else ():
+        own = [column.name for column in columns if column.view is section["view"]]
+        section["title"] = f"{section['title']}, {own[-1]}"
     several = len(views) > 1
     return pages.environment("sparkwright.bench.report").get_template("page.html").render(
         title=f"{len(views)} results" if several else f"{sections[0]['word']}: {views[0].title}",
@@ -50,7 +54,7 @@ def _section(view: View, name: str) -> dict[str, Any]:
         if (blocks := result.calibration.get(f"{cell.name}: {METRICS[each.metric][0]}"))
     ]
     return {
-        "name": name, "view": view, "result": result, "kind": TITLES[result.kind],
+        "name": name, "title": view.title, "view": view, "result": result, "kind": TITLES[result.kind],
         "sign": sign, "word": word, "forest": charts.forest(view, name),
         "history": history, "curves": charts.curves(view, name),
         "timeline": charts.timeline(view, name),
