@@ -250,25 +250,25 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
     words = [
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
-        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload",
-        "8/16 c1", "--rate", "200", "--natural",
+        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python),
     ]  # fmt: skip
+    cell = ["--workload", "8/16 c1"]
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-    arguments = main.parse(words)
+    arguments = main.parse([*words, *cell, "--rate", "200", "--natural"])
     arguments.run(arguments)
     written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
     assert written["quick"]["runs"] >= 2
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["quick"]["warnings"][0]
     assert "not a gate" in capsys.readouterr().out
-    texts = main.parse([*words, "sharegpt"])
+    texts = main.parse([*words, "--workload", "sharegpt"])
     with refusal("usage", match="file of prompts"):
         texts.run(texts)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Why?"}\n')
-    unused = main.parse([*words, "8/16 c1", "--texts", str(prompts)])
+    unused = main.parse([*words, *cell, "--texts", str(prompts)])
     with refusal("usage", match="random tokens, and not with the file"):
         unused.run(unused)
     refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))

@@ -54,7 +54,8 @@ def _section(view: View, name: str) -> dict[str, Any]:
         if (blocks := result.calibration.get(f"{cell.name}: {METRICS[each.metric][0]}"))
     ]
     return {
-        "name": name, "title": view.title, "view": view, "result": result, "kind": TITLES[result.kind],
+        "name": name, "title": view.title, "kind": TITLES[result.kind],
+        "view": view, "result": result,
         "sign": sign, "word": word, "forest": charts.forest(view, name),
         "history": history, "curves": charts.curves(view, name),
         "timeline": charts.timeline(view, name),
