@@ -31,6 +31,7 @@ import msgspec
 from tests.support import foldertree, loopback, tufindex
 
 from sparkwright.client import main
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     Channel,
     FileEdit,
@@ -44,6 +45,7 @@ from sparkwright.client.records import (
     ReleaseWheel,
 )
 from sparkwright.core.files import sha256_bytes
+from sparkwright.release import locked_set
 from sparkwright.release.repository import IndexFolder, Transaction
 
 #: The releases of most tests.
@@ -188,20 +190,19 @@ class World:
 
     def lock(self, ours: Sequence[Wheel], others: Sequence[Wheel]) -> bytes:
         """Return the lock of the set; the wheels of others lie on the same server, outside of ``files``."""
-        lines = ['lock-version = "1.0"', 'created-by = "tests"']
-        for one in sorted((*ours, *others), key=lambda one: one.project):
+        needed = {}
+        for one in (*ours, *others):
             place = f"files/{one.sha256}/{one.name}"
             if one in others:
                 place = f"others/{one.sha256[:8]}/{one.name}"
                 path = self.root / place
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(one.data)
-            lines += ["[[packages]]", f'name = "{one.project}"', f'version = "{one.version}"']
-            hashes = f'hashes = {{ sha256 = "{one.sha256}" }}'
-            lines.append(
-                f'wheels = [{{ name = "{one.name}", url = "{self.url}{place}", size = {len(one.data)}, {hashes} }}]'
-            )
-        return ("\n".join(lines) + "\n").encode()
+            url, size = f"{self.url}{place}", len(one.data)
+            needed[LockedWheel(one.project, one.version, one.name, url, one.sha256, size)] = [
+                PYTHON
+            ]
+        return locked_set.write(needed, MACHINE, [PYTHON])
 
     def next_name(self) -> str:
         """Return the name of a release that comes after all others."""

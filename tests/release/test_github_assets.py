@@ -93,7 +93,6 @@ def setting(**values: object) -> Callable[[World], object]:
 FAULTS: dict[str, tuple[Callable[[World], object], str]] = {
     "other bytes are kept": (setting(spoil=lambda _, data: data[::-1]), "publish-failed"),
     "somebody else adds a file": (_added, "publish-failed"),
-    "the published release is mutable": (setting(immutable=False), "release-mutable"),
     "the repository is private": (setting(private=True), "publish-failed"),
     "the rate is limited": (
         once("POST", "/assets", reply(429, "wait", Retry_After="3600")),

@@ -12,7 +12,6 @@ from sigstore.verify import Verifier
 from tests.refusals import refusal
 from tests.support import tufindex
 from tests.support.sigstoreworld import GITHUB, WORKFLOW, World
-from tests.support.tufindex import ROLES
 
 from sparkwright.release import keys
 from sparkwright.release.policy import Identity
@@ -57,13 +56,3 @@ def test_identity_without_credentials_is_refused(
     monkeypatch.setattr(sigstore.oidc, "detect_credential", lambda: None)
     with refusal("identity-unusable"):
         keys.load([tmp_path / "keys"], HOLDER)
-
-
-def test_index_without_the_identity_goes_on_with_its_keys(world: World, tmp_path: Path) -> None:
-    keys.make(tmp_path / "keys")
-    folder, own = tmp_path / "index", keys.load([tmp_path / "keys"])
-    tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.1")
-    tufindex.publish(folder, own, "2026.11.2")
-    with IndexFolder(folder).changing(own, ROLES) as change:
-        change.rotate(["targets"], [keys.load_public(tmp_path / "keys" / "targets.pub")])
-    assert len(IndexFolder(folder).entries) == 2

@@ -12,15 +12,14 @@ import pytest
 from packaging.markers import default_environment
 from packaging.pylock import Pylock
 from tests.refusals import refusal
-from tests.support import publisher, tufindex, verdicts, wheels
+from tests.support import publisher, tufindex, wheels
 
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.stack import Project
 from sparkwright.release import locked_set
-from sparkwright.release.locked_set import LockedSet, OwnWheel
+from sparkwright.release.locked_set import LockedSet
 from sparkwright.release.policy import Override, SetRule
 
 #: The Python of the tests; what is installed here has to be for it.
@@ -69,20 +68,20 @@ def ours(tmp_path: Path, index: Index) -> list[Path]:
     return wheels.release(tmp_path / "release", judged=False, requires=requires)
 
 
-def own_wheels(index: Index, paths: Sequence[Path]) -> list[OwnWheel]:
+def own_wheels(index: Index, paths: Sequence[Path]) -> dict[LockedWheel, Path]:
     """Return wheels of ours with their addresses in the index."""
     abouts = [(path, wheels.subject(path)) for path in paths]
-    return [
-        OwnWheel(
+    return {
+        LockedWheel(
             about.name,
             about.version,
-            path,
+            path.name,
             f"{index.address}files/{about.sha256}/{path.name}",
             about.sha256,
             about.size,
-        )
+        ): path
         for path, about in abouts
-    ]
+    }
 
 
 def resolved(
@@ -133,14 +132,7 @@ def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Pat
     }
     found = selected(made)
     assert {name: one.version for name, one in found.items()} == made.packages
-    [own] = own_wheels(index, ours[3:])
-    stated = (own.path.name, own.url, own.sha256, own.size)
-    assert (
-        found["vllm"].name,
-        found["vllm"].url,
-        found["vllm"].sha256,
-        found["vllm"].size,
-    ) == stated
+    assert [found["vllm"]] == list(own_wheels(index, ours[3:]))
     numpy = index.folder / "files" / "numpy-2.4.0-py3-none-any.whl"
     assert found["numpy"].sha256 == sha256_file(numpy)
     assert resolved(index, ours, tmp_path) == made
@@ -215,8 +207,10 @@ def test_another_torch_is_a_mixed_set(index: Index, tmp_path: Path) -> None:
     with refusal("set-unresolved") as caught:
         resolved(index, [wants], tmp_path)
     assert any("2.15.0" in line for line in caught.value.details)
+    torch = locked_set.torch_version(wheels.ROOT / "build" / "2026.11" / "pylock.toml")
+    assert (torch, locked_set.torch_version(tmp_path / "absent.toml")) == ("2.14.0", "")
     leaves = wheels.vllm(tmp_path / "c", requires=["torch"])
-    assert resolved(index, [leaves], tmp_path).packages["torch"] == "2.14.0"
+    assert resolved(index, [leaves], tmp_path, torch=torch).packages["torch"] == torch
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
@@ -244,15 +238,3 @@ def test_the_users_configuration_and_password_do_not_leak(
     made = resolved(index, [path], tmp_path, index_url=secret)
     assert made.packages["numpy"] == "2.4.0"
     assert b"secret" not in made.lock
-
-
-def test_the_stacks_rule(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """The repository's rule for a stack locks its wheels, with the torch that the build's own lock names."""
-    torch = locked_set.torch_version(Project(wheels.ROOT, "2026.11").build_folder / "pylock.toml")
-    assert (torch, locked_set.torch_version(tmp_path / "absent.toml")) == ("2.14.0", "")
-    rule = verdicts.release_policy().set_rule("2026.11")
-    options = {"index_url": index.url, "torch": torch, "cache": tmp_path / "cache"}
-    made = locked_set.resolve(own_wheels(index, ours), MACHINE, rule, **options)  # type: ignore[arg-type]
-    assert made.packages["torch"] == "2.14.0"
-    assert tomllib.loads(made.lock.decode())["requires-python"] == ">=3.11,<3.15"
-    assert all(set(selected(made, python)) == set(made.packages) for python in rule.pythons)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,16 +52,6 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
     assert not recipes & {name for names in spark.file.recipes.values() for name in names}
 
 
-def test_policy_of_a_profile_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    for name in ("gates", "recipes"):
-        shutil.copytree(wheels.ROOT / "ci" / name, tmp_path / "ci" / name)
-    text = (wheels.ROOT / "ci" / "release-9.0.yaml").read_text()
-    changed = text.replace("profile: learnt", "profile: taught")
-    (tmp_path / "ci" / "release-9.0.yaml").write_text(changed)
-    with refusal("file-invalid", match="taught"):
-        policy.load(tmp_path, "9.0a")
-
-
 def test_wheels_and_indexes_of_another_gpu_are_refused(
     owner: IndexOwner, new: list[Path], tmp_path: Path
 ) -> None:
@@ -82,10 +71,7 @@ def test_wheels_and_indexes_of_another_gpu_are_refused(
 @pytest.fixture(scope="module", name="rehearsed")
 def _rehearsed() -> tuple[WheelFacts, GateResults]:
     """Return the wheel of the rehearsal and its verdicts, as an H100 gave them."""
-    record = REHEARSAL / "release.json"
-    if not record.is_file():
-        pytest.skip("not-run: docs/rehearsal has no release.json and verdicts of all gates yet")
-    release = msgspec.json.decode(record.read_bytes(), type=Release)
+    release = msgspec.json.decode((REHEARSAL / "release.json").read_bytes(), type=Release)
     wheel = next(wheel for wheel in release.wheels if wheel.fork == "vllm")
     [source] = [fork for fork in release.forks if fork.name == "vllm"]
     # The SBOM lies in the index, and is no evidence of the gates.
@@ -134,16 +120,3 @@ def test_fail_of_the_official_wheel_counts_only_where_the_policy_names_it(
     for wrong in ("G7 rehearsal-bf16", "G7", "G9 rehearsal-nvfp4-marlin"):
         with pytest.raises(ValueError, match="upstream_faults"):
             replace(rules.file, upstream_faults={wrong: faults[label]})
-
-
-def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(
-    rehearsed: tuple[WheelFacts, GateResults],
-) -> None:
-    """G2 counts from the Spark's GPU alone: either its checks or its machine are refused."""
-    rules, (wheel, results) = policy.load(wheels.ROOT), rehearsed
-    with refusal("verdict-hollow"):
-        decision.decide(wheel, results, rules)
-    gates = policy.load(wheels.ROOT, "9.0a").file.gates
-    relaxed = replace(rules, file=replace(rules.file, gates=gates))
-    missing = decision.decide(wheel, results, relaxed).missing
-    assert ("G2", "machine-other") in {(lack.gate, lack.reference) for lack in missing}

@@ -44,7 +44,7 @@ def odd(**changed: object) -> Step:
 def run(line: str) -> str:
     """Run a command line of the program, and return the reference of its failure, or nothing."""
     words = [
-        str(name) for word in shlex.split(line) for name in sorted(Path().glob(word)) or [word]
+        name for word in shlex.split(line) for name in sorted(map(str, Path().glob(word))) or [word]
     ]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):

@@ -22,7 +22,7 @@ from sparkwright.client.records import (
     ReleasePatch,
     Speed,
 )
-from sparkwright.release import release_notes, templates
+from sparkwright.release import release_notes
 
 BASE = "ab" * 32
 FAST = Speed("1024/1024 c1", "tpot", "pass", 0.95, 0.94, 0.96)
@@ -151,13 +151,17 @@ class Elements(html.parser.HTMLParser):
 def page(record: Release, yanked: str) -> tuple[str, Elements]:
     """Return the page of a release, and its elements."""
     state, view = replace(tufindex.state(record), yanked=yanked), release_notes.view(record, None)
-    text = templates.render(
-        "release.html", title=record.name, state=state, url="https://a.example/", link=lambda file: file.path, **view
-    )  # fmt: skip
+    text = release_notes.template("release.html").render(
+        title=record.name,
+        state=state,
+        url="https://a.example/",
+        link=lambda file: file.path,
+        **view,
+    )
     return text, Elements(text)
 
 
-def test_no_string_of_a_record_becomes_markup() -> None:
+def test_no_string_of_a_record_becomes_markup_and_a_page_runs_nothing() -> None:
     """A page with poison in every free field has the elements of the plain one; a Markdown parser finds no other kind in the notes."""
 
     def kinds(record: Release) -> set[str]:
@@ -167,16 +171,12 @@ def test_no_string_of_a_record_becomes_markup() -> None:
 
     good = release()
     bad = msgspec.convert(poisoned(msgspec.to_builtins(good)), Release)
-    (_, plain), (_, hostile) = page(good, "bad"), page(bad, HOSTILE)
+    (shown, plain), (_, hostile) = page(good, "bad"), page(bad, HOSTILE)
     assert (hostile.attributes, hostile.links) == (plain.attributes, plain.links)
     assert kinds(bad) <= kinds(good)
     text = release_notes.markdown(bad, None)
     assert ("\u202e" in text, "script" in text) == (False, True)
-
-
-def test_page_needs_nothing_and_runs_nothing() -> None:
-    """One file, whose policy forbids scripts and anything that is fetched."""
-    text, seen = page(release(), "")
-    assert "default-src 'none'" in text
-    assert {"script", "img", "iframe", "form"}.isdisjoint(seen.attributes)
-    assert not any("://" in link for link in seen.links)
+    # One file, whose policy forbids scripts and anything that is fetched.
+    assert {"script", "img", "iframe", "form"}.isdisjoint(plain.attributes)
+    assert not any("://" in link for link in plain.links)
+    assert "default-src 'none'" in shown

@@ -53,27 +53,6 @@ def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     assert files(folder) == before
 
 
-@pytest.mark.parametrize("name", ["online", "targets"])
-def test_change_needs_keys_of_its_roles(folder: Path, tmp_path: Path, name: str) -> None:
-    tufindex.make_keys(tmp_path / "others")
-    few = keys.load([tmp_path / "keys" / f"{name}.pem", tmp_path / "others"])
-    before = tree(folder)
-    with refusal("key-missing"), IndexFolder(folder).changing(few, ROLES) as change:
-        change.schedule_signing("targets")
-    assert tree(folder) == before
-
-
-def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> None:
-    short = replace(ROLES, timestamp=replace(ROLES.timestamp, days=-1))
-    with IndexFolder(folder).changing(held, short) as change:
-        change.schedule_signing()
-    with refusal("index-expired"):
-        names_seen(folder, tmp_path / "client")
-    with IndexFolder(folder).changing(held, ROLES) as change:
-        change.schedule_signing()
-    assert names_seen(folder, tmp_path / "client") == [NAME]
-
-
 @pytest.mark.parametrize("mine", ["root", "targets", "online"])
 def test_replaced_index_is_not_signed(folder: Path, tmp_path: Path, mine: str) -> None:
     """Somebody who can write to the folder makes an index that admits the publisher's keys beside their own."""

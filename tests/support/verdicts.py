@@ -102,10 +102,10 @@ def ladder(
     """
     about = wheels.subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
-    contents = {one: wheel_facts._contents(one).rows for one in companions}
+    contents = {one: wheel_facts._contents(one).files for one in companions}
     beside = {
-        f"content {wheels.subject(one).name}": wheel_content.of_wheel(rows, WheelName.of(one.name).info)
-        for one, rows in contents.items()
+        f"content {wheels.subject(one).name}": wheel_content.of_wheel(files, WheelName.of(one.name).info)
+        for one, files in contents.items()
     }
     facts = {**HOST, "architecture": machine, **beside}
     subject = replace(about, sha256=sha256 or about.sha256)

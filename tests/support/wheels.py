@@ -211,23 +211,16 @@ def subject(path: Path) -> AuditedWheel:
     return audit_wheel.read_subject(path)
 
 
-def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object], *, honest: bool = True, name: str = "") -> Path:
-    """
-    Write the wheel at *path* to *folder* with its members as *edit* leaves them, and return it.
-
-    Args:
-        honest: RECORD is made anew; otherwise it stays as it was, or as *edit* leaves it.
-        name: Of the new file.
-    """
+def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
+    """Write the wheel at *path* to *folder* with its members as *edit* leaves them, and a new RECORD; return it."""
     with zipfile.ZipFile(path) as archive:
         found = {one: archive.read(one) for one in archive.namelist()}
     record = next(one for one in found if one.endswith(".dist-info/RECORD"))
     edit(found)
-    if honest:
-        rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
-        found[record] = "".join([*rows, f"{record},,\n"]).encode()
+    rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
+    found[record] = "".join([*rows, f"{record},,\n"]).encode()
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / (name or path.name), "w") as archive:
+    with zipfile.ZipFile(folder / path.name, "w") as archive:
         for one, data in found.items():
             archive.writestr(one, data)
-    return folder / (name or path.name)
+    return folder / path.name

@@ -127,9 +127,11 @@ def _require_identity(wheel: LockedWheel, name: str, version: str) -> None:
     from packaging.version import Version
 
     if canonicalize_name(name) != wheel.project or Version(version) != Version(wheel.version):
-        what = f"{wheel.name} is {name!r:.100} {version!r:.100} inside."
-        expected = f"expected: {wheel.project} {wheel.version}"
-        raise WheelError("wheel-mismatch", what, details=[expected])
+        raise WheelError(
+            "wheel-mismatch",
+            f"{wheel.name} is {name!r:.100} {version!r:.100} inside.",
+            details=[f"expected: {wheel.project} {wheel.version}"],
+        )
 
 
 def _text(
@@ -285,8 +287,11 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
         for other, sha256 in others:
             pair = frozenset((first[0].wheel.project, other.wheel.project))
             if sha256 != first[1] and pair not in allowed:
-                what = f"and {first[0].wheel.name} have different files in one place"
-                raise _unsafe(other.wheel, what, place)
+                raise _unsafe(
+                    other.wheel,
+                    f"and {first[0].wheel.name} have different files in one place",
+                    place,
+                )
         folder, _, name = place.rpartition("/")
         if name == "__init__.py" and first[1] != _EMPTY:
             packages[folder] = [wheel for wheel, _ in holders]
@@ -298,8 +303,9 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
                 for wheel, _ in holders:
                     pair = frozenset((wheel.wheel.project, owner.wheel.project))
                     if wheel not in packages[folder] and pair not in allowed:
-                        what = f"puts a file into a package of {owner.wheel.name}"
-                        raise _unsafe(wheel.wheel, what, place)
+                        raise _unsafe(
+                            wheel.wheel, f"puts a file into a package of {owner.wheel.name}", place
+                        )
     projects = {wheel.wheel.project for wheel in wheels}
     for overlay in overlays:
         if not {overlay.upper, overlay.lower} <= projects:
@@ -334,18 +340,27 @@ def edited(
         wheel, place = by_project.get(edit.package), f"{site}/{edit.file}"
         sha256 = wheel.files[place][1] if wheel and place in wheel.files else ""
         if not wheel or sha256 != edit.before or place in results:
-            what = f"{edit.name}: {edit.file} of {edit.package} is not the file to edit."
-            raise ClientError("edit-mismatch", what, details=[f"expected: {edit.before}"])
+            raise ClientError(
+                "edit-mismatch",
+                f"{edit.name}: {edit.file} of {edit.package} is not the file to edit.",
+                details=[f"expected: {edit.before}"],
+            )
         data = read_member(wheel, place).decode("utf-8")
         for change in edit.changes:
             if data.count(change.anchor) != 1:
-                what = f"{edit.name}: its anchor does not occur once in {edit.file}."
-                raise ClientError("edit-mismatch", what, details=[f"anchor: {change.anchor}"])
+                raise ClientError(
+                    "edit-mismatch",
+                    f"{edit.name}: its anchor does not occur once in {edit.file}.",
+                    details=[f"anchor: {change.anchor}"],
+                )
             data = data.replace(change.anchor, change.replacement)
         results[place] = data.encode()
         if hashlib.sha256(results[place]).hexdigest() != edit.after:
-            what = f"{edit.name}: {edit.file} is something else after the edit."
-            raise ClientError("edit-mismatch", what, details=[f"expected: {edit.after}"])
+            raise ClientError(
+                "edit-mismatch",
+                f"{edit.name}: {edit.file} is something else after the edit.",
+                details=[f"expected: {edit.after}"],
+            )
     return results
 
 
