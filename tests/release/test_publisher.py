@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.refusals import refusal
-from tests.support import githubapi, installers, kills, publisher, tufindex, verdicts, wheels
+from tests.support import githubapi, kills, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import tree
 from tests.support.publisher import IndexOwner
 
@@ -166,20 +165,6 @@ def test_role_is_shared_with_the_holder_of_another_key(owner: IndexOwner, tmp_pa
         colleague.yank("2026.11.1", "by the colleague")
     dataclasses.replace(colleague, policy=pinned(owner)).yank("2026.11.1", "by the colleague")
     owner.publisher().refresh()
-
-
-@pytest.mark.parametrize("suffix", ["", ".metadata"])
-@pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_pip_and_uv_refuse_a_changed_file_by_its_hash(
-    owner: IndexOwner, tmp_path: Path, installer: str, suffix: str
-) -> None:
-    [path] = owner.root.glob(f"files/*/sparkwright_cutlass-*.whl{suffix}")
-    path.write_bytes(path.read_bytes().replace(b"4.7.1", b"4.7.2"))
-    command = installers.install(installer, installers.environment(tmp_path / "env"))
-    with tufindex.serve(owner.root) as url:
-        words = ["--index-url", f"{url}simple/verified/", "sparkwright-cutlass"]
-        done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
-    assert (done.returncode > 0, "hash" in done.stderr.lower()) == (True, True), done.stderr
 
 
 def links(owner: IndexOwner, channel: str, project: str) -> list[DistributionPackage]:

@@ -291,9 +291,7 @@ def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Ite
     """Yield why the verdicts of the wheel that serves are not about this one, too."""
     if not rule.served_by:
         return
-    bound = ""
-    if serving and serving.wheel:
-        bound = serving.host.get(f"content {wheel.project}", "")
+    bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
     if not bound:
         text = f"no verdict of {rule.served_by} says that it ran with this build of {wheel.project}"
         yield Missing("set", "not-run", "companion-unbound", text)

@@ -176,7 +176,8 @@ def _read(
             base = transplant.base.items()
             libraries = {member: wheel_content.hexed(digest) for member, digest in base}
             libraries |= transplant.libraries
-    if wrong := [one for one, sha256 in libraries.items() if contents.files.get(one) != sha256]:
+    own = contents.files
+    if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
         raise WheelError(
             "wheel-mismatch",
             f"Libraries of {path.name} are not those that its build record names.",
@@ -211,10 +212,11 @@ def _contents(path: Path) -> _Contents:
     checked = wheel_check.check_wheel(locked, path, "lib/python3/site-packages")
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
+        wanted = ["METADATA", "WHEEL"]
+        wanted += [text for text in (BUILD_RECORD, SBOM) if f"{name.info}/{text}" in listed]
         texts = {
             text: archive.member_text(wheel, listed, f"{name.info}/{text}", path.name)
-            for text in ("METADATA", "WHEEL", BUILD_RECORD, SBOM)
-            if f"{name.info}/{text}" in listed
+            for text in wanted
         }
     tags = _headers(texts["WHEEL"], "Tag", [])
     if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
