@@ -390,6 +390,10 @@ def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
     for path in trust.glob("*/*.json"):
         path.write_bytes(b"{")
     assert user.run("install", "--dry-run").code == 0
+    [timestamp] = trust.glob("*/timestamp.json")
+    timestamp.unlink()
+    timestamp.mkdir()
+    assert refusal_of(user) == "state-unusable"
     (trust / "indexes.json").write_bytes(b"{")
     assert refusal_of(user) == "file-invalid"
 
