@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 import subprocess
 import sys
-import zipfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
-from tests.client.world import World, wheel
+from tests.client.world import User
 from uv import find_uv_bin
 
 from sparkwright.release import client_wheel
@@ -49,81 +49,48 @@ def _required(
     return found
 
 
-def _site(folder: Path, made: Path) -> Path:
-    """Return a folder with links to the requirements of the wheel *made*."""
-    with zipfile.ZipFile(made) as archive:
-        metadata = archive.read(
-            next(name for name in archive.namelist() if name.endswith("/METADATA"))
-        ).decode()
-    lines = [
-        line.removeprefix("Requires-Dist: ")
-        for line in metadata.splitlines()
-        if line.startswith("Requires-Dist: ")
-    ]
-    wanted = [Requirement(line) for line in lines if "extra ==" not in line]
-    names = set[str]().union(*(_required(each.name, frozenset(each.extras)) for each in wanted))
-    folder.mkdir()
-    for name in names:
-        distribution = importlib.metadata.distribution(name)
-        tops = {
-            Path(file.parts[0])
-            for file in distribution.files or ()
-            if file.parts[0] not in ("..", "__pycache__")
-        }
+def _site(folder: Path, wanted: Iterable[str]) -> Path:
+    """Return a folder with links to the distributions of the requirements *wanted*, and the program uv."""
+    (folder / "bin").mkdir(parents=True)
+    # One of the places in which the module `uv` looks for the program.
+    (folder / "bin" / "uv").symlink_to(find_uv_bin())
+    parsed = [Requirement(line) for line in wanted if "extra ==" not in line]
+    names = set[str]().union(*(_required(each.name, frozenset(each.extras)) for each in parsed))
+    for distribution in map(importlib.metadata.distribution, names):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         for top in tops:
             (folder / top).symlink_to(Path(str(distribution.locate_file(top))))
     return folder
 
 
-def test_the_client_needs_exactly_its_modules_and_requirements(
-    world: World, tmp_path: Path
-) -> None:
+def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_path: Path) -> None:
     """Every command works with the wheel and what it requires, knows its index, and no module is there in vain."""
-    world.publish("2026.11.1", [wheel("demo")], [wheel("other", "2.0")])
-    root = (world.root / "metadata/1.root.json").read_bytes()
-    carried = (world.url, world.fingerprint, root)
-    made = client_wheel.write(tmp_path, *carried, label="1")
-    again = client_wheel.write(_folder(tmp_path / "again"), *carried, label="1")
+    root = (user.world.root / "metadata/1.root.json").read_bytes()
+    carried = (user.world.url, user.world.fingerprint, root)
+    made, again = (
+        client_wheel.write(folder, *carried, label="1") for folder in (tmp_path, user.folder)
+    )
     assert made.read_bytes() == again.read_bytes()
     unpacked = tmp_path / "unpacked"
-    with zipfile.ZipFile(made) as archive:
-        archive.extractall(unpacked)
-        present = {
-            name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            for name in archive.namelist()
-            if name.endswith(".py")
-        }
-    site, user = _site(tmp_path / "site", made), world.user()
-    del user.environment["SPARKWRIGHT_INDEX"]
-    # One of the places in which the module `uv` looks for the program.
-    (_folder(site / "bin") / "uv").symlink_to(find_uv_bin())
-    options: dict[str, Any] = {
-        "env": {**user.environment, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
-        "text": True,
-        "capture_output": True,
-    }
+    shutil.unpack_archive(made, unpacked, "zip")
+    sources = [path.relative_to(unpacked).with_suffix("") for path in unpacked.rglob("*.py")]
+    present = {".".join(path.parts).removesuffix(".__init__") for path in sources}
+    [info] = unpacked.glob("*.dist-info")
+    site = _site(tmp_path / "site", importlib.metadata.Distribution.at(info).requires or ())
+    environment = {**user.environment, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    for name in ("SPARKWRIGHT_INDEX", "PYTHONPATH"):
+        del environment[name]
     used = set()
-    for words in (
-        ["install"],
-        ["list"],
-        ["doctor"],
-        ["verify", str(made)],
-        ["rollback"],
-        ["uninstall"],
+    for command, reference in (
+        ("install", ""),
+        ("list", ""),
+        ("doctor", ""),
+        (f"verify {made}", "release-unknown"),
+        ("rollback", "nothing-installed"),
+        ("uninstall", ""),
     ):
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", RUN, str(unpacked), str(site), *words],
-            check=False,
-            **options,
-        )
-        expected = {"verify": "release-unknown", "rollback": "nothing-installed"}.get(words[0], "")
-        assert done.returncode == bool(expected), done.stderr
-        assert expected in done.stderr
+        words = [sys.executable, "-S", "-c", RUN, str(unpacked), str(site), *command.split()]
+        done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
+        assert (done.returncode, reference in done.stderr) == (bool(reference), True), done.stderr
         used |= set(json.loads(done.stdout.splitlines()[-1]))
     assert used == present
-    assert not present & {"sparkwright.core.git", "sparkwright.core.strict_yaml"}
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path

@@ -12,24 +12,26 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import functools
 import hashlib
-import http.server
 import io
 import json
 import os
 import platform
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 from urllib.parse import unquote
 
 import msgspec
-from tests.support import tufindex
+from tests.support import foldertree, loopback, tufindex
 
 from sparkwright.client import main
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     Channel,
     FileEdit,
@@ -43,8 +45,13 @@ from sparkwright.client.records import (
     ReleaseWheel,
 )
 from sparkwright.core.files import sha256_bytes
+from sparkwright.release import locked_set
 from sparkwright.release.repository import IndexFolder, Transaction
 
+#: The releases of most tests.
+ONE, TWO, THREE = "2026.11.1", "2026.11.2", "2026.11.3"
+#: The program, to be run in a process of its own with a user's environment.
+CLIENT = [sys.executable, "-m", "sparkwright.client.main"]
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"lib/python{PYTHON}/site-packages"
 MACHINE: Any = platform.machine()
@@ -132,21 +139,36 @@ class Outcome(NamedTuple):
     said: str
 
 
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, world: World, *arguments: Any) -> None:
+        self._world = world
+        super().__init__(*arguments, directory=str(world.root))
+
+    def do_GET(self) -> None:
+        fault = self._world.faults.get(unquote(self.path).lstrip("/"), _Handler.serve)
+        with contextlib.suppress(OSError):
+            fault(self)
+
+    def serve(self) -> None:
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 class World:
     """
     An index in ``folder/index``, served at *url*.
 
     Attributes:
         faults: Path of a request → what answers in its place.
-        asked: The paths that were asked for.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root = folder, folder / "index"
         self.root.mkdir(parents=True)
         self.keys = tufindex.make_keys(folder / "keys")
-        self.faults: dict[str, Callable[[http.server.BaseHTTPRequestHandler], object]] = {}
-        self.asked: list[str] = []
+        self.faults: dict[str, Callable[[Any], object]] = {}
         self.url = ""
         self._users = 0
 
@@ -157,33 +179,9 @@ class World:
     @contextlib.contextmanager
     def served(self) -> Iterator[World]:
         """Serve the index for the block."""
-        world = self
-
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def __init__(self, *arguments: Any) -> None:
-                super().__init__(*arguments, directory=str(world.root))
-
-            def do_GET(self) -> None:
-                world.asked.append(self.path)
-                fault = world.faults.get(unquote(self.path).lstrip("/"))
-                with contextlib.suppress(OSError):
-                    if fault:
-                        fault(self)
-                    else:
-                        super().do_GET()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{server.server_port}/"
-        try:
+        with loopback.Server(functools.partial(_Handler, self)) as server:
+            self.url = f"{server.url}/"
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
 
     def user(self) -> User:
         """Return a user without anything."""
@@ -192,20 +190,19 @@ class World:
 
     def lock(self, ours: Sequence[Wheel], others: Sequence[Wheel]) -> bytes:
         """Return the lock of the set; the wheels of others lie on the same server, outside of ``files``."""
-        lines = ['lock-version = "1.0"', 'created-by = "tests"']
-        for one in sorted((*ours, *others), key=lambda one: one.project):
+        needed = {}
+        for one in (*ours, *others):
             place = f"files/{one.sha256}/{one.name}"
             if one in others:
                 place = f"others/{one.sha256[:8]}/{one.name}"
                 path = self.root / place
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(one.data)
-            lines += ["[[packages]]", f'name = "{one.project}"', f'version = "{one.version}"']
-            hashes = f'hashes = {{ sha256 = "{one.sha256}" }}'
-            lines.append(
-                f'wheels = [{{ name = "{one.name}", url = "{self.url}{place}", size = {len(one.data)}, {hashes} }}]'
-            )
-        return ("\n".join(lines) + "\n").encode()
+            url, size = f"{self.url}{place}", len(one.data)
+            needed[LockedWheel(one.project, one.version, one.name, url, one.sha256, size)] = [
+                PYTHON
+            ]
+        return locked_set.write(needed, MACHINE, [PYTHON])
 
     def next_name(self) -> str:
         """Return the name of a release that comes after all others."""
@@ -302,6 +299,7 @@ class User:
                 if not name.startswith(("SPARKWRIGHT_", "UV_"))
             },
             "HOME": str(folder),
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "XDG_CACHE_HOME": str(folder / "cache"),
             "SPARKWRIGHT_PREFIX": str(self.prefix),
             "SPARKWRIGHT_INDEX": world.url or str(world.root),
@@ -322,15 +320,12 @@ class User:
     def run(self, command: str, *words: str | Path) -> Outcome:
         """Run the command line in this process."""
         out, said = io.StringIO(), io.StringIO()
-        before = dict(os.environ)
-        try:
-            os.environ.clear()
-            os.environ.update(self.environment)
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-                code = main.main([command, "--json", *map(str, words)])
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        with (
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(said),
+        ):
+            code = main.main([command, "--json", *map(str, words)])
         document = json.loads(out.getvalue() or "{}")
         return Outcome(
             code, document.get("error", {}).get("reference", ""), document, said.getvalue()
@@ -341,14 +336,5 @@ class User:
         return self.run("install", "--trust", self.world.fingerprint, *words)
 
     def listing(self) -> dict[str, str]:
-        """Return everything below the prefix but what was seen of the index and locks: path → what it is."""
-        found = {}
-        for path in sorted(self.prefix.rglob("*")):
-            place = path.relative_to(self.prefix).as_posix()
-            if place.startswith("trust/") or path.name == ".lock":
-                continue
-            if path.is_symlink():
-                found[place] = f"→ {path.readlink()}"
-            elif path.is_file():
-                found[place] = sha256_bytes(path.read_bytes())
-        return found
+        """Return the files and links of the installations: path → what it is."""
+        return foldertree.files(self.prefix, foldertree.LOCKS | {"trust"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +21,9 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Result
 from sparkwright.bench.statistics.eprocess import Bounds
 from sparkwright.client.records import Proof
-from sparkwright.core import strict_yaml
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State
+from sparkwright.forks.stack import stack_names
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.verdict import (
@@ -35,6 +33,7 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declarations,
     failed,
+    inconclusive,
 )
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.release import decision, gate_results, policy, wheel_facts
@@ -105,19 +104,12 @@ def with_check(
 def test_everything_shown_is_verified(case: Case) -> None:
     """A wheel whose every gate passes on a Spark lacks nothing, and its proof says so, with the speeds against the stock wheel."""
     proved = decided(case)
-    assert proved.missing == ()
+    assert (proved.missing, proved.recipes) == ((), (made.RECIPE,))
     assert [(one.name, one.state) for one in proved.gates] == [(name, "pass") for name in GATES]
-    assert proved.policy == made.release_policy().digest
-    assert (proved.baseline, proved.margin) == (
-        f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})",
-        0.05,
-    )
-    assert len(proved.speeds) == 12
+    assert proved.baseline == f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})"
     deciding = [one for one in proved.speeds if one.state == "pass"]
     assert len(deciding) == 4
-    assert all(
-        one.ratio and one.low and one.high and one.low < one.ratio < one.high for one in deciding
-    )
+    assert all(one.low < one.ratio < one.high for one in deciding)  # type: ignore[operator]
     assert msgspec.json.decode(canonical(proved), type=Proof) == proved
 
 
@@ -158,7 +150,10 @@ def test_verified_exactly_where_every_gate_passes(
     }
 
 
-FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
+REFUSED: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "two verdicts of one gate": lambda case: {
+        "ladder": replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0]))
+    },
     "verdicts of another wheel": lambda case: {"ladder": case.audited},
     "one verdict of another wheel": lambda case: {
         "ladder": with_gate(case.ladder, "G3", lambda one: replace(one, wheel="ab" * 32))
@@ -178,52 +173,43 @@ FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_what_was_judged_elsewhere_is_refused(case: Case, name: str) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_judged_elsewhere_or_twice_is_refused(case: Case, name: str) -> None:
     """Verdicts and measurements about something else are refused, not passed over."""
-    with refusal("verdict-foreign") as caught:
-        decided(case, **FOREIGN[name](case))
+    with refusal("verdict-hollow" if "two" in name else "verdict-foreign") as caught:
+        decided(case, **REFUSED[name](case))
     assert caught.value.details
 
 
-def test_each_check_that_a_pass_rests_on(case: Case) -> None:
-    """Without any one of the checks that the policy names, a pass is hollow; so it is when the check only informs."""
+@pytest.mark.parametrize("informs", [False, True])
+def test_each_check_that_a_pass_rests_on(case: Case, informs: bool) -> None:
+    """Without any of the checks that the policy names, a pass is hollow; so it is when they only inform."""
+
+    def hollow(verdict: Verdict, pattern: str) -> Verdict:
+        rest = [one for one in verdict.checks if not fnmatch.fnmatchcase(one.name, pattern)]
+        others = [replace(one, required=False) for one in verdict.checks if one not in rest]
+        return replace(verdict, checks=(*rest, *(others if informs else ())))
+
     for gate, rule in made.release_policy().file.gates.items():
-        for check in next(one.checks for one in case.ladder.verdicts if one.gate == gate):
-            if any(
-                check.name == pattern.replace("*", "gsm8k" if gate == "G6" else "any")
-                for pattern in rule.checks
-            ):
-                for edit in (lambda _: None, lambda one: replace(one, required=False)):
-                    with refusal("verdict-hollow") as caught:
-                        decided(case, with_check(case.ladder, gate, check.name, edit))
-                    assert (
-                        check.name in caught.value.details[0] or "any" in check.name or gate == "G6"
-                    )
+        for change in (functools.partial(hollow, pattern=pattern) for pattern in rule.checks):
+            with refusal("verdict-hollow"):
+                decided(case, with_gate(case.ladder, gate, change))
 
 
 def test_each_check_that_measures(case: Case) -> None:
     """A pass of a check that measures, without a figure or a sample, is hollow."""
     for verdict in case.ladder.verdicts:
-        for check in verdict.checks:
-            bare = with_check(
-                case.ladder,
-                verdict.gate,
-                check.name,
-                lambda one: replace(one, figures=(), samples=()),
-            )
-            table = gate_policy.declared(verdict.gate)
-            if check.state == "pass" and any(
-                one.measured for one in declarations(table, check.name)
-            ):
+        table = gate_policy.declared(verdict.gate)
+        for name in (one.name for one in verdict.checks if one.state == "pass"):
+            if any(one.measured for one in declarations(table, name)):
+                bare = with_check(
+                    case.ladder,
+                    verdict.gate,
+                    name,
+                    lambda one: replace(one, figures=(), samples=()),
+                )
                 with refusal("verdict-hollow", match="has no evidence"):
                     decided(case, bare)
-            else:
-                assert decided(case, bare).missing == ()
-
-
-def _fewer(result: Result, blocks: int) -> Result:
-    return replace(result, legs=tuple(leg for leg in result.legs if leg.block < blocks))
 
 
 def _series(result: Result, **changed: Any) -> Result:
@@ -275,7 +261,10 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
         "discarded without",
     ),
     "a baseline of no time": (lambda one: _series(one, baseline=0.0), "cannot be evaluated"),
-    "too few blocks": (lambda one: _fewer(one, 2), "2 consecutive"),
+    "too few blocks": (
+        lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block < 2)),
+        "2 consecutive",
+    ),
     "a block left out": (
         lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block != 1)),
         "consecutive blocks",
@@ -317,39 +306,35 @@ def test_a_pass_of_g8_is_computed_again(case: Case, name: str) -> None:
 
 
 def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
-    """A pass of G8 without throughput.json is hollow; one that is worse needs none."""
-    with refusal("verdict-hollow", match="does not follow"):
-        decision.decide(case.served, GateResults(case.ladder), made.release_policy())
+    """A pass of G8 without throughput.json, or with other rows than it, is hollow; one that is worse needs none."""
+    row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
+    for ladder, result in (
+        (case.ladder, None),
+        (with_check(case.ladder, "G8", row, lambda _: None), case.result),
+    ):
+        with refusal("verdict-hollow", match="does not follow"):
+            decision.decide(case.served, GateResults(ladder, result), made.release_policy())
     ladder = worse(case, {"G8": "inconclusive"})
     assert lacking(decision.decide(case.served, GateResults(ladder), made.release_policy())) == [
         ("G8", "made-up")
     ]
 
 
-def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
-    """A verdict that lacks a row of the measurement, or says another state of it, is hollow."""
-    row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
-    with refusal("verdict-hollow", match="does not follow"):
-        decided(case, with_check(case.ladder, "G8", row, lambda _: None))
-
-
-@pytest.mark.parametrize("side", ["baseline", "candidate"])
-def test_each_launch_of_g8_that_counts_was_profiled(case: Case, side: str) -> None:
-    """One launch without a profile of its kernels, of two in a block, and nothing is shown for the recipe."""
-    *_, last = (one for one in case.result.launches if one.profiled == (side,))
-    others = tuple(one for one in case.result.launches if one is not last)
-    for launches in (others, (*others, replace(last, profiled=()))):
-        rows = {one.name: one for one in throughput.checks(replace(case.result, launches=launches))}
-        assert (rows["contract"].state, rows["contract"].reason) == ("not-run", "profile-missing")
-
-
 def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
-    """Nothing shows it: the measurement is that of the last recipe, which is one that no group names."""
+    """
+    The file beside the wheel is that of the last recipe, which is one that no group names: an earlier pass lost its
+    measurement, whether the later one passed or not.
+    """
     toy = for_recipe(case, TOY)[-1]
-    assert (toy.gate, toy.recipe) == ("G8", TOY)
-    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
+    undecided = replace(toy, checks=(inconclusive("tpot", "noise", "undecided"),))
+    both, later = (
+        replace(case.ladder, verdicts=(*case.ladder.verdicts, one)) for one in (toy, undecided)
+    )
     assert lacking(decided(case, both)) == []
     assert lacking(decided(case, both, replace(case.result, recipe=TOY))) == [("G8", "not-climbed")]
+    proved = decided(case, later, replace(case.result, recipe=TOY, state="inconclusive"))
+    assert lacking(proved) == [("G8", "not-climbed")]
+    assert [one.state for one in proved.gates if one.name == "G8"] == ["inconclusive"]
 
 
 LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]] = {
@@ -405,57 +390,44 @@ def test_what_else_is_missing(case: Case, name: str) -> None:
     assert lacking(decided(case, **change(case))) == expected
 
 
-def measured(case: Case, result: Result) -> Proof:
-    """Decide about the case's wheel with *result* and the verdict that G8 makes of it."""
+@pytest.mark.parametrize(
+    ("changed", "reference", "says"),
+    [
+        ({"cells": 2}, "cells-missing", "1024/1024 c32 rate"),
+        ({"slower": 0.05}, "slower", ""),
+    ],
+)
+def test_fewer_cells_or_a_slower_wheel_lack_g8(
+    case: Case, changed: dict[str, Any], reference: str, says: str
+) -> None:
+    """A gate that measured fewer workloads than the policy's is a sound pass of something else; a slower wheel is a fail."""
+    cells = _speeds().cells[: changed.pop("cells", None)]
+    result = made.result(case.served.path, cells=cells, **changed)
     wheel = (one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel"))
     checks = (*throughput.checks(result), *wheel)
     ladder = with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks))
-    return decided(case, ladder, result)
-
-
-def test_cells_that_decide_are_not_left_out(case: Case) -> None:
-    """A gate that measured fewer workloads than the policy's is a sound pass of something else."""
-    few = made.result(case.served.path, cells=_speeds().cells[:2])
-    proved = measured(case, few)
-    assert lacking(proved) == [("G8", "cells-missing")]
-    assert "1024/1024 c32 rate" in proved.missing[0].says
-
-
-def test_a_slower_wheel_is_no_pass(case: Case) -> None:
-    """A candidate that is five in a hundred slower is a fail of the gate's own code, and lacks G8."""
-    slow = made.result(case.served.path, slower=0.05)
-    assert slow.state == "fail"
-    proved = measured(case, slow)
-    assert lacking(proved) == [("G8", "slower")]
-    assert {one.state for one in proved.speeds} == {"fail", "not-run"}
+    proved = decided(case, ladder, result)
+    assert lacking(proved) == [("G8", reference)]
+    assert says in proved.missing[0].says
 
 
 def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:
     """FlashInfer is verified by its own audit, and where vLLM's ladder was climbed with this very build of it."""
-    decide = functools.partial(
-        decision.decide, case.companion, GateResults(case.audited), made.release_policy()
-    )
-    assert decide(serving=case.ladder).missing == ()
 
-    def served(**changed: str) -> Ladder:
-        hosts = ({**one.host, **changed} for one in case.ladder.verdicts)
-        return replace(
-            case.ladder,
-            verdicts=tuple(
-                replace(one, host=host)
-                for one, host in zip(case.ladder.verdicts, hosts, strict=True)
-            ),
+    def lacks(serving: Ladder | None) -> list[tuple[str, str]]:
+        results = GateResults(case.audited)
+        return lacking(decision.decide(case.companion, results, made.release_policy(), serving))
+
+    def served(content: str) -> Ladder:
+        verdicts = (
+            replace(one, host={**one.host, "content flashinfer-python": content})
+            for one in case.ladder.verdicts
         )
+        return replace(case.ladder, verdicts=tuple(verdicts))
 
-    key = {"content flashinfer-python": ""}
-    assert (
-        lacking(decide())
-        == lacking(decide(serving=served(**key)))
-        == [("set", "companion-unbound")]
-    )
-    assert lacking(decide(serving=served(**dict.fromkeys(key, "12" * 32)))) == [
-        ("set", "companion-other")
-    ]
+    assert lacks(case.ladder) == []
+    assert lacks(None) == lacks(served("")) == [("set", "companion-unbound")]
+    assert lacks(served("12" * 32)) == [("set", "companion-other")]
 
 
 OTHER, TOY = "qwen3-30b-a3b-nvfp4", "toy-cpu"
@@ -480,17 +452,12 @@ def for_recipe(case: Case, name: str, states: tuple[tuple[str, State], ...] = ()
 
 def test_verified_names_the_recipes_that_it_was_shown_for(case: Case) -> None:
     """Of each group one recipe has to pass; a further one may be undecided, and must not fail; a recipe of no group shows nothing."""
-    assert decided(case).recipes == (made.RECIPE,)
     rest = [one for one in case.ladder.verdicts if one.gate not in SERVED]
     own = [one for one in case.ladder.verdicts if one.gate in SERVED]
 
     whole = made.release_policy()
-    rules = replace(
-        whole,
-        file=replace(
-            whole.file, recipes={"fp4-moe": (made.RECIPE, OTHER), "speculative": (made.RECIPE,)}
-        ),
-    )
+    groups = {"fp4-moe": (made.RECIPE, OTHER), "speculative": (made.RECIPE,)}
+    rules = replace(whole, file=replace(whole.file, recipes=groups))
 
     def shown(*served: Verdict) -> Proof:
         return decided(case, replace(case.ladder, verdicts=(*rest, *served)), rules=rules)
@@ -504,27 +471,9 @@ def test_verified_names_the_recipes_that_it_was_shown_for(case: Case) -> None:
     partly = shown(*for_recipe(case, OTHER)[:5], own[-1])
     assert partly.recipes == (OTHER,)
     assert lacking(partly) == [(gate, "not-climbed") for gate in SERVED[:-1]]
-    only_toy = decided(
-        case,
-        replace(case.ladder, verdicts=(*rest, *for_recipe(case, TOY))),
-        replace(case.result, recipe=TOY),
-    )
-    assert lacking(only_toy) == [(gate, "not-climbed") for gate in SERVED]
-
-
-def test_a_release_is_decided_whole(tmp_path: Path) -> None:
-    """Read from the files beside the wheels, a release lacks nothing; without vLLM's verdicts, its companions are not bound."""
-    paths = wheels.release(tmp_path)
-    inspected = wheel_facts.read_all(paths)
-    judged = {path.name: gate_results.read_beside(path) for path in paths}
-    assert [
-        one.missing
-        for one in decision.decide_all(inspected, judged, made.release_policy()).values()
-    ] == [()] * 4
-    del judged[paths[3].name]
-    found = list(decision.decide_all(inspected, judged, made.release_policy()).values())
-    assert [lacking(one) for one in found[:3]] == [[("set", "companion-unbound")]] * 3
-    assert len(found[3].missing) == 9
+    only_toy = replace(case.ladder, verdicts=(*rest, *for_recipe(case, TOY)))
+    proved = decided(case, only_toy, replace(case.result, recipe=TOY))
+    assert lacking(proved) == [(gate, "not-climbed") for gate in SERVED]
 
 
 BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -563,22 +512,10 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write_result(tmp_path / path.name, case.result)
     found = gate_results.read_beside(path, tmp_path)
     assert (found.ladder, found.throughput) == (case.ladder, case.result)
-    made.write_result(tmp_path / path.name, replace(case.result, seconds=1.0))
-    with refusal("verdict-hollow"):
-        gate_results.read_beside(path, tmp_path)
-    page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
-    page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
-    with refusal("verdict-hollow", match="agree"):
-        gate_results.read_beside(path, tmp_path)
-
-
-def test_a_gate_twice_is_hollow(case: Case) -> None:
-    """Two verdicts of one gate are one too many: nobody knows which of them counts."""
-    with refusal("verdict-hollow") as caught:
-        decided(
-            case, replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0]))
-        )
-    assert "two verdicts" in caught.value.details[0]
+    for other in (replace(case.result, seconds=1.0), replace(case.result, format=9)):
+        made.write_result(tmp_path / path.name, other)
+        with refusal("verdict-hollow", match="agree"):
+            gate_results.read_beside(path, tmp_path)
 
 
 def test_control_characters_do_not_reach_records(case: Case) -> None:
@@ -589,64 +526,35 @@ def test_control_characters_do_not_reach_records(case: Case) -> None:
     assert "\x1b" not in proved.missing[0].says
 
 
-def test_the_policy_of_the_repository(tmp_path: Path) -> None:
+def test_the_policy_of_the_repository() -> None:
     """ci/release.yaml asks for the whole ladder of what serves, and its digest follows the policies of the gates."""
     rules = policy.load(wheels.ROOT)
     assert rules.file.forks["vllm"].gates == tuple(GATES)
-    assert {fork: rule.served_by for fork, rule in rules.file.forks.items()} == {
-        "vllm": "",
-        "flashinfer": "vllm",
-        "cutlass": "vllm",
-    }
-    served = {
-        f"{gate} {name}"
-        for gate in ("G3", "G4", "G5", "G6", "G7")
-        for group in rules.file.recipes.values()
-        for name in group
-    }
-    assert set(rules.digests) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2"} | served
+    served_by = {fork: rule.served_by for fork, rule in rules.file.forks.items()}
+    assert served_by == {"vllm": "", "flashinfer": "vllm", "cutlass": "vllm"}
     groups = {
         group: [recipes.load(wheels.ROOT, name) for name in names]
         for group, names in rules.file.recipes.items()
     }
-    assert all(
-        "FP4" in recipe.model.quantization and "marlin" not in recipe.contract.allows
-        for recipe in groups["fp4-moe"]
-    )
+    for recipe in groups["fp4-moe"]:
+        assert "FP4" in recipe.model.quantization
+        assert "marlin" not in recipe.contract.allows
     assert all(recipe.speculation for recipe in groups["speculative"])
     # Without a floor of the task G6 refuses the recipe at the start.
-    tasks = {
-        name.removesuffix("-floor")
-        for name in rules.file.gates["G6"].wanted
-        if name.endswith("-floor")
-    }
+    wanted = rules.file.gates["G6"].wanted
+    tasks = {name.removesuffix("-floor") for name in wanted if name.endswith("-floor")}
     assert all(tasks <= set(recipe.floors) for group in groups.values() for recipe in group)
     # What the program runs on it can install a set for, up to the newest Python for which the index has the wheels.
     newest = {stack: rule.pythons[-1] for stack, rule in rules.file.sets.items()}
     assert newest == {"2026.05": "3.14", "2026.06": "3.13", "2026.11": "3.14"}
-    assert all(rule.pythons[:3] == ("3.11", "3.12", "3.13") for rule in rules.file.sets.values())
-    copy = tmp_path / "copy"
-    for folder in ("ci/gates", "ci/recipes", "ci/audit", "forks"):
-        shutil.copytree(
-            wheels.ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.patch")
-        )
-    for name in ("ci/release.yaml", "ci/audit.yaml"):
-        shutil.copyfile(wheels.ROOT / name, copy / name)
-    assert policy.load(copy).digest == rules.digest
-    words = copy / "ci" / "gates" / "generation.yaml"
-    words.write_text(words.read_text().replace("tokens: 200", "tokens: 100", 1))
-    assert policy.load(copy).digest != rules.digest
-
-
-def test_the_policy_of_the_demo_can_be_met() -> None:
-    """The demo's own policy is held against the declarations, too, when it is loaded; its stacks are not needed for that."""
-    path = wheels.ROOT / "ci" / "sparkwright" / "demo" / "project" / "ci" / "release.yaml"
-    asked = strict_yaml.parse(
-        path.read_text("utf-8").replace("PYTHON", "3.12"), policy.PolicyFile, path.name
-    )
-    gate_policy.require_declared(
-        path, ((gate, name) for gate, rule in asked.gates.items() for name in rule.checks)
-    )
+    # vLLM serves over two machines through Ray, and does not require it by itself.
+    for stack in stack_names(wheels.ROOT):
+        rule = rules.file.sets[stack]
+        assert rule.pythons[:3] == ("3.11", "3.12", "3.13")
+        assert any(one.startswith("ray>=") for one in rule.requires)
+    other = replace(rules, digests={**rules.digests, f"G4 {made.RECIPE}": "0" * 64})
+    assert other.digests != rules.digests
+    assert other.digest != rules.digest
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -670,65 +578,45 @@ def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
     ] == []
 
 
-def refused_policy(
-    folder: Path, old: str, new: str, reference: str = "file-invalid"
-) -> SparkwrightError:
-    """Return how the repository's policy is refused with *old* replaced by *new*."""
-    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
-    assert old in text
-    (folder / "ci").mkdir()
-    (folder / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
-    with refusal(reference) as caught:
-        policy.load(folder)
-    return caught.value
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("reference", "old", "new", "says"),
     [
-        ("gpu, cubins, fp4", "gpu, kernels, fp4", "G2: kernels"),
-        ('"*-answers", "*-paired"', '"*-answers", "*-pairs"', "G6: *-pairs"),
-        ("gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
-        ("[server, version", "[log, version", "G3: log"),
-        ('optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
+        ("policy-unknown-check", "gpu, cubins, fp4", "gpu, kernels, fp4", "G2: kernels"),
+        (
+            "policy-unknown-check",
+            '"*-answers", "*-paired"',
+            '"*-answers", "*-pairs"',
+            "G6: *-pairs",
+        ),
+        ("policy-unknown-check", "gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
+        ("policy-unknown-check", "[server, version", "[log, version", "G3: log"),
+        ("policy-unknown-check", 'optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
+        ("file-invalid", 'url: ""', 'url: "http://example.org/"', "https address"),
+        ("file-invalid", "gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),
+        ("file-invalid", "served_by: vllm", "served_by: wllm", "no fork wllm"),
+        ("file-invalid", "days: 30", "days: 0", "days"),
+        (
+            "file-invalid",
+            "certifi>=2026.10.18",
+            "certifi @ https://example.org/x.whl",
+            "package index",
+        ),
+        ("file-invalid", 'root: ""', 'root: "abc"', "root"),
+        ("file-invalid", "threshold: 1}", "threshold: 0}", "threshold"),
+        ("file-invalid", "retain: 12", "retains: 12", "retains"),
+        ("file-invalid", "recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
+        ("file-invalid", "  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
+        ("file-invalid", "retain: 12", "retain: 12\ndigests: {G1: abc}", "digests"),
     ],
 )
-def test_a_policy_that_asks_for_what_no_gate_says_is_refused(
-    tmp_path: Path, old: str, new: str, says: str
+def test_a_policy_with_a_fault_is_refused(
+    tmp_path: Path, reference: str, old: str, new: str, says: str
 ) -> None:
     """A name that no gate declares, or one that never passes, would keep every wheel from being verified."""
-    assert says in refused_policy(tmp_path, old, new, "policy-unknown-check").details
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ('url: ""', 'url: "http://example.org/"', "https address"),
-        ("gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),
-        ("served_by: vllm", "served_by: wllm", "no fork wllm"),
-        ("days: 30", "days: 0", "days"),
-        ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
-        ('root: ""', 'root: "abc"', "root"),
-        ("threshold: 1}", "threshold: 0}", "threshold"),
-        ("retain: 12", "retains: 12", "retains"),
-        ("recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
-        ("  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
-        ("retain: 12", "retain: 12\ndigests: {G1: abc}", "digests"),
-    ],
-)
-def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
-    """A policy that asks for what is not there is refused, with the place."""
-    error = refused_policy(tmp_path, old, new)
-
-    assert says in str(error) + str(error.details)
-
-
-def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidate(
-    case: Case,
-) -> None:
-    """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
-    toy = replace(for_recipe(case, TOY)[-1], checks=(Check("tpot", "inconclusive", "noise", "undecided"),))
-    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
-    proved = decided(case, both, replace(case.result, recipe=TOY, state="inconclusive"))
-    assert lacking(proved) == [("G8", "not-climbed")]
-    assert [one.state for one in proved.gates if one.name == "G8"] == ["inconclusive"]
+    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
+    assert old in text
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
+    with refusal(reference) as caught:
+        policy.load(tmp_path)
+    assert says in f"{caught.value} {caught.value.details}"

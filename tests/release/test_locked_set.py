@@ -7,23 +7,19 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from packaging.markers import default_environment
 from packaging.pylock import Pylock
 from tests.refusals import refusal
-from tests.support import verdicts, wheels
+from tests.support import publisher, tufindex, wheels
 
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core.files import sha256_file
-from sparkwright.demo import upstreams
-from sparkwright.forks import package_index
-from sparkwright.forks.stack import Project, stack_names
 from sparkwright.release import locked_set
-from sparkwright.release.locked_set import LockedSet, OwnWheel
+from sparkwright.release.locked_set import LockedSet
 from sparkwright.release.policy import Override, SetRule
 
 #: The Python of the tests; what is installed here has to be for it.
@@ -32,49 +28,32 @@ MACHINE: Any = wheels.MACHINE
 
 
 class Index:
-    """A package index on loopback with the wheels of *folder*; *url* is what uv is told."""
+    """A package index in *folder*, which is served at *address*; *url* is what uv is told."""
 
     def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.address, self.url = folder, address, f"{address}/simple/"
+        self.folder, self.address, self.url = folder, address, f"{address}simple/"
 
     def offer(
         self,
         project: str,
         version: str,
         requires: Sequence[str] = (),
-        tag: str = "py3-none-any",
         *,
         hashed: bool = True,
+        **options: Any,
     ) -> Path:
         """Offer a wheel, and return it."""
-        return self.take(
-            wheels.plain(self.folder / "made", project, version, requires=requires, tag=tag),
-            hashed=hashed,
-        )
-
-    def take(self, made: Path, *, hashed: bool = True) -> Path:
-        """Offer the wheel *made*, and return where it lies now."""
-        path = self.folder / "files" / made.name
-        path.parent.mkdir(exist_ok=True)
-        made.rename(path)
-        project = path.name.partition("-")[0].replace("_", "-")
-        page = self.folder / "simple" / project / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        fragment = f"#sha256={sha256_file(path)}" if hashed else ""
-        with page.open("a", encoding="utf-8") as stream:
-            stream.write(f'<a href="../../files/{quote(path.name)}{fragment}">{path.name}</a>\n')
-        return path
+        made = wheels.plain(self.folder / "made", project, version, requires=requires, **options)
+        return publisher.offer(self.folder, made, hashed=hashed)
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
     """Return an index with torch 2.14.0, a newer one, and what they need."""
-    folder = tmp_path / "index"
-    (folder / "simple").mkdir(parents=True)
-    with upstreams.serve(folder) as address:
-        made = Index(folder, address)
-        made.offer("torch", "2.14.0", ["numpy>=2"])
-        made.offer("torch", "2.15.0", ["numpy>=2"])
+    with tufindex.serve(tmp_path / "index") as address:
+        made = Index(tmp_path / "index", address)
+        for version in ("2.14.0", "2.15.0"):
+            made.offer("torch", version, ["numpy>=2"])
         for version in ("1.26.0", "2.1.0", "2.4.0"):
             made.offer("numpy", version)
         yield made
@@ -82,27 +61,27 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.fixture
 def ours(tmp_path: Path, index: Index) -> list[Path]:
-    """Return the wheels of a release, which lie in the index's folder, too, where their addresses lead."""
-    made = wheels.release(
-        tmp_path / "release", judged=False, requires=["torch==2.14.0", "certifi>=2026.10.19"]
-    )
+    """Return the wheels of a release; the index has what they require."""
     index.offer("certifi", "2026.10.18")
     index.offer("ray", "2.60.0")
-    for path in made:
-        place = index.folder / "files" / sha256_file(path)
-        place.mkdir(parents=True)
-        (place / path.name).write_bytes(path.read_bytes())
-    return made
+    requires = ["torch==2.14.0", "certifi>=2026.10.19"]
+    return wheels.release(tmp_path / "release", judged=False, requires=requires)
 
 
-def own_wheels(index: Index, paths: Sequence[Path]) -> list[OwnWheel]:
+def own_wheels(index: Index, paths: Sequence[Path]) -> dict[LockedWheel, Path]:
     """Return wheels of ours with their addresses in the index."""
-    found = []
-    for path in paths:
-        about = wheels.subject(path)
-        url = f"{index.address}/files/{about.sha256}/{path.name}"
-        found.append(OwnWheel(about.name, about.version, path, url, about.sha256, about.size))
-    return found
+    abouts = [(path, wheels.subject(path)) for path in paths]
+    return {
+        LockedWheel(
+            about.name,
+            about.version,
+            path.name,
+            f"{index.address}files/{about.sha256}/{path.name}",
+            about.sha256,
+            about.size,
+        ): path
+        for path, about in abouts
+    }
 
 
 def resolved(
@@ -129,59 +108,40 @@ def selected(made: LockedSet, python: str = PYTHON) -> dict[str, LockedWheel]:
     """Return what the client selects for a Python, by project."""
     lock = locked_wheels.read(made.lock, "the lock")
     tags = pylock.tags(tuple(map(int, python.split("."))), MACHINE)
-    return {
-        wheel.project: wheel
-        for wheel in locked_wheels.select(lock, tags, marked(python), "the lock")
-    }
+    markers: Any = {name: str(value) for name, value in default_environment().items()}
+    markers |= {"python_version": python, "python_full_version": f"{python}.0"}
+    found = locked_wheels.select(lock, tags, markers, "the lock")
+    return {wheel.project: wheel for wheel in found}
 
 
 def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """The set holds our wheels at our addresses with hash and size, and what they require from the index, by hash alone."""
+    """
+    The set holds our wheels at our addresses with hash and size, and what they require from the index, by hash alone;
+    the lock is what PEP 751 asks for, and says which machines and Pythons it is for.
+    """
     made = resolved(index, ours, tmp_path)
+    built = "+spark.2026.11.p1a2b3c4d.cu130"
     assert made.packages == {
         "certifi": "2026.10.18",
-        "flashinfer-jit-cache": "0.7.2.post1+spark.2026.11.p1a2b3c4d.cu130",
-        "flashinfer-python": "0.7.2.post1+spark.2026.11.p1a2b3c4d.cu130",
+        "flashinfer-jit-cache": f"0.7.2.post1{built}",
+        "flashinfer-python": f"0.7.2.post1{built}",
         "numpy": "2.4.0",
-        "sparkwright-cutlass": "4.7.1+spark.2026.11.p1a2b3c4d.cu130",
+        "sparkwright-cutlass": f"4.7.1{built}",
         "torch": "2.14.0",
-        "vllm": "0.33.0+spark.2026.11.p1a2b3c4d.cu130",
+        "vllm": f"0.33.0{built}",
     }
     found = selected(made)
     assert {name: one.version for name, one in found.items()} == made.packages
-    vllm = found["vllm"]
-    assert (vllm.name, vllm.sha256, vllm.size) == (
-        ours[3].name,
-        sha256_file(ours[3]),
-        ours[3].stat().st_size,
-    )
-    assert vllm.url == own_wheels(index, ours)[3].url
-    assert found["numpy"].sha256 == sha256_file(
-        index.folder / "files" / "numpy-2.4.0-py3-none-any.whl"
-    )
+    assert [found["vllm"]] == list(own_wheels(index, ours[3:]))
+    numpy = index.folder / "files" / "numpy-2.4.0-py3-none-any.whl"
+    assert found["numpy"].sha256 == sha256_file(numpy)
     assert resolved(index, ours, tmp_path) == made
-
-
-def marked(python: str = PYTHON) -> Any:
-    """Return what markers are evaluated with here, or would be with another *python*."""
-    here = {name: str(value) for name, value in default_environment().items()}
-    return (
-        here
-        if python == PYTHON
-        else {**here, "python_version": python, "python_full_version": f"{python}.0"}
-    )
-
-
-def test_the_lock_is_a_pylock(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """The lock is what PEP 751 asks for, says which machines and Pythons it is for, and has no source but wheels."""
-    read = tomllib.loads(resolved(index, ours, tmp_path).lock.decode())
+    read = tomllib.loads(made.lock.decode())
     Pylock.from_dict(read)
-    assert read["lock-version"] == "1.0"
-    assert read["environments"] == [
-        f"sys_platform == 'linux' and platform_machine == '{MACHINE}' and python_version == '{PYTHON}'"
-    ]
+    platform = f"sys_platform == 'linux' and platform_machine == '{MACHINE}'"
+    assert read["environments"] == [f"{platform} and python_version == '{PYTHON}'"]
     assert all(set(package) == {"name", "version", "wheels"} for package in read["packages"])
-    assert str(tmp_path / "release") not in resolved(index, ours, tmp_path).lock.decode()
+    assert str(tmp_path / "release") not in made.lock.decode()
 
 
 def test_every_package_has_one_version_for_all_pythons(
@@ -212,11 +172,8 @@ def test_every_package_has_one_version_for_all_pythons(
 
 def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path) -> None:
     """Where each Python by itself gets what the other cannot have, the set has the versions that both can."""
-    for version in ("3.6", "3.7"):
-        path = wheels.plain(
-            tmp_path / "made", "graphs", version, python=">=3.12" if version == "3.7" else ">=3.9"
-        )
-        index.take(path)
+    index.offer("graphs", "3.6", python=">=3.9")
+    index.offer("graphs", "3.7", python=">=3.12")
     for version in ("80.0", "84.0"):
         index.offer("tools", version)
     path = wheels.vllm(
@@ -250,18 +207,10 @@ def test_another_torch_is_a_mixed_set(index: Index, tmp_path: Path) -> None:
     with refusal("set-unresolved") as caught:
         resolved(index, [wants], tmp_path)
     assert any("2.15.0" in line for line in caught.value.details)
-    both = [
-        wheels.vllm(tmp_path / "b", requires=["torch==2.14.0"]),
-        wheels.flashinfer(tmp_path / "b", requires=["torch==2.15.0"]),
-    ]
-    with refusal("set-unresolved"):
-        resolved(index, both, tmp_path)
-    assert (
-        resolved(index, [wheels.vllm(tmp_path / "c", requires=["torch"])], tmp_path).packages[
-            "torch"
-        ]
-        == "2.14.0"
-    )
+    torch = locked_set.torch_version(wheels.ROOT / "build" / "2026.11" / "pylock.toml")
+    assert (torch, locked_set.torch_version(tmp_path / "absent.toml")) == ("2.14.0", "")
+    leaves = wheels.vllm(tmp_path / "c", requires=["torch"])
+    assert resolved(index, [leaves], tmp_path, torch=torch).packages["torch"] == torch
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
@@ -276,82 +225,16 @@ def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
     assert sha256_file(bare).encode() in made.lock
 
 
-def test_the_users_configuration_does_not_leak(
+def test_the_users_configuration_and_password_do_not_leak(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither further indexes nor folders that the environment names are asked."""
-    other = tmp_path / "other"
-    wheels.plain(other, "numpy", "9.9")
-    monkeypatch.setenv("UV_FIND_LINKS", str(other))
-    monkeypatch.setenv("UV_EXTRA_INDEX_URL", "http://127.0.0.1:9/simple/")
-    monkeypatch.setenv("UV_INDEX", "http://127.0.0.1:9/simple/")
-    assert (
-        resolved(index, [wheels.vllm(tmp_path / "v", requires=["torch"])], tmp_path).packages[
-            "numpy"
-        ]
-        == "2.4.0"
-    )
-
-
-def test_an_address_is_published_without_its_password(index: Index, tmp_path: Path) -> None:
-    """A user's name and password in the index's address do not reach the lock."""
+    """Neither further indexes nor folders that the environment names are asked; the lock has no password of the index."""
+    wheels.plain(tmp_path / "other", "numpy", "9.9")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "other"))
+    for name in ("UV_EXTRA_INDEX_URL", "UV_INDEX"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/simple/")
     secret = index.url.replace("http://", "http://user:secret@")
-    made = resolved(
-        index, [wheels.vllm(tmp_path / "v", requires=["torch"])], tmp_path, index_url=secret
-    )
+    path = wheels.vllm(tmp_path / "v", requires=["torch"])
+    made = resolved(index, [path], tmp_path, index_url=secret)
+    assert made.packages["numpy"] == "2.4.0"
     assert b"secret" not in made.lock
-
-
-def test_the_stacks_rule(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """The repository's rule for a stack locks its wheels, with the torch that the build's own lock names."""
-    project = Project(wheels.ROOT, "2026.11")
-    torch = locked_set.torch_version(project.build_folder / "pylock.toml")
-    assert (torch, locked_set.torch_version(tmp_path / "absent.toml")) == ("2.14.0", "")
-    rule = verdicts.release_policy().set_rule("2026.11")
-    made = locked_set.resolve(
-        own_wheels(index, ours),
-        MACHINE,
-        rule,
-        index_url=index.url,
-        torch=torch,
-        cache=tmp_path / "cache",
-    )
-    assert made.packages["torch"] == "2.14.0"
-    assert tomllib.loads(made.lock.decode())["requires-python"] == ">=3.11,<3.15"
-    assert all(set(selected(made, python)) == set(made.packages) for python in rule.pythons)
-
-
-@pytest.mark.network
-def test_a_real_set_resolves(tmp_path: Path) -> None:
-    """What a wheel of ours wants of the user's real package index is locked for a Spark: wheels for aarch64 with hashes and sizes."""
-    path = wheels.flashinfer(
-        tmp_path, requires=["torch==2.14.0", "setuptools<81; python_version > '3.11'"]
-    )
-    about = wheels.subject(path)
-    own = OwnWheel(
-        about.name,
-        about.version,
-        path,
-        f"https://example.org/{path.name}",
-        about.sha256,
-        about.size,
-    )
-    made = locked_set.resolve(
-        [own], "aarch64", SetRule(), index_url=package_index.index_url(), torch="2.14.0"
-    )
-    found = {wheel.project: wheel for wheel in made.wheels}
-    assert found["flashinfer-python"].url == own.url
-    assert (found["torch"].version, found["torch"].size > 10**8) == ("2.14.0", True)
-    assert all(wheel.name.endswith(("any.whl", "aarch64.whl")) for wheel in made.wheels)
-
-
-def test_the_set_of_every_stack_has_ray() -> None:
-    """vLLM serves over two machines through it, and does not require it by itself."""
-    rules = verdicts.release_policy().file.sets
-    without = [
-        stack
-        for stack in stack_names(wheels.ROOT)
-        if not any(one.startswith("ray>=") for one in rules[stack].requires)
-    ]
-
-    assert without == []

@@ -42,7 +42,6 @@ class Release:
     tag: str
     draft: bool = True
     immutable: bool = False
-    prerelease: bool = False
     assets: dict[int, Asset] = dataclasses.field(default_factory=dict)
 
 
@@ -59,7 +58,6 @@ class World:
         immutable: The repository's setting.
         faults: Asked in turn with each request; the first that returns True has answered it.
         asked: Host, method and path of each request, in order; *authorizations*: of each.
-        strangers: Requests that carried the token to a host that must not see it.
         spoil: What is kept in place of the bytes that an upload brought.
         runs: The workflow runs of the lab by their numbers.
     """
@@ -72,7 +70,6 @@ class World:
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, str, str]] = []
         self.authorizations: list[str] = []
-        self.strangers: list[str] = []
         self.runs: dict[int, dict[str, Any]] = {}
         self.spoil: Callable[[str, bytes], bytes] = lambda _, data: data
         self.lock = threading.RLock()
@@ -131,8 +128,6 @@ class Handler(loopback.Handler):
         with world.lock:
             world.asked.append((self.server.name, self.command, self.path))
             world.authorizations.append(self.headers.get("Authorization", ""))
-            if self.server.name == "storage" and self.headers.get("Authorization"):
-                world.strangers.append(self.path)
         with contextlib.suppress(OSError):
             if not any(fault(self, self.command, self.path) for fault in list(world.faults)):
                 self.respond()
@@ -182,7 +177,7 @@ class Handler(loopback.Handler):
     def _release(self, one: Release) -> dict[str, Any]:
         where = f"/repos/{self.world.repository}/releases/{one.id}/assets"
         return {
-            "id": one.id, "tag_name": one.tag, "draft": one.draft, "immutable": one.immutable, "prerelease": one.prerelease,
+            "id": one.id, "tag_name": one.tag, "draft": one.draft, "immutable": one.immutable,
             "upload_url": f"{self.world.uploads}{where}{{?name,label}}",
             "assets": [self._asset(one, asset) for asset in one.assets.values()],
         }  # fmt: skip
@@ -194,7 +189,7 @@ class Handler(loopback.Handler):
         return {"id": one.id, "name": one.name, "state": one.state, "size": len(one.data), "digest": digest, "browser_download_url": url}
 
     def _create(self, record: dict[str, Any]) -> Reply:
-        release = Release(self.world.number(), record["tag_name"], record["draft"], prerelease=record["prerelease"])
+        release = Release(self.world.number(), record["tag_name"], record["draft"])
         self.world.releases[release.id] = release
         return 201, self._release(release)
 
@@ -235,12 +230,6 @@ def reply(status: int, message: str = "", **headers: str) -> Answer:
         handler.answer(status, {"message": message}, **headers)
 
     return answer
-
-
-def drop(handler: Handler) -> None:
-    """End the connection without an answer."""
-    handler.body()
-    handler.close_connection = True
 
 
 def starter(handler: Handler) -> None:

@@ -8,9 +8,10 @@ A publisher with keys and an index in one folder: the repository's own policy an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.support import tufindex, verdicts, wheels
@@ -35,19 +36,16 @@ class IndexOwner:
         environment: The variables that a publication needs.
     """
 
-    environment: Mapping[str, str] = {}
-
-    def __init__(self, folder: Path, url: str = URL) -> None:
-        self.root, self.keys, self.url = folder / "index", folder / "keys", url
-        self._store = Store(folder / "store")
+    def __init__(self, folder: Path, url: str, environment: dict[str, str]) -> None:
+        self.folder, self.url, self.environment = folder, url, environment
+        self.root, self.keys = folder / "index", folder / "keys"
         if not self.keys.exists():
             keys.make(self.keys)
 
     def publisher(self, **changed: Any) -> Publisher:
         """Return the publisher, with *changed* attributes of its context."""
-        context = RunContext(
-            Project(wheels.ROOT, wheels.STACK), self._store, (), self.root, offline=True, **changed
-        )
+        project, store = Project(wheels.ROOT, wheels.STACK), Store(self.folder / "store")
+        context = RunContext(project, store, (), self.root, offline=True, **changed)
         return Publisher(context, self.root, keys.load([self.keys]), verdicts.release_policy())
 
     def publish(self, paths: Sequence[Path], channel: Any = None, **options: Any) -> Published:
@@ -59,33 +57,33 @@ class IndexOwner:
         """The index as it is now."""
         return IndexFolder(self.root)
 
-    def files(self) -> dict[str, bytes]:
-        """Return every served file."""
-        paths = (path for path in self.root.rglob("*") if path.is_file() and path.name != ".lock")
-        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths}
-
 
 @contextlib.contextmanager
 def index_owner(folder: Path, url: str = URL) -> Iterator[IndexOwner]:
     """Yield a publisher whose package index is `bare_index`."""
     with bare_index(folder / "packages") as address, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARKWRIGHT_INDEX_URL", address)
-        patch.setenv("UV_CACHE_DIR", str(folder / "uv"))
-        owner = IndexOwner(folder, url)
-        owner.environment = {"SPARKWRIGHT_INDEX_URL": address, "UV_CACHE_DIR": str(folder / "uv")}
-        yield owner
+        environment = {"SPARKWRIGHT_INDEX_URL": address, "UV_CACHE_DIR": str(folder / "uv")}
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield IndexOwner(folder, url, environment)
 
 
 @contextlib.contextmanager
 def bare_index(folder: Path) -> Iterator[str]:
     """Serve a package index that has only Ray, which the policy adds to every set; yield the address of its simple API."""
-    wheel = wheels.plain(folder / "files", "ray", "2.60.0")
-    page = folder / "simple" / "ray" / "index.html"
-    page.parent.mkdir(parents=True)
-    link = f'<a href="../../files/{wheel.name}#sha256={sha256_file(wheel)}">{wheel.name}</a>'
-    page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
-    (folder / "simple" / "index.html").write_text(
-        '<!DOCTYPE html><html><body><a href="ray/">ray</a></body></html>'
-    )
+    offer(folder, wheels.plain(folder / "made", "ray", "2.60.0"))
     with tufindex.serve(folder) as url:
         yield f"{url}simple/"
+
+
+def offer(folder: Path, wheel: Path, *, hashed: bool = True) -> Path:
+    """Move *wheel* into the package index in *folder*, whose page states its sha256 if *hashed*; return where it lies."""
+    path = folder / "files" / wheel.name
+    path.parent.mkdir(exist_ok=True)
+    wheel.rename(path)
+    page = folder / "simple" / path.name.partition("-")[0].replace("_", "-") / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    fragment = f"#sha256={sha256_file(path)}" if hashed else ""
+    with page.open("a", encoding="utf-8") as stream:
+        stream.write(f'<a href="../../files/{quote(path.name)}{fragment}">{path.name}</a>\n')
+    return path

@@ -1,9 +1,9 @@
 """
-Small indexes made by the publisher's own code, and a client of python-tuf that reads them over HTTP.
+Small indexes made by the publisher's own code, and the client that reads them over HTTP.
 
-    made = tufindex.publish(tmp_path / "index", keys, "2026.11.1")
+    tufindex.publish(tmp_path / "index", keys, "2026.11.1")
     with tufindex.serve(tmp_path / "index") as url:
-        tufindex.Reader(url, tmp_path / "client", root).names()
+        tufindex.read(url, tmp_path / "client", root)
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 from tests.support import loopback
-from tuf.ngclient import Updater
 
+from sparkwright.client.index import open_index
 from sparkwright.client.records import (
     Channel,
     Proof,
@@ -22,7 +22,6 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseState,
     ReleaseWheel,
-    decode_release,
 )
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys
@@ -69,7 +68,7 @@ def release(name: str, wheels: int = 1) -> tuple[Release, dict[str, bytes]]:
     ), data
 
 
-def state(release: Release, channel: Channel = "candidate", yanked: str = "") -> ReleaseState:
+def state(release: Release, channel: Channel = "candidate") -> ReleaseState:
     """Return how *release* stands."""
     return ReleaseState(
         stack=release.stack,
@@ -77,7 +76,6 @@ def state(release: Release, channel: Channel = "candidate", yanked: str = "") ->
         channel=channel,
         machines=("any",),
         pythons=("3.12",),
-        yanked=yanked,
     )
 
 
@@ -91,36 +89,7 @@ def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
     return made
 
 
-class Reader:
-    """
-    A client of python-tuf with its own trusted metadata in *folder*.
-
-    Args:
-        root: Root metadata that it trusts at first; later runs take what is in *folder*.
-    """
-
-    def __init__(self, url: str, folder: Path, root: bytes | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._url, self._folder, self._root = url, folder, root
-
-    def read(self) -> dict[str, tuple[Release, ReleaseState]]:
-        """Return the releases by name, each verified."""
-        updater = Updater(
-            str(self._folder),
-            f"{self._url}metadata/",
-            str(self._folder),
-            f"{self._url}targets/",
-            bootstrap=self._root,
-        )
-        updater.refresh()
-        trusted = updater._trusted_set.targets
-        found = {}
-        for path in trusted.targets:
-            info = updater.get_targetinfo(path)
-            assert info
-            name = path.removeprefix("releases/").removesuffix(".json")
-            made = decode_release(
-                Path(updater.download_target(info, str(self._folder / f"{name}.json"))).read_bytes()
-            )
-            found[name] = (made, msgspec.convert(info.custom, ReleaseState))
-        return found
+def read(url: str, folder: Path, root: bytes) -> dict[str, tuple[Release, ReleaseState]]:
+    """Return the releases that the client sees at *url*, by name; it trusts *root*, and keeps what it has seen in *folder*."""
+    index = open_index(folder, url, sha256_bytes(root))
+    return {name: (index.release(name), state) for name, state in index.states.items()}

@@ -77,19 +77,9 @@ def release_policy() -> release_policies.ReleasePolicy:
     return replace(loaded, file=replace(loaded.file, recipes=dict.fromkeys(("fp4-moe", "speculative"), (RECIPE,))))
 
 
-def companions_of(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the facts by which a ladder says what was installed beside its wheel."""
-    return {f"content {wheels.subject(path).name}": _content(path) for path in paths}
-
-
-def _content(path: Path) -> str:
-    rows = wheel_facts._contents(path).rows
-    return wheel_content.of_wheel(rows, WheelName.of(path.name).info)
-
-
 def ladder(
     path: Path, *, companions: Sequence[Path] = (), worse: Mapping[str, State] | None = None, without: Collection[str] = (),
-    host: Mapping[str, str] | None = None, stack: str = wheels.STACK, sha256: str = "", recipes: Sequence[str] = (RECIPE,),
+    sha256: str = "", recipes: Sequence[str] = (RECIPE,),
 ) -> Ladder:  # fmt: skip
     """
     Return verdicts about the wheel at *path*, with every gate that its fork needs.
@@ -97,12 +87,17 @@ def ladder(
     Args:
         companions: Wheels of ours that are installed beside it.
         worse: Gate → the state of its first check. *without*: gates that nobody climbed.
-        host: Facts in place of those of a GB10. *sha256*: of another wheel, which they are about instead.
+        sha256: Of another wheel, which they are about instead.
         recipes: Those that were served.
     """
     about = wheels.subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
-    facts = {**HOST, "architecture": machine, **companions_of(companions), **(host or {})}
+    contents = {one: wheel_facts._contents(one).files for one in companions}
+    beside = {
+        f"content {wheels.subject(one).name}": wheel_content.of_wheel(files, WheelName.of(one.name).info)
+        for one, files in contents.items()
+    }
+    facts = {**HOST, "architecture": machine, **beside}
     subject = replace(about, sha256=sha256 or about.sha256)
     gates = GATES if about.name == "vllm" else ("G0",)
     made = []
@@ -112,10 +107,10 @@ def ladder(
             checks[0] = Check(checks[0].name, state, "made up for a test", "made-up")
         served = (RECIPE,) if name == "G8" else recipes
         for recipe in served if name in SERVED else ("",):
-            judged = release_policy().expected_digest(name, stack, recipe) or wheels.hexed("policy", name)
+            judged = release_policy().expected_digest(name, wheels.STACK, recipe) or wheels.hexed("policy", name)
             gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
             made.append(ladders.verdict_of(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0, evidence=evidence(path) if name == "G8" else ""))
-    return Ladder(stack, subject, tuple(made))
+    return Ladder(wheels.STACK, subject, tuple(made))
 
 
 def evidence(path: Path) -> str:
@@ -160,27 +155,27 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
     stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
-    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if gate == "G8" else ()
+    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, ()))) if gate == "G8" else ()
 
 
-def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[WorkloadCell] = ()) -> Result:
+def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] = ()) -> Result:
     """
     Return what a throughput gate measures of the wheel at *path* against the stock wheel.
 
     Args:
         slower: By how much, as a part of 1.
     """
-    return _result(wheels.subject(path), slower, blocks, seed, tuple(cells))
+    return _result(wheels.subject(path), slower, cells)
 
 
 @functools.lru_cache
-def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[WorkloadCell, ...]) -> Result:
+def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...]) -> Result:
     speeds = release_policy().throughput
     assert speeds
     upstream = about.version.partition("+")[0]
-    numbers = (CONTROL_BLOCK, *range(blocks))
+    numbers = (CONTROL_BLOCK, *range(3))
     return measurements.gate(
-        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=blocks, seed=seed,
+        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=3, seed=7,
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
         launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
@@ -201,7 +196,3 @@ def write_result(path: Path, made: Result) -> Path:
     place.write_bytes(msgspec.json.encode(made))
     return place
 
-
-def states(made: Ladder) -> dict[str, State]:
-    """Return the state of each gate."""
-    return {verdict.gate: verdict.state for verdict in made.verdicts}

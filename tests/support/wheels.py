@@ -14,7 +14,6 @@ import base64
 import hashlib
 import platform
 import random
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -69,12 +68,6 @@ def sbom(project: str, version: str) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _noise(seed: str, size: int) -> bytes:
-    """Return bytes that do not compress; in pieces, for Python makes no more than 256 MB of them at once."""
-    source, piece = random.Random(seed), 1 << 26
-    return b"".join(source.randbytes(min(piece, size - at)) for at in range(0, size, piece))
-
-
 def plain(
     folder: Path, project: str, version: str, *, requires: Iterable[str] = (), tag: str = "py3-none-any",
     files: Mapping[str, bytes] | None = None, size: int = 0, python: str = ">=3.9",
@@ -90,7 +83,7 @@ def plain(
     name = WheelName(package, version, tag.format(machine=MACHINE))
     made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(), **(files or {})}
     if size:
-        made[f"{package}/data.bin"] = _noise(f"{project}{version}", size)
+        made[f"{package}/data.bin"] = random.Random(f"{project}{version}").randbytes(size)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name.filename
     wheelfile.write(path.parent, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
@@ -140,7 +133,7 @@ def ours(
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,
         }  # fmt: skip
     if size:
-        made[f"{package}/data.bin"] = _noise(f"{project}{whole}", size)
+        made[f"{package}/data.bin"] = random.Random(f"{project}{whole}").randbytes(size)
     built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
     made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
@@ -218,30 +211,16 @@ def subject(path: Path) -> AuditedWheel:
     return audit_wheel.read_subject(path)
 
 
-def packed(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Write an archive of just these members to *path*, whatever they are, and return it."""
-    with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
-        # Names that are there twice are what some tests want.
-        warnings.simplefilter("ignore")
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
-def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object], *, honest: bool = True, name: str = "") -> Path:
-    """
-    Write the wheel at *path* to *folder* with its members as *edit* leaves them, and return it.
-
-    Args:
-        honest: RECORD is made anew; otherwise it stays as it was, or as *edit* leaves it.
-        name: Of the new file.
-    """
+def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
+    """Write the wheel at *path* to *folder* with its members as *edit* leaves them, and a new RECORD; return it."""
     with zipfile.ZipFile(path) as archive:
         found = {one: archive.read(one) for one in archive.namelist()}
     record = next(one for one in found if one.endswith(".dist-info/RECORD"))
     edit(found)
-    if honest:
-        rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
-        found[record] = "".join([*rows, f"{record},,\n"]).encode()
+    rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
+    found[record] = "".join([*rows, f"{record},,\n"]).encode()
     folder.mkdir(parents=True, exist_ok=True)
-    return packed(folder / (name or path.name), found)
+    with zipfile.ZipFile(folder / path.name, "w") as archive:
+        for one, data in found.items():
+            archive.writestr(one, data)
+    return folder / path.name

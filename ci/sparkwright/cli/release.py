@@ -92,7 +92,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="N",
         help="candidates to keep of each stack (default: ci/release.yaml)",
     )
-    add("--verified", action="store_true", help="also remove old releases of verified")
 
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:
@@ -175,8 +174,7 @@ def _add_key(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="PATH",
-        help="folder of the new keys (make), or the key to show; without it, show lists the keys "
-        "of --at",
+        help="make: folder of the new keys",
     )
     add(
         "--name",
@@ -295,7 +293,7 @@ def prune(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove old releases."""
     publisher = _publisher(arguments)
     keep = arguments.keep or publisher.policy.file.retain
-    return _show(publisher.prune(keep, verified=arguments.verified), "removed", "no release")
+    return _show(publisher.prune(keep), "removed", "no release")
 
 
 def refresh(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
     action, path = arguments.action, arguments.path
     options.refuse(
         (action == "make" and path is None, "`release key make` needs a folder."),
-        (action == "show" and not (path or arguments.at), "Name a key, or an index with --at."),
+        (action == "show" and not arguments.at, "`release key show` needs --at."),
         (
             action == "rotate"
             and not (arguments.at and arguments.role and (arguments.new or arguments.identity)),
@@ -349,13 +347,8 @@ def _make_keys(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
-    from sparkwright.release import keys
     from sparkwright.release.repository import IndexFolder
 
-    if arguments.path:
-        fingerprint = keys.load_public(arguments.path).keyid
-        console.result(fingerprint)
-        return {"file": str(arguments.path), "fingerprint": fingerprint}
     index = IndexFolder(arguments.at).require()
     assert index.root
     root = index.root.signed

@@ -32,8 +32,11 @@ def check_room(folder: Path, size: int) -> None:
     """Raise `disk-full` unless *size* bytes fit where *folder* lies."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        what = f"{folder} has no room for {size / 1e6:,.1f} MB."
-        raise StoreError("disk-full", what, details=[f"free: {free / 1e6:,.1f} MB"])
+        raise StoreError(
+            "disk-full",
+            f"{folder} has no room for {size / 1e6:,.1f} MB.",
+            details=[f"free: {free / 1e6:,.1f} MB"],
+        )
 
 
 def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
@@ -71,8 +74,10 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int
                 for future in ended.done:
                     future.result()
                 if ended.not_done:
-                    what = f"{len(ended.not_done)} wheels did not arrive within {SECONDS:g} s."
-                    raise ClientError("index-unreachable", what)
+                    raise ClientError(
+                        "index-unreachable",
+                        f"{len(ended.not_done)} wheels did not arrive within {SECONDS:g} s.",
+                    )
             finally:
                 transfers.stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)

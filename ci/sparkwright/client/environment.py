@@ -114,9 +114,11 @@ def find_python(named: str) -> Python:
             process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4096, 1), log)
             python = msgspec.json.decode(log.read_bytes(), type=Python)
     except (CommandError, OSError, msgspec.DecodeError) as error:
-        what = f"There is no usable Python {named}."
         raise PythonError(
-            "environment-unusable", what, details=[str(error)], todo="Name another with --python."
+            "environment-unusable",
+            f"There is no usable Python {named}.",
+            details=[str(error)],
+            todo="Name another with --python.",
         ) from error
     return python
 
@@ -192,8 +194,9 @@ class Prefix:
         """
         for link in (self.root / "current", self.root / ".current"):
             if link.is_dir() and not link.is_symlink():
-                what = f"{link} is a folder, not a link."
-                raise PythonError("environment-unusable", what, todo="Move it away.")
+                raise PythonError(
+                    "environment-unusable", f"{link} is a folder, not a link.", todo="Move it away."
+                )
         return locked(own_folder(self.root) / LOCK, str(self.root))
 
     def environment_folder(self, name: str) -> Path:
@@ -438,8 +441,11 @@ def _compare_with_wheels(
     wrong += sorted(actual.keys() - expected.keys() - others)
     wrong += sorted(place for wheel in wheels for place in wheel.scripts - actual.keys())
     if wrong:
-        what = f"What was installed in {folder} is not what the wheels hold."
-        raise ClientError("environment-broken", what, details=wrong[:20])
+        raise ClientError(
+            "environment-broken",
+            f"What was installed in {folder} is not what the wheels hold.",
+            details=wrong[:20],
+        )
 
 
 def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str]) -> None:
@@ -461,7 +467,8 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
         ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
     if ended.status or not ended.tail.endswith(load_check.DONE):
         late = [f"it did not end within {_LOAD_LIMITS.seconds:g} s"] if ended.late else []
-        what = f"The libraries in {folder} cannot be loaded."
         raise ClientError(
-            "environment-broken", what, details=[*ended.tail.splitlines()[-20:], *late]
+            "environment-broken",
+            f"The libraries in {folder} cannot be loaded.",
+            details=[*ended.tail.splitlines()[-20:], *late],
         )

@@ -31,8 +31,9 @@ def own_folder(base: Path, *parts: str) -> Path:
                 path.mkdir(exist_ok=True)
                 _check_own(path)
     except OSError as error:
-        what = f"{path} cannot be used."
-        raise StoreError("cache-unusable", what, details=[str(error)]) from error
+        raise StoreError(
+            "cache-unusable", f"{path} cannot be used.", details=[str(error)]
+        ) from error
     return path
 
 

@@ -234,8 +234,11 @@ class Index:
         try:
             release = decode_release(self._bytes(place, target.length, sha256, LARGEST_RELEASE))
         except ValueError as error:
-            what = f"{name} is not a release that this program can read."
-            raise ClientError("index-invalid", what, details=[str(error)[:300]]) from error
+            raise ClientError(
+                "index-invalid",
+                f"{name} is not a release that this program can read.",
+                details=[str(error)[:300]],
+            ) from error
         if release.name != name:
             raise ClientError("set-mixed", f"{name} calls itself {release.name} inside.")
         return release
@@ -258,8 +261,9 @@ class Index:
             release-unknown: None does. wheel-invalid: There is no such file.
         """
         if not wheel.is_file():
-            todo = "Name a wheel that exists."
-            raise WheelError("wheel-invalid", f"{wheel} is no regular file.", todo=todo)
+            raise WheelError(
+                "wheel-invalid", f"{wheel} is no regular file.", todo="Name a wheel that exists."
+            )
         sha256 = files.sha256_file(wheel)
         for name in newest_first(self.states):
             for record in self.release(name).wheels:
@@ -309,11 +313,13 @@ def _translated(location: Location, folder: Path) -> Iterator[None]:
     except exceptions.RepositoryError as error:
         _check_sigstore(folder)
         reference = next(name for kind, name in references.items() if isinstance(error, kind))
-        what = f"The metadata of {location} is refused."
-        raise ClientError(reference, what, details=[str(error)[:300]]) from error
+        raise ClientError(
+            reference, f"The metadata of {location} is refused.", details=[str(error)[:300]]
+        ) from error
     except OSError as error:
-        what = f"{folder} cannot be used."
-        raise StoreError("state-unusable", what, details=[str(error)]) from error
+        raise StoreError(
+            "state-unusable", f"{folder} cannot be used.", details=[str(error)]
+        ) from error
 
 
 def _check_sigstore(folder: Path) -> None:
@@ -321,9 +327,11 @@ def _check_sigstore(folder: Path) -> None:
     root = folder / "root.json"
     signs = root.exists() and '"sigstore-oidc"' in root.read_text("utf-8", "replace")
     if signs and find_spec("sigstore") is None:
-        what = "A Sigstore identity signs this index, and `sigstore` is not installed."
-        todo = "Install the part: 'sparkwright-install[sigstore]'."
-        raise CommandError("part-missing", what, todo=todo)
+        raise CommandError(
+            "part-missing",
+            "A Sigstore identity signs this index, and `sigstore` is not installed.",
+            todo="Install the part: 'sparkwright-install[sigstore]'.",
+        )
 
 
 def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float = 0) -> Index:

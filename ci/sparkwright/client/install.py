@@ -79,8 +79,11 @@ def select_release(
         raise ClientError("release-unknown", what, details=newest_first(states)[:10], todo=todo)
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
-        missing = f"missing: {', '.join(states[names[0]].missing)}"
-        raise ClientError("release-unproved", f"{names[0]} is not verified.", details=[missing])
+        raise ClientError(
+            "release-unproved",
+            f"{names[0]} is not verified.",
+            details=[f"missing: {', '.join(states[names[0]].missing)}"],
+        )
     offered = [name for name in proved if version or not states[name].yanked]
     if not offered:
         reasons = [f"{name}: {states[name].yanked}" for name in proved[:10]]
@@ -143,8 +146,11 @@ def install(
         missing = [
             f"{file}: {item.gate}" for file, items in release.missing.items() for item in items
         ]
-        what = f"{name} is called verified, and its own record lacks gates."
-        raise ClientError("release-unproved", what, details=missing[:20])
+        raise ClientError(
+            "release-unproved",
+            f"{name} is called verified, and its own record lacks gates.",
+            details=missing[:20],
+        )
     locks = {str(lock.machine): lock for lock in release.locks}
     lock = locks.get(machine) or locks.get("any")
     if lock is None:
@@ -242,8 +248,11 @@ def _wheels(
         address = index.location.join(url)
         wheels.append(msgspec.structs.replace(wheel, url=address, size=size))
     if wrong:
-        what = f"The lock of {release.name} does not belong to the release."
-        raise ClientError("set-mixed", what, details=wrong[:20])
+        raise ClientError(
+            "set-mixed",
+            f"The lock of {release.name} does not belong to the release.",
+            details=wrong[:20],
+        )
     return tuple(wheels)
 
 
@@ -398,8 +407,11 @@ def rollback(
         if reason := states[name].yanked if name in states else "":
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
-                todo = "Go back to it with --yes, or install another release."
-                raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
+                raise ClientError(
+                    "release-yanked",
+                    f"{name}: {reason}",
+                    todo="Go back to it with --yes, or install another release.",
+                )
         return _switch(prefix, name, back=True)
 
 

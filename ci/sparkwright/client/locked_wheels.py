@@ -56,8 +56,9 @@ def read(data: bytes, what: str) -> Pylock:
     try:
         lock = Pylock.from_dict(tomllib.loads(data.decode("utf-8")))
     except (ValueError, PylockValidationError, RecursionError, TypeError, AttributeError) as error:
-        what = f"{what} is no pylock.toml."
-        raise ClientError("lock-invalid", what, details=[str(error)[:1000]]) from error
+        raise ClientError(
+            "lock-invalid", f"{what} is no pylock.toml.", details=[str(error)[:1000]]
+        ) from error
     faults = [fault for package in lock.packages for fault in _faults(package)]
     if lock.extras or lock.dependency_groups or lock.default_groups:
         faults.append("it leaves a choice: extras or groups")

@@ -131,22 +131,19 @@ def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseS
     installed, states = prefix.installed(), dict[str, ReleaseState]()
     # Markers hold addresses without credentials.
     stored = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    addresses = [marker.index for marker in installed.values()]
-    for address in dict.fromkeys([*addresses, *([stored] if arguments.index else [])]):
-        named = address == stored
-        asked = [
-            name
-            for name, marker in installed.items()
-            if name not in states and (named or marker.index == address)
-        ]
+    for address in dict.fromkeys(marker.index for marker in installed.values()):
+        place, trust = (arguments.index, arguments.trust) if address == stored else (address, "")
         try:
-            place, trust = (arguments.index, arguments.trust or "") if named else (address, "")
-            if asked:
-                found = open_index(prefix.root / "trust", place, trust, PATIENCE).states
-                states |= {name: found[name] for name in asked if name in found}
+            found = open_index(prefix.root / "trust", place, trust or "", PATIENCE).states
         except SparkwrightError as error:
             why = f"{error.what} ({error.reference})"
             console.warn(f"whether a release was yanked is not known: {why}")
+            continue
+        states |= {
+            name: found[name]
+            for name in found.keys() & installed
+            if installed[name].index == address
+        }
     return states
 
 
@@ -289,8 +286,11 @@ def run_program(arguments: argparse.Namespace) -> int:
     if not words:
         raise UsageError("usage", "No program is named.", todo="sparkwright run -- vllm serve ...")
     if not prefix.marker(prefix.current):
-        todo = "Run `sparkwright install`, or `sparkwright rollback` if another one is installed."
-        raise ClientError("nothing-installed", f"{prefix.root} has no current release.", todo=todo)
+        raise ClientError(
+            "nothing-installed",
+            f"{prefix.root} has no current release.",
+            todo="Run `sparkwright install`, or `sparkwright rollback` to another one.",
+        )
     folder = prefix.environment_folder(prefix.current)
     caches, releases = cache_variables(folder), f"{prefix.root}/releases/"
     inherited = {
@@ -308,8 +308,9 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         os.execve(program, words, environment)  # noqa: S606  it is the user's command
     except OSError as error:
-        what = f"{program} cannot be started."
-        raise CommandError("tool-missing", what, details=[str(error)]) from error
+        raise CommandError(
+            "tool-missing", f"{program} cannot be started.", details=[str(error)]
+        ) from error
 
 
 def run(words: Sequence[str]) -> int:

@@ -100,7 +100,10 @@ def decide(
     verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts} if ladder else {}
     measured = verdicts.get(("G8", throughput.recipe if throughput else ""))
     if ladder and measured and measured.state not in ("pass", "not-run"):
-        ladder = _without_overwritten_passes(ladder)
+        # The measurement beside the wheel belongs to a recipe whose G8 is no pass, so it replaced
+        # those of other recipes, and nothing shows their passes any more.
+        own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) != ("G8", "pass")]
+        ladder = replace(ladder, verdicts=tuple(own))
         verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts}
     if any(entry.gate == "G8" and entry.state == "pass" for entry in verdicts.values()):
         throughput_recheck.require(measured, throughput, policy)
@@ -132,17 +135,6 @@ def decide(
         margin=throughput.margin if throughput else None,
         host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )
-
-
-def _without_overwritten_passes(ladder: Ladder) -> Ladder:
-    """
-    Return *ladder* without the passes of G8.
-
-    The measurement beside the wheel belongs to a recipe whose G8 is no pass, so those of other
-    recipes were overwritten by it, and nothing shows their passes any more.
-    """
-    own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) != ("G8", "pass")]
-    return replace(ladder, verdicts=tuple(own))
 
 
 class _Gates:
@@ -299,9 +291,7 @@ def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Ite
     """Yield why the verdicts of the wheel that serves are not about this one, too."""
     if not rule.served_by:
         return
-    bound = ""
-    if serving and serving.wheel:
-        bound = serving.host.get(f"content {wheel.project}", "")
+    bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
     if not bound:
         text = f"no verdict of {rule.served_by} says that it ran with this build of {wheel.project}"
         yield Missing("set", "not-run", "companion-unbound", text)

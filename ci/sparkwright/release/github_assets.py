@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from sparkwright.client.records import ReleaseFile
 from sparkwright.core import http
-from sparkwright.core.console import Progress, console
+from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import GitHub, Repository
 from sparkwright.core.http import ATTEMPTS, HttpFailure, redact_credentials
@@ -30,7 +30,6 @@ UPLOADS = "https://uploads.github.com"
 LARGEST = 2 << 30
 #: Bytes per second below which a transfer is given up, and seconds that it has besides.
 SLOWEST, GRACE = 50_000, 300.0
-CHUNK = 1 << 16
 
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
@@ -164,17 +163,14 @@ class GitHubAssets(Repository):
         )
         if reply.status != 404:
             return self.github.decode(reply, _GitHubRelease, what)
-        if drafts := self._drafts():
-            return drafts[0]
+        every = self.pages("/releases", _GitHubRelease, f"the drafts of {self.repository}")
+        drafts = [release for release in every if release.draft and release.tag_name == self.tag]
+        if drafts:
+            return min(drafts, key=lambda release: release.id)
         text = "Made by sparkwright. The signed index names these files by hash."
         record = {"tag_name": self.tag, "name": self.tag, "body": text, "draft": True}
         record["prerelease"] = self._prerelease
         return self.request("POST", "/releases", _GitHubRelease, f"a draft for {self.tag}", record)
-
-    def _drafts(self) -> list[_GitHubRelease]:
-        every = self.pages("/releases", _GitHubRelease, f"the drafts of {self.repository}")
-        drafts = (release for release in every if release.draft and release.tag_name == self.tag)
-        return sorted(drafts, key=lambda release: release.id)
 
     def _assets(self, release: _GitHubRelease) -> dict[str, _Asset]:
         path, what = f"/releases/{release.id}/assets", f"the files of {self.tag}"
@@ -233,12 +229,12 @@ class GitHubAssets(Repository):
             )
         with (
             path.open("rb") as stream,
-            console.progress(file.name, file.size, "bytes") as progress,
+            console.step(f"sending {file.name}"),
             http.exchange(
                 "POST",
                 f"{url}?name={quote(file.name, safe='')}",
                 token=self.github.token,
-                data=_Body(stream, file.size, progress),
+                data=stream,
                 headers={"Content-Type": "application/octet-stream"},
                 seconds=GRACE + file.size / SLOWEST,
             ) as reply,
@@ -279,18 +275,3 @@ def _holds(asset: _Asset, file: ReleaseFile) -> bool:
     """Return whether the asset is *file*, by what GitHub states of it."""
     stated = asset.state, asset.size, asset.digest
     return stated == ("uploaded", file.size, f"sha256:{file.sha256}")
-
-
-class _Body:
-    """A file that is sent, and whose bytes move *progress*; its length is the Content-Length."""
-
-    def __init__(self, stream: IO[bytes], size: int, progress: Progress) -> None:
-        self._stream, self._size, self._progress = stream, size, progress
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[bytes]:
-        while piece := self._stream.read(CHUNK):
-            yield piece
-            self._progress.update(self._stream.tell(), "sent")

@@ -131,15 +131,12 @@ def load_private(path: Path) -> CryptoSigner:
     data, secret = _read(path, secret=True), passphrase()
     try:
         key = load_pem_private_key(data, secret.encode() or None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         # The library's message may quote the file, so it is not shown.
-        reason = "the passphrase is wrong, or it is no key"
-        if isinstance(error, TypeError):
-            reason = "it has no passphrase" if secret else "it needs its passphrase"
         raise TrustError(
             "key-invalid",
             f"{path} is no private key that can be read.",
-            details=[f"{reason} ({PASSPHRASE})"],
+            details=[f"it is no key, or {PASSPHRASE} is wrong, missing or not needed"],
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise TrustError("key-invalid", f"{path} is no private Ed25519 key.")
@@ -206,18 +203,12 @@ def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
     return pairs
 
 
-def identity_key(identity: Identity) -> Key:
-    """Return the key of a Sigstore identity, as root metadata holds it."""
-    from securesystemslib.signer import SigstoreSigner
-
-    return SigstoreSigner.import_(identity.identity, identity.issuer)[1]
-
-
 def _identity_signer(identity: Identity) -> Signer:
     from securesystemslib.signer import SigstoreSigner
 
     try:
-        return SigstoreSigner.from_priv_key_uri("sigstore:", identity_key(identity))
+        _, public = SigstoreSigner.import_(identity.identity, identity.issuer)
+        return SigstoreSigner.from_priv_key_uri("sigstore:", public)
     except Exception as error:  # the library's failures have no common base
         raise TrustError(
             "identity-unusable",
@@ -242,6 +233,9 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 def _read(path: Path, *, secret: bool) -> bytes:
     if secret and path.is_file() and path.stat().st_mode & 0o077:
-        todo = f"Make it yours alone: chmod 600 {path}"
-        raise TrustError("key-invalid", f"{path} is open to others.", todo=todo)
+        raise TrustError(
+            "key-invalid",
+            f"{path} is open to others.",
+            todo=f"Make it yours alone: chmod 600 {path}",
+        )
     return read_bytes(path, limit=LARGEST, failure=partial(TrustError, "key-invalid"))

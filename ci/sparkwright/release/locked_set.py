@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 from sparkwright.builder import pylock
 from sparkwright.client.locked_wheels import LockedWheel
@@ -39,17 +39,6 @@ _SOURCES = (
     *("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"),
     *("UV_CONSTRAINT", "UV_OVERRIDE"),
 )
-
-
-class OwnWheel(msgspec.Struct, frozen=True):
-    """A wheel of ours: its normalised project, its file, and its address once it is published."""
-
-    project: str
-    version: str
-    path: Path
-    url: str
-    sha256: str
-    size: int
 
 
 class LockedSet(msgspec.Struct, frozen=True):
@@ -75,7 +64,7 @@ def torch_version(build_lock: Path) -> str:
 
 
 def resolve(
-    own: Sequence[OwnWheel],
+    own: Mapping[LockedWheel, Path],
     machine: Machine,
     rule: SetRule,
     *,
@@ -84,9 +73,10 @@ def resolve(
     cache: Path | None = None,
 ) -> LockedSet:
     """
-    Return the set of the wheels *own* for *machine*.
+    Return the set of wheels of ours for *machine*.
 
     Args:
+        own: Each, with its address once it is published, and its file.
         rule: The Pythons, further requirements and overrides of the stack.
         torch: The version that the wheels were compiled against; empty for any.
         cache: The folder of uv's cache; the user's own by default.
@@ -106,7 +96,7 @@ def resolve(
         for package in packages:
             needed.setdefault(resolver.wheel(package, python), []).append(python)
     return LockedSet(
-        _write(needed, machine, pythons),
+        write(needed, machine, pythons),
         tuple(sorted(needed, key=msgspec.structs.astuple)),
         pythons,
     )
@@ -117,14 +107,14 @@ class _Resolver:
 
     def __init__(
         self,
-        own: Sequence[OwnWheel],
+        own: Mapping[LockedWheel, Path],
         machine: Machine,
         rule: SetRule,
         index_url: str,
         folder: Path,
         cache: Path | None,
     ) -> None:
-        self._own = {wheel.project: wheel for wheel in own}
+        self._own = {wheel.project: (wheel, path) for wheel, path in own.items()}
         self._machine, self._rule, self._index_url = machine, rule, index_url
         self._folder, self._cache = folder, cache
 
@@ -171,8 +161,8 @@ class _Resolver:
         from uv import find_uv_bin
 
         direct = [
-            f"{project} @ {wheel.path.resolve().as_uri()}"
-            for project, wheel in sorted(self._own.items())
+            f"{project} @ {path.resolve().as_uri()}"
+            for project, (_, path) in sorted(self._own.items())
         ]
         overrides = [override.requirement for override in self._rule.overrides]
         inputs: dict[str, Iterable[str]] = {
@@ -221,15 +211,16 @@ class _Resolver:
     def wheel(self, package: Mapping[str, Any], python: str) -> LockedWheel:
         """Return the wheel of *package* for *python*."""
         name, version = package["name"], package.get("version", "")
-        if own := self._own.get(name):
-            return LockedWheel(name, own.version, own.path.name, own.url, own.sha256, own.size)
-        tags = pylock.tags(_number(python), self._machine)
-        ranks = {str(tag): rank for rank, tag in enumerate(tags)}
+        if name in self._own:
+            return self._own[name][0]
+        ranks = {tag: n for n, tag in enumerate(pylock.tags(_number(python), self._machine))}
         rated = [
             (min(fitting), filename, wheel)
             for wheel in package.get("wheels", ())
             for filename in [_filename(wheel)]
-            if (fitting := [ranks[tag] for tag in _tags(filename) if tag in ranks])
+            if (
+                fitting := [ranks[tag] for tag in parse_wheel_filename(filename)[3] if tag in ranks]
+            )
         ]
         if not rated:
             raise ReleaseError(
@@ -253,13 +244,6 @@ def _filename(wheel: Mapping[str, Any]) -> str:
     return str(wheel.get("name") or unquote(last))
 
 
-def _tags(filename: str) -> list[str]:
-    try:
-        return [str(tag) for tag in parse_wheel_filename(filename)[3]]
-    except InvalidWheelFilename:
-        return []
-
-
 def _public(url: str) -> str:
     """Return *url* without user, password and fragment, as it is published."""
     parts = urlsplit(url)
@@ -270,7 +254,7 @@ def _number(python: str) -> tuple[int, ...]:
     return tuple(map(int, python.split(".")))
 
 
-def _write(
+def write(
     needed: Mapping[LockedWheel, Sequence[str]], machine: Machine, pythons: Sequence[str]
 ) -> bytes:
     """

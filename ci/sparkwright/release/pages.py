@@ -1,30 +1,25 @@
 """
 The pages of an index, generated from its signed releases: for people, and for pip and uv.
 
-`simple/<channel>/` is the simple API as HTML (PEP 503) and JSON (PEP 691), with yanks (592),
-METADATA (658, 714) and sizes (700). The pages carry no signature. They are written after the
+`simple/<channel>/` is the simple API as HTML (PEP 503), with yanks (592) and METADATA (658, 714).
+The pages carry no signature. They are written after the
 signed metadata; what a killed run left old, the next command writes again.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from sparkwright import __version__
 from sparkwright.client.records import CHANNELS, Channel, ReleaseFile, ReleaseWheel
 from sparkwright.core.console import size
-from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import write_file
-from sparkwright.release import release_notes, templates
+from sparkwright.release import release_notes
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
 
-#: The version of the simple API (PEP 700).
-SIMPLE_VERSION = "1.1"
+#: The version of the simple API (PEP 629).
+SIMPLE_VERSION = "1.0"
 #: The project of the client.
 CLIENT = "sparkwright-install"
 
@@ -37,8 +32,7 @@ def write(index: IndexFolder) -> None:
     for name, entry in entries.items():
         _write_release(index, folder / "releases" / name / "index.html", entry)
     newest = list(entries.values())[::-1]
-    front = templates.render(
-        "index.html",
+    front = release_notes.template("index.html").render(
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
         url=index.facts.url,
@@ -52,7 +46,7 @@ def write(index: IndexFolder) -> None:
             for name, entry in entries.items()
         },
     )
-    _write(folder / "index.html", front.encode())
+    _write(folder / "index.html", front)
     for channel in CHANNELS:
         projects = _write_simple(folder / "simple" / channel, index, channel)
         _remove_others(folder / "simple" / channel, projects)
@@ -60,21 +54,15 @@ def write(index: IndexFolder) -> None:
 
 
 def _write_release(index: IndexFolder, path: Path, entry: IndexEntry) -> None:
-    """Write the page of a release, unless it is there for this very record and state."""
-    key = sha256_bytes(canonical([entry, __version__, index.facts.url]))
-    last = f"<!-- {key} -->\n".encode()
-    if path.exists() and path.read_bytes().endswith(last):
-        return
     before = index.entries.get(entry.release.before)
-    page = templates.render(
-        "release.html",
+    page = release_notes.template("release.html").render(
         title=entry.release.name,
         state=entry.state,
         url=index.facts.url,
         link=lambda file: _link(file, 2),
         **release_notes.view(entry.release, before.release if before else None),
     )
-    _write(path, page.encode() + last)
+    _write(path, page)
 
 
 def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:
@@ -82,34 +70,18 @@ def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str
     projects: dict[str, dict[str, tuple[Wheel, str]]] = {}
     if clients := index.facts.clients:
         projects[CLIENT] = {wheel.name: (wheel, "") for wheel in clients}
-    for wheel, yanked in _offered(index, channel):
-        earlier = projects.setdefault(wheel.project, {}).get(wheel.name)
-        # A wheel of several releases is yanked only with all of them.
-        reason = yanked if earlier is None or earlier[1] else ""
-        projects[wheel.project][wheel.name] = (wheel, reason)
+    for entry in index.entries.values():
+        for wheel in entry.release.wheels if channel in ("candidate", entry.state.channel) else ():
+            earlier = projects.setdefault(wheel.project, {}).get(wheel.name)
+            # A wheel of several releases is yanked only with all of them.
+            reason = entry.state.yanked if earlier is None or earlier[1] else ""
+            projects[wheel.project][wheel.name] = (wheel, reason)
     links = [{"href": f"{name}/", "attributes": {}, "text": name} for name in sorted(projects)]
     _write_page(folder, "Simple index", links)
-    meta = {"api-version": SIMPLE_VERSION}
-    names = [{"name": name} for name in sorted(projects)]
-    _write(folder / "index.json", msgspec.json.encode({"meta": meta, "projects": names}))
     for project, offered in projects.items():
-        wheels = [offered[name] for name in sorted(offered)]
-        _write_page(folder / project, f"Links for {project}", [_html(*entry) for entry in wheels])
-        document = {
-            "meta": meta,
-            "name": project,
-            "versions": sorted({wheel.version for wheel, _ in wheels}),
-            "files": [_json(*entry) for entry in wheels],
-        }
-        _write(folder / project / "index.json", msgspec.json.encode(document))
+        links = [_html(*offered[name]) for name in sorted(offered)]
+        _write_page(folder / project, f"Links for {project}", links)
     return set(projects)
-
-
-def _offered(index: IndexFolder, channel: Channel) -> Iterator[tuple[ReleaseWheel, str]]:
-    for entry in index.entries.values():
-        if channel in ("candidate", entry.state.channel):
-            for wheel in entry.release.wheels:
-                yield wheel, entry.state.yanked
 
 
 def _html(wheel: Wheel, yanked: str) -> dict[str, Any]:
@@ -124,21 +96,6 @@ def _html(wheel: Wheel, yanked: str) -> dict[str, Any]:
     return {"href": href, "attributes": attributes, "text": wheel.name}
 
 
-def _json(wheel: Wheel, yanked: str) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "filename": wheel.name,
-        "url": _link(wheel, 3),
-        "hashes": {"sha256": wheel.sha256},
-        "size": wheel.size,
-        "upload-time": wheel.uploaded,
-        "core-metadata": {"sha256": wheel.metadata},
-        "yanked": yanked or False,
-    }
-    if wheel.requires_python:
-        record["requires-python"] = wheel.requires_python
-    return record
-
-
 def _link(file: ReleaseFile, depth: int) -> str:
     """Return the address of *file* on a page *depth* folders below the root."""
     # Some hosts take a plus for a blank.
@@ -146,16 +103,18 @@ def _link(file: ReleaseFile, depth: int) -> str:
 
 
 def _write_page(folder: Path, title: str, links: list[dict[str, Any]]) -> None:
-    page = templates.render("simple.html", title=title, links=links, version=SIMPLE_VERSION)
-    _write(folder / "index.html", page.encode())
+    page = release_notes.template("simple.html").render(
+        title=title, links=links, version=SIMPLE_VERSION
+    )
+    _write(folder / "index.html", page)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, page: str) -> None:
     """Write *path* whole or not at all, unless it has this content."""
-    if path.exists() and path.read_bytes() == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, data)
+    data = page.encode()
+    if not path.exists() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:

@@ -56,11 +56,6 @@ class Roles(_Record, frozen=True):
     snapshot: RoleRule
     timestamp: RoleRule
 
-    def rule(self, role: str) -> RoleRule:
-        """Return the rule of *role*."""
-        rule: RoleRule = getattr(self, role)
-        return rule
-
 
 class Identity(_Record, frozen=True):
     """A Sigstore identity that may hold the targets role: the certificate's subject and issuer."""
@@ -301,12 +296,17 @@ def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str,
 
     names = {name for group in file.recipes.values() for name in group} | file.faulty
     if unknown := names - set(recipes.names(root)):
-        what = "The release policy names recipes that do not exist."
-        raise FileError("file-invalid", what, details=sorted(unknown))
+        raise FileError(
+            "file-invalid",
+            "The release policy names recipes that do not exist.",
+            details=sorted(unknown),
+        )
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
-        what = f"The release policy names the profile {file.profile!r}, which does not exist."
-        raise FileError("file-invalid", what)
+        raise FileError(
+            "file-invalid",
+            f"The release policy names the profile {file.profile!r}, which does not exist.",
+        )
     loaded = [recipes.load(root, name) for name in sorted(names)]
     served = [gate for gate in SERVED if gate in required and gate != "G8"]
     return {

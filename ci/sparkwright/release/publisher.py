@@ -164,9 +164,16 @@ class Publisher:
         channel = channel or "verified"
         done = Published("", channel, index.version, missing=decided.missing)
         if same := _same_release(index, stack, decided.wheels):
-            _refuse_unpromoted(same, channel)
+            if channel == "verified" and same.state.channel == "candidate":
+                raise ReleaseError(
+                    "release-name-taken",
+                    f"These wheels are published, as the candidate {same.release.name}.",
+                    todo=f"Move it: `sparkwright release promote {same.release.name}`.",
+                )
             if not dry_run:
-                self._restore(index, same.release, decided.wheels)
+                with index.changing(self.keys, self.policy.file.roles) as change:
+                    _put_wheels(change, decided.wheels, same.release)
+                self._finish()
             name, channel = same.release.name, same.state.channel
             gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
             return replace(done, release=name, channel=channel, already=True, gated=gated)
@@ -193,7 +200,7 @@ class Publisher:
         self._require_room([*draft.contents, *draft.release.wheels])
         sent = _upload(host, new) if host and send else []
         with index.changing(self.keys, self.policy.file.roles) as change:
-            clients = _with_client(change, url, draft.release.made)
+            clients = _with_client(change, url)
             change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
             for file, data in draft.contents.items():
                 change.put(file, data)
@@ -207,12 +214,6 @@ class Publisher:
             sent=(*sent, *change.sent),
             fingerprint=index.fingerprint,
         )
-
-    def _restore(self, index: IndexFolder, release: Release, wheels: Iterable[WheelFacts]) -> None:
-        """Bring what is missing or damaged of the published *wheels* of *release* back."""
-        with index.changing(self.keys, self.policy.file.roles) as change:
-            _put_wheels(change, wheels, release)
-        self._finish()
 
     def upload(self, paths: Sequence[Path], repository: str) -> list[str]:
         """
@@ -317,7 +318,7 @@ class Publisher:
             change.set_state(name, replace(entry.state, yanked=reason))
         return _changed(self._finish(), name)
 
-    def prune(self, keep: int, *, verified: bool = False) -> Changed:
+    def prune(self, keep: int) -> Changed:
         """
         Remove the candidates of each stack that are older than the *keep* newest offered ones.
 
@@ -325,16 +326,15 @@ class Publisher:
 
         Args:
             keep: At least 1.
-            verified: Do the same with the releases of ``verified``.
         """
         index = self.open()
-        newer: dict[tuple[str, str], int] = {}
+        newer: dict[str, int] = {}
         surplus: list[IndexEntry] = []
         for entry in list(index.entries.values())[::-1]:
-            kind = entry.state.stack, entry.state.channel
-            if newer.get(kind, 0) >= keep and (verified or entry.state.channel == "candidate"):
-                surplus.append(entry)
-            newer[kind] = newer.get(kind, 0) + (not entry.state.yanked)
+            if entry.state.channel == "candidate":
+                surplus += [entry] if newer.get(entry.state.stack, 0) >= keep else []
+                offered = not entry.state.yanked
+                newer[entry.state.stack] = newer.get(entry.state.stack, 0) + offered
         with index.changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing()
             for entry in surplus:
@@ -447,7 +447,7 @@ def _file(wheel: WheelFacts) -> ReleaseFile:
     return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
 
 
-def _with_client(change: Transaction, url: str, uploaded: str) -> tuple[ClientWheel, ...]:
+def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
     """Return the wheels of the client in the index, with a new one if it would differ."""
     clients = change.facts.clients
     carried = (url, change.fingerprint, change.root)
@@ -468,7 +468,6 @@ def _with_client(change: Transaction, url: str, uploaded: str) -> tuple[ClientWh
             sha256=sha256_file(path),
             version=wheel.version,
             metadata=sha256_bytes(metadata),
-            uploaded=uploaded,
             requires_python=BytesParser().parsebytes(metadata)["Requires-Python"],
         )
         change.put(record, path, metadata)
@@ -573,16 +572,6 @@ def _gated(proof: Proof, policy: ReleasePolicy) -> bool:
     """Return whether *proof* rests on every gate, by the *policy* of today."""
     states = [gate.state for gate in proof.gates]
     return proof.policy == policy.digest and bool(states) and "not-run" not in states
-
-
-def _refuse_unpromoted(same: IndexEntry, channel: Channel) -> None:
-    """Raise `release-name-taken` for the wheels of a candidate that are to be verified."""
-    if channel == "verified" and same.state.channel == "candidate":
-        raise ReleaseError(
-            "release-name-taken",
-            f"These wheels are published, as the candidate {same.release.name}.",
-            todo=f"Move it: `sparkwright release promote {same.release.name}`.",
-        )
 
 
 def _require_offered(entry: IndexEntry) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from sparkwright.audit import policy as audit_policy
 from sparkwright.client.errors import ClientError
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     ForkSource,
     Machine,
@@ -37,7 +38,6 @@ from sparkwright.release import (
 )
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.gate_results import GateResults
-from sparkwright.release.locked_set import OwnWheel
 from sparkwright.release.policy import ReleasePolicy, SetRule
 from sparkwright.release.wheel_facts import WheelFacts
 
@@ -68,14 +68,11 @@ class DecidedWheels:
 
 def missing_lines(missing: Mapping[str, Sequence[Missing]]) -> list[str]:
     """Return a line for each wheel and reason: the gates that are no pass for it."""
-    lines = []
-    for name, entries in missing.items():
-        reasons: dict[str, dict[str, None]] = {}
-        for entry in entries:
-            reasons.setdefault(f"{entry.state} ({entry.reference})", {})[entry.gate] = None
-        project = name.partition("-")[0]
-        lines += [f"{project}: {' '.join(gates)}: {why}" for why, gates in reasons.items()]
-    return lines
+    return [
+        f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
+        for name, entries in missing.items()
+        for reason, gates in release_notes.reasons(entries).items()
+    ]
 
 
 def decide(
@@ -236,18 +233,18 @@ class ReleaseDraft:
         rule: SetRule,
     ) -> ReleaseLock:
         project = self._context.project
-        own = [
-            OwnWheel(
+        own = {
+            LockedWheel(
                 wheel.project,
                 wheel.version,
-                paths[wheel.name],
+                wheel.name,
                 wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
                 wheel.sha256,
                 wheel.size,
-            )
+            ): paths[wheel.name]
             for wheel in wheels
             if wheel.machine in (machine, "any")
-        ]
+        }
         locked = locked_set.resolve(
             own,
             machine,
@@ -257,8 +254,9 @@ class ReleaseDraft:
         )
         edited = {edit.package for edit in rule.edits}
         if missing := sorted(edited - locked.packages.keys()):
-            what = "The set lacks packages that are to be edited."
-            raise ClientError("set-mixed", what, details=missing)
+            raise ClientError(
+                "set-mixed", "The set lacks packages that are to be edited.", details=missing
+            )
         file = _add(f"pylock.{machine}.toml", locked.lock, self.contents)
         return ReleaseLock(
             **msgspec.structs.asdict(file),

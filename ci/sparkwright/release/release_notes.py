@@ -7,9 +7,9 @@ for the fork.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
@@ -19,21 +19,28 @@ from sparkwright.cherry_picks import drift, ledger
 from sparkwright.cherry_picks.drift import Trial
 from sparkwright.client.records import (
     ForkSource,
+    Missing,
     Release,
     ReleaseLock,
     ReleasePatch,
-    ReleaseWheel,
     Speed,
     line,
 )
+from sparkwright.core import pages
 from sparkwright.core.console import size
 from sparkwright.forks.context import RunContext
-from sparkwright.release import templates
 
-#: How `decision` says that a gate was not run, and with which recipe.
-_NOT_RUN = re.compile(r"G\d was not run with these bytes(?: and the recipe (\S+))?: ")
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 #: Written where nothing was measured.
 NOT_MEASURED = "not measured"
+
+
+@functools.cache
+def template(name: str) -> Template:
+    """Return a template of the release's pages or notes."""
+    return pages.environment("sparkwright.release").get_template(name)
 
 
 def markdown(release: Release, before: Release | None) -> str:
@@ -43,7 +50,7 @@ def markdown(release: Release, before: Release | None) -> str:
     Args:
         before: The release of the same stack before it; None for the first, or if it was removed.
     """
-    return templates.render("notes.md", **view(release, before))
+    return template("notes.md").render(view(release, before))
 
 
 def view(release: Release, before: Release | None) -> dict[str, Any]:
@@ -69,26 +76,16 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
             for wheel in release.wheels
         },
         "sizes": list(_sizes(release, before)),
-        "reasons": _reasons,
+        "reasons": reasons,
     }
 
 
-def _reasons(wheel: ReleaseWheel) -> list[tuple[str, list[str]]]:
-    """Return each reason why *wheel* is not for ``verified``, with its gates; recipes once."""
-    groups: dict[str, list[str]] = {}
-    recipes: dict[str, None] = {}
-    for entry in wheel.proof.missing:
-        reason = f"{entry.says} ({entry.reference})"
-        if match := _NOT_RUN.match(entry.says):
-            reason = f"not run with these bytes ({entry.reference})"
-            recipes.update(dict.fromkeys(filter(None, match.groups())))
-        gates = groups.setdefault(reason, [])
-        gates += [entry.gate] if entry.gate not in gates else []
-    served = f"; recipes: {', '.join(recipes)}" if recipes else ""
-    return [
-        (f"{reason}{served if reason.startswith('not run with') else ''}", gates)
-        for reason, gates in groups.items()
-    ]
+def reasons(missing: Iterable[Missing]) -> dict[str, list[str]]:
+    """Return each kind of reason why a wheel is not for ``verified``, with its gates."""
+    groups: dict[str, dict[str, None]] = {}
+    for entry in missing:
+        groups.setdefault(f"{entry.state} ({entry.reference})", {})[entry.gate] = None
+    return {reason: list(gates) for reason, gates in groups.items()}
 
 
 def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:

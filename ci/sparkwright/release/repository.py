@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
-import io
 import os
 import re
 import secrets
@@ -37,7 +35,6 @@ from tuf.api.metadata import (
     Metadata,
     MetaFile,
     Root,
-    Signed,
     Snapshot,
     TargetFile,
     Targets,
@@ -52,7 +49,6 @@ from sparkwright.client.records import (
     ReleaseState,
     ReleaseWheel,
     Sha256,
-    Time,
     decode_release,
     number,
     target_path,
@@ -76,7 +72,6 @@ FIELD = "sparkwright"
 #: The roles that every change signs.
 RENEWAL = ("snapshot", "timestamp")
 
-CHUNK = 1 << 20
 #: Bytes of the largest metadata file or release record.
 LARGEST = 64 << 20
 
@@ -89,7 +84,6 @@ class ClientWheel(ReleaseFile, frozen=True, kw_only=True):
 
     version: str
     metadata: Sha256
-    uploaded: Time
     requires_python: str = ""
 
 
@@ -143,9 +137,8 @@ class IndexFolder:
         self.targets: Metadata[Targets] = Metadata(Targets())
         self.snapshot: Metadata[Snapshot] = Metadata(Snapshot())
         self.timestamp: Metadata[Timestamp] = Metadata(Timestamp())
-        unpublished: list[Signed] = [self.targets.signed, self.snapshot.signed]
-        for signed in (*unpublished, self.timestamp.signed):
-            signed.version = 0
+        for metadata in (self.targets, self.snapshot, self.timestamp):
+            metadata.signed.version = 0
         self.published_timestamp = b""
         self._entries: dict[str, IndexEntry] | None = None
         try:
@@ -253,8 +246,9 @@ class IndexFolder:
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
-            what = f"{target.path} is not the release that was signed."
-            raise damaged(what, [str(error)[:500]]) from error
+            raise damaged(
+                f"{target.path} is not the release that was signed.", [str(error)[:500]]
+            ) from error
         return entry
 
     @property
@@ -381,7 +375,7 @@ class Transaction:
         """Return root 1, whose keys are those of the files' names."""
         root = Root(version=1, consistent_snapshot=True)
         for role in root.roles:
-            root.roles[role].threshold = self._roles.rule(role).threshold
+            root.roles[role].threshold = getattr(self._roles, role).threshold
             for signer in self._keys.for_new_index(role):
                 root.add_key(signer.public_key, role)
         self._keys.require(root, root.roles)
@@ -463,7 +457,7 @@ class Transaction:
         """
         old, root = self._root.signed, copy.deepcopy(self._root.signed)
         for role in root.roles:
-            root.roles[role].threshold = self._roles.rule(role).threshold
+            root.roles[role].threshold = getattr(self._roles, role).threshold
         for role in names:
             for keyid in list(root.roles[role].keyids):
                 root.revoke_key(keyid, role)
@@ -539,7 +533,7 @@ class Transaction:
         self, signed: Any, role: str, signers: Sequence[Signer] | None = None
     ) -> Metadata[Any]:
         """Return *signed* with a new expiry, signed by the role's keys of both roots."""
-        days = self._roles.rule(role).days
+        days = getattr(self._roles, role).days
         signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
         if signers is None:
             roots = [root.signed for root in (self._index.root, self._root) if root]
@@ -563,24 +557,19 @@ class Transaction:
         """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
-        digest = hashlib.sha256()
         try:
-            with contextlib.ExitStack() as stack:
-                stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-                stack.enter_context(stream)
-                sink = stack.enter_context(temporary.open("xb"))
-                while piece := stream.read(CHUNK):
-                    digest.update(piece)
-                    sink.write(piece)
-                sink.flush()
-                os.fchmod(sink.fileno(), 0o644)
-                os.fsync(sink.fileno())
-            if sha256 and digest.hexdigest() != sha256:
+            if isinstance(source, bytes):
+                temporary.write_bytes(source)
+            else:
+                shutil.copyfile(source, temporary)
+            if sha256 and (actual := sha256_file(temporary)) != sha256:
                 raise ReleaseError(
                     "publish-failed",
                     f"{path.name} changed while it was read.",
-                    details=[f"read:    {digest.hexdigest()}", f"decided: {sha256}"],
+                    details=[f"read:    {actual}", f"decided: {sha256}"],
                 )
+            temporary.chmod(0o644)
+            flush(temporary)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -625,7 +614,6 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
             "metadata/*.targets.json",
             "metadata/*.snapshot.json",
             f"**/{UNFINISHED}*",
-            f"**/.index.*.{'[0-9a-f]' * 16}",
         )
         removed = []
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):

@@ -45,8 +45,9 @@ def staged_index(context: RunContext, folder: Path) -> Iterator[tuple[Index, str
     """
     wheels = tuple(sorted(folder.absolute().glob("*.whl")))
     if not wheels:
-        what = f"There is no wheel in {folder}."
-        raise UsageError("usage", what, todo="Build first: sparkwright build.")
+        raise UsageError(
+            "usage", f"There is no wheel in {folder}.", todo="Build first: sparkwright build."
+        )
     rules = policy.load(context.project.root, context.project.spec.arch)
     rules = replace(rules, file=replace(rules.file, root=""))
     with tempfile.TemporaryDirectory(prefix="staging-") as name:
@@ -104,8 +105,10 @@ def install_stock(context: RunContext, environment: Path) -> Path:
         if (base := context.lock.forks[fork].bases.get(context.machine))
     ]
     if len(bases) != 1:
-        what = f"Stack {context.project.stack} has no official wheel for {context.machine}."
-        raise SourceError("not-provided", what)
+        raise SourceError(
+            "not-provided",
+            f"Stack {context.project.stack} has no official wheel for {context.machine}.",
+        )
     [base] = bases
     path = package_index.obtain(
         context.store, base.name, base.filename, base.sha256, offline=context.offline

@@ -30,15 +30,15 @@ _VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 _SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 
-def of_wheel(rows: Mapping[str, tuple[str, str]], info: str) -> str:
+def of_wheel(files: Mapping[str, str], info: str) -> str:
     """
     Return the digest of a wheel.
 
     Args:
-        rows: RECORD: name → hash and size, compared with the members before.
+        files: Member → sha256.
         info: The name of its ``.dist-info`` folder.
     """
-    return _digest((name, hexed(row[0])) for name, row in _stable(rows.items(), info))
+    return _digest(_stable(files.items(), info))
 
 
 def of_environment(site: Path) -> dict[str, str]:

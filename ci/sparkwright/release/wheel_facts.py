@@ -1,17 +1,16 @@
 """
 What a wheel of ours is, from its bytes.
 
-The wheel is read as hostile. Every member is compared with RECORD, the file name with METADATA and
-WHEEL, and the libraries with the build record; nothing is unpacked to a name that the wheel gives.
+The wheel is read as hostile, and checked as the client does before an installation. WHEEL, the SBOM
+and the libraries are then compared with its name and its build record.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
+from sparkwright.client import wheel_check
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     ForkSource,
     Machine,
@@ -75,11 +76,10 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Contents(msgspec.Struct):
-    """The texts of a wheel's ``.dist-info`` folder by name, its members, and RECORD."""
+    """The texts of a wheel's ``.dist-info`` folder by name, and the sha256 of its files."""
 
     texts: dict[str, bytes]
-    members: frozenset[str]
-    rows: dict[str, tuple[str, str]]
+    files: dict[str, str]
 
 
 def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[WheelFacts, ...]:
@@ -91,10 +91,11 @@ def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[W
             to read none.
 
     Raises:
-        wheel-invalid: A file is no wheel, or damaged. archive-unsafe: A name leaves its folder.
-        wheel-mismatch: File name, METADATA, WHEEL, RECORD, SBOM, build record and bytes of a wheel
-            differ; or two wheels are of one project and machine; or the wheel from which modules
-            were compiled is not among them.
+        wheel-invalid, wheel-unsafe, archive-unsafe: A client would refuse a file; see
+            `sparkwright.client.wheel_check`.
+        wheel-mismatch: Likewise; or WHEEL, SBOM, build record and bytes of a wheel differ; or two
+            wheels are of one project and machine; or the wheel from which modules were compiled is
+            not among them.
         disk-full: There is no room for the largest library.
     """
     contents = {path: _contents(path) for path in paths}
@@ -150,9 +151,8 @@ def _read(
     sources: Mapping[str, WheelFacts],
 ) -> WheelFacts:
     name = WheelName.of(path.name)
-    metadata = _check_metadata(name, contents.texts)
     subject = audit_wheel.read_subject(path)
-    digests = _walk(path, subject, audit)
+    digests = _device_code(path, subject, audit) if audit else []
     stated = _record(path, contents)
     record: BuildRecord | None = None
     libraries: dict[str, str] = {}
@@ -176,20 +176,26 @@ def _read(
             base = transplant.base.items()
             libraries = {member: wheel_content.hexed(digest) for member, digest in base}
             libraries |= transplant.libraries
-    _require_libraries(path.name, libraries, contents.rows)
+    own = contents.files
+    if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
+        raise WheelError(
+            "wheel-mismatch",
+            f"Libraries of {path.name} are not those that its build record names.",
+            details=wrong[:20],
+        )
     facts = WheelFacts(
         path=path,
         name=path.name,
         sha256=subject.sha256,
         size=subject.size,
         project=subject.name,
-        version=str(metadata["Version"]),
+        version=name.version,
         machine=_machine(path.name, subject),
         source=source,
         stack=stated.stack,
-        content=wheel_content.of_wheel(contents.rows, name.info),
+        content=wheel_content.of_wheel(contents.files, name.info),
         metadata=contents.texts["METADATA"],
-        requires_python=line(str(metadata["Requires-Python"] or "")),
+        requires_python=line(_headers(contents.texts["METADATA"], "Requires-Python", [""])[0]),
         device_code=device_code.wheel_digest(digests),
         sbom=contents.texts.get(SBOM, b""),
         record=record,
@@ -201,49 +207,30 @@ def _read(
 
 def _contents(path: Path) -> _Contents:
     name = WheelName.of(path.name)
+    project = canonicalize_name(name.distribution)
+    locked = LockedWheel(project, name.version, path.name, url="", sha256="")
+    checked = wheel_check.check_wheel(locked, path, "lib/python3/site-packages")
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
-        tops = {member.partition("/")[0] for member in listed}
-        own = (name.info, name.info.removesuffix(".dist-info") + ".data")
-        foreign = sorted(top for top in tops if top.endswith((".dist-info", ".data")))
-        if foreign := [top for top in foreign if top not in own]:
-            raise WheelError(
-                "wheel-mismatch", f"{path.name} has folders of another wheel.", details=foreign
-            )
-        wanted = ["METADATA", "WHEEL", "RECORD"]
+        wanted = ["METADATA", "WHEEL"]
         wanted += [text for text in (BUILD_RECORD, SBOM) if f"{name.info}/{text}" in listed]
         texts = {
             text: archive.member_text(wheel, listed, f"{name.info}/{text}", path.name)
             for text in wanted
         }
-        rows = archive.records(wheel, listed, name.info, path.name)
-        if len(rows) < sum(1 for row in csv.reader(texts["RECORD"].decode().splitlines()) if row):
-            raise WheelError("wheel-invalid", f"RECORD of {path.name} has two rows of one name.")
-    return _Contents(texts, frozenset(listed), rows)
-
-
-def _headers(text: bytes) -> Message:
-    return BytesParser().parsebytes(text, headersonly=True)
-
-
-def _check_metadata(name: WheelName, texts: Mapping[str, bytes]) -> Message:
-    """Return METADATA, having compared it and WHEEL with the file name."""
-    metadata, wheel = _headers(texts["METADATA"]), _headers(texts["WHEEL"])
-    names = [str(value) for value in metadata.get_all("Name", [])]
-    versions = [str(value) for value in metadata.get_all("Version", [])]
-    tags = [str(value) for value in wheel.get_all("Tag", [])]
-    faults = []
-    if [canonicalize_name(value) for value in names] != [canonicalize_name(name.distribution)]:
-        faults.append(f"METADATA: Name {', '.join(names) or 'is missing'}")
-    if versions != [name.version]:
-        faults.append(f"METADATA: Version {', '.join(versions) or 'is missing'}")
+    tags = _headers(texts["WHEEL"], "Tag", [])
     if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
-        faults.append(f"WHEEL: Tag {', '.join(tags) or 'is missing'}")
-    if faults:
         raise WheelError(
-            "wheel-mismatch", f"{name.filename} is another wheel inside.", details=faults
+            "wheel-mismatch",
+            f"{path.name} is another wheel inside.",
+            details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
-    return metadata
+    return _Contents(texts, {member: sha256 for member, sha256, _ in checked.files.values()})
+
+
+def _headers(text: bytes, field: str, default: list[str]) -> list[str]:
+    """Return the values of *field* in METADATA or WHEEL."""
+    return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, default)))
 
 
 def _check_sbom(facts: WheelFacts) -> None:
@@ -280,30 +267,19 @@ def _machine(name: str, subject: AuditedWheel) -> Machine:
     return machine
 
 
-def _walk(path: Path, subject: AuditedWheel, audit: AuditPolicy | None) -> list[str]:
+def _device_code(path: Path, subject: AuditedWheel, audit: AuditPolicy) -> list[str]:
     """Return the digests of the device code of the ELF members."""
     digests: list[str] = []
 
     def visit(binary: audit_wheel.Binary) -> None:
-        if audit is None:
-            return
-        try:
-            with elf.mapped(binary.path) as data:
-                wants = audit.library(subject.name, binary.name)
-                compiled = wants is not None and wants.role == "target"
-                shared = elf.shared_object(data)
-                code = device_code.read(data, shared, audit.generation, compiled=compiled)
-        except elf.ElfUnreadable:
-            return
-        digests.append(code.digest)
+        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
+            wants = audit.library(subject.name, binary.name)
+            compiled = wants is not None and wants.role == "target"
+            shared = elf.shared_object(data)
+            code = device_code.read(data, shared, audit.generation, compiled=compiled)
+            digests.append(code.digest)
 
-    findings = audit_wheel.walk(path, subject, Path(tempfile.gettempdir()), visit)
-    if findings:
-        raise WheelError(
-            "wheel-mismatch",
-            f"RECORD of {path.name} is not what it holds.",
-            details=[f"{finding.library}: {finding.message}" for finding in findings[:20]],
-        )
+    audit_wheel.walk(path, subject, Path(tempfile.gettempdir()), visit)
     return digests
 
 
@@ -329,11 +305,8 @@ def _record(path: Path, contents: _Contents) -> BuildRecord | JitCacheRecord:
 
 
 def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
-    tree, source, version = (
-        record.source,
-        record.source.source,
-        Version(WheelName.of(path.name).version),
-    )
+    name, tree, source = WheelName.of(path.name), record.source, record.source.source
+    version = Version(name.version)
     if tree.fork != source.fork:
         raise WheelError(
             "wheel-mismatch",
@@ -341,8 +314,8 @@ def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
             details=[tree.fork, source.fork],
         )
     label = _CUDA.search(version.local or "")
-    package = f"{WheelName.of(path.name).distribution}/include/"
-    headers = any(member.startswith(package) for member in contents.members)
+    package = f"{name.distribution}/include/"
+    headers = any(member.startswith(package) for member in contents.files)
     built = "headers" if headers else "backend"
     if record.plan:
         built = "graft" if record.base else "full"
@@ -367,24 +340,3 @@ def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
         cuda=label[1] if label else "",
         isolation=record.isolation,
     )
-
-
-def _require_libraries(
-    name: str, stated: Mapping[str, str], rows: Mapping[str, tuple[str, str]]
-) -> None:
-    """
-    Require that the wheel *name* has the libraries that its build record states.
-
-    Args:
-        stated: Member → sha256. *rows*: RECORD.
-
-    Raises:
-        wheel-mismatch: It does not.
-    """
-    actual = {member: wheel_content.hexed(rows.get(member, ("", ""))[0]) for member in stated}
-    if wrong := [member for member, sha256 in stated.items() if actual[member] != sha256]:
-        raise WheelError(
-            "wheel-mismatch",
-            f"Libraries of {name} are not those that its build record names.",
-            details=wrong[:20],
-        )
