@@ -230,9 +230,6 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["quick"]["warnings"][0]
     assert "not a gate" in capsys.readouterr().out
-    refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))
-    with refusal("measurement-invalid"):
-        arguments.run(arguments)
 
 
 QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
