@@ -32,9 +32,10 @@ from sparkwright.bench.load.vllm_bench import (
     Request,
     VllmBench,
 )
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.records import Reason
 from sparkwright.bench.report import terminal
-from sparkwright.cli import bench, main
+from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
@@ -221,7 +222,7 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
         "8/16 c1", "--rate", "200", "--natural",
     ]  # fmt: skip
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
-    monkeypatch.setattr(bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
+    monkeypatch.setattr(monitor, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     arguments = main.parse(words)
     arguments.run(arguments)
