@@ -111,9 +111,8 @@ def gate(
     }
     newest = paired_differences.aa_block(legs, workloads, CONTROL_BLOCK)
     history = paired_differences.extended(earlier, BEGAN, newest)
-    today = paired_differences.day(BEGAN)
     series = paired_differences.metric_series(
-        workloads, legs, range(blocks), history, policy, today
+        workloads, legs, range(blocks), history, policy, paired_differences.day(BEGAN)
     )
     rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
     decision = decide(rule, series)
@@ -156,10 +155,13 @@ def spoiled() -> Result:
     result = gate(*POINTS[:2])
     reason = Reason("server-died", "the server ended with signal 9")
     legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
-    names = (paired_differences.series_name(cell.name, "tpot") for cell in result.cells)
     results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None, compared=True)
     return replace(
-        result, state="invalid", legs=legs, cells=results, calibration={name: [] for name in names}
+        result,
+        state="invalid",
+        legs=legs,
+        cells=results,
+        calibration={name: [] for name in result.calibration},
     )
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import struct
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,10 +42,8 @@ def audited(folder: Path, **options: Any) -> ModuleAudit:
 
 
 def by_group(audit: ModuleAudit, what: str = "read") -> dict[str, float]:
-    groups = Counter[str]()
-    for row in audit.rows:
-        groups[row.group] += getattr(row, what)
-    return dict(groups)
+    groups = {row.group for row in audit.rows}
+    return {group: sum(getattr(row, what) for row in audit.rows if row.group == group) for group in groups}
 
 
 def mlp(name: str, hidden: int, inner: int) -> list[Told]:

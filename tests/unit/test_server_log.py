@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,16 @@ def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
 
-def test_file_that_is_no_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hole, pipe, large, missing = (tmp_path / name for name in ("hole", "pipe", "large", "missing"))
-    hole.write_bytes(LINE.encode() + b"\0" * 100)
-    os.mkfifo(pipe)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda log: log.write_bytes(LINE.encode() + b"\0" * 100), lambda log: log.write_bytes(b" " * 1001), os.mkfifo, Path.mkdir, Path.exists,
+        lambda log: log.symlink_to("/dev/zero"),
+    ],
+    ids=["hole", "large", "pipe", "folder", "missing", "device"],
+)  # fmt: skip
+def test_file_that_is_no_log_is_refused(make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 1000)
-    large.write_bytes(b" " * 1001)
-    for bad in (hole, pipe, large, tmp_path, missing, Path("/dev/zero")):
-        with pytest.raises(LogInvalid):
-            scan(bad, BOTH)
+    make(tmp_path / "log")
+    with pytest.raises(LogInvalid):
+        scan(tmp_path / "log", BOTH)

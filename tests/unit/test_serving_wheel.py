@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,7 @@ sys.exit(main())
 def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the program as its wheel lays it down."""
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(source_wheel.write_program(folder, extra="")) as archive:
-        archive.extractall(folder / "site")
+    shutil.unpack_archive(source_wheel.write_program(folder, extra=""), folder / "site", "zip")
     return folder / "site"
 
 

@@ -128,7 +128,7 @@ class SimulatedServers:
 
     name = "simulated"
 
-    def __init__(self, noise: Noise, seed: int) -> None:
+    def __init__(self, noise: Noise = Noise(), seed: int = 1) -> None:  # noqa: B008  frozen
         self.noise, self.now, self.seed = noise, 0.0, seed
         self.seeds: list[int] = []
         self.numbers = Counter[Side]()
@@ -197,10 +197,6 @@ def specified(**changes: object) -> RunSpec:
     return replace(plain, **changes)
 
 
-def simulated(noise: Noise | None = None, seed: int = 1) -> SimulatedServers:
-    return SimulatedServers(noise or Noise(), seed)
-
-
 def opened(path: Path, wheel: str = "same") -> MeasurementJournal:
     about = {"wheel": wheel}
     return MeasurementJournal(path, about, lambda: ExperimentStart(about, 7, 0.0))
@@ -229,7 +225,7 @@ Event = Callable[[SimulatedServer, LoadResult], LoadResult]
 
 def breaking(event: Event, side: str = "candidate", times: int = 1, servers: SimulatedServers | None = None, first: int = 12) -> SimulatedServers:
     """Return servers to which *event* happens, from measurement number *first* on, in that many measurements of *side* or of any."""
-    servers, left = servers or simulated(), iter(range(times))
+    servers, left = servers or SimulatedServers(), iter(range(times))
 
     def spoil(server: SimulatedServer, result: LoadResult) -> LoadResult:
         due = len(servers.seeds) >= first and side in ("any", server.side) and next(left, None) is not None
@@ -271,7 +267,7 @@ def fragile(limit: int | None = None, now: float = 0.0) -> SimulatedServers:
 
 def test_a_slower_candidate_fails_and_is_named(tmp_path: Path) -> None:
     """Five percent are found within few blocks, and the slower series are named."""
-    outcome = ran(tmp_path / "j", simulated(Noise(slowdown=math.log(1.05))))
+    outcome = ran(tmp_path / "j", SimulatedServers(Noise(slowdown=math.log(1.05))))
     assert (state(outcome), len(outcome.blocks) <= 4) == ("fail", True)
     assert outcome.decision
     assert "1024/1024 c1: time per token" in outcome.decision.culprits
@@ -281,7 +277,7 @@ def test_an_equal_candidate_passes_and_the_outlook_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a quiet machine, after the fewest blocks; what the noise supports is said before them."""
-    outcome = ran(tmp_path / "j", simulated())
+    outcome = ran(tmp_path / "j", SimulatedServers())
     assert (state(outcome), len(outcome.blocks)) == ("pass", POLICY.min_blocks)
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.index("an equal wheel passes after about 3 blocks") < shown.index("block 1 of at most")
@@ -289,14 +285,14 @@ def test_an_equal_candidate_passes_and_the_outlook_comes_first(
 
 def test_a_noise_that_cannot_support_the_margin_is_said(tmp_path: Path) -> None:
     """With a launch effect of 4 %, a margin of 2 % needs more than twelve blocks."""
-    outcome = ran(tmp_path / "j", simulated(Noise(launch=0.04)), specified(history={}, blocks=0))
+    outcome = ran(tmp_path / "j", SimulatedServers(Noise(launch=0.04)), specified(history={}, blocks=0))
     assert "does not support a margin of 2 % in 12 blocks" in outcome.outlook
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_every_block_has_fresh_launches_in_abba(at_once: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""
-    ran(tmp_path / "j", simulated(), specified(at_once=at_once, blocks=3, whole=True))
+    ran(tmp_path / "j", SimulatedServers(), specified(at_once=at_once, blocks=3, whole=True))
     alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
     assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if at_once else 4)
     for block in (CONTROL_BLOCK, 0, 1, 2):
@@ -309,7 +305,7 @@ def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path)
     """The first side is a fair coin for each block; every measurement has its own prompts."""
     firsts = [runner.sides(seed, block)[0] for seed in range(20) for block in range(10)]
     assert 60 < firsts.count("baseline") < 140
-    servers = simulated()
+    servers = SimulatedServers()
     ran(tmp_path / "j", servers)
     assert len(servers.seeds) == len(set(servers.seeds)) == len(legs(tmp_path / "j"))
 
@@ -317,7 +313,7 @@ def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path)
 def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
     """Once its series have passed, later blocks spend their time on the others."""
     noisy = {**specified().history, paired_differences.series_names(MANY)[0]: [("1969-12-30", 0.03)] * 8}
-    ran(tmp_path / "j", simulated(), specified(history=noisy))
+    ran(tmp_path / "j", SimulatedServers(), specified(history=noisy))
     blocks = {
         cell.name: {one.block for one in legs(tmp_path / "j") if one.cell == cell.name}
         for cell in (ALONE, MANY)
@@ -368,10 +364,10 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     Measurements in a hidden slow state are repeated, the candidate passes; one that stays is given up. One that is wrong by itself is not
     repeated, whatever the machine did.
     """
-    outcome = ran(tmp_path / "j", simulated(Noise(slow=lambda second: second % 900 < 120), 5))
+    outcome = ran(tmp_path / "j", SimulatedServers(Noise(slow=lambda second: second % 900 < 120), 5))
     assert state(outcome) == "pass"
     assert {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded} == {"slow-state"}
-    slow = simulated(Noise(slow=lambda _: True))
+    slow = SimulatedServers(Noise(slow=lambda _: True))
     assert stopped(ran(tmp_path / "k", slow)) == ("invalid", runner.UNSTEADY)
     assert len(slow.seeds) == MACHINE.discards + 1
     assert stopped(ran(tmp_path / "l", breaking(cut_prompts, "any", 1, slow, 1))) == ("invalid", "prompt-other")
@@ -379,7 +375,7 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
 
 def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) -> None:
     """Throttling that its own load causes is its result; nothing is repeated."""
-    assert state(ran(tmp_path / "j", simulated(Noise(slowdown=0.05, throttled=("candidate",))))) == "fail"
+    assert state(ran(tmp_path / "j", SimulatedServers(Noise(slowdown=0.05, throttled=("candidate",))))) == "fail"
     assert not [leg for leg in legs(tmp_path / "j") if leg.discarded]
 
 
@@ -388,7 +384,7 @@ def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) 
 )
 def test_a_candidate_that_ends_crashed(event: Event, slow: bool, tmp_path: Path) -> None:
     """Its end is its own, and is not measured again; a disturbance of the machine beside it does not start it again in silence."""
-    servers = simulated(Noise(slow=lambda second: slow and second > 2500))
+    servers = SimulatedServers(Noise(slow=lambda second: slow and second > 2500))
     assert stopped(ran(tmp_path / "j", breaking(event, times=99, servers=servers))) == ("fail", runner.CRASHED)
 
 
@@ -413,7 +409,7 @@ def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
     side: Side, make: Callable[..., Check], verdict: str, at_once: bool, tmp_path: Path
 ) -> None:
     """Only kernels of the candidate's that ran and should not fail it."""
-    servers = simulated()
+    servers = SimulatedServers()
     servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")
     outcome = ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))
     assert stopped(outcome) == (verdict, "kernel-forbidden")
@@ -422,7 +418,7 @@ def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
 @pytest.mark.parametrize("at_once", [True, False])
 def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(at_once: bool, tmp_path: Path) -> None:
     """The journal names them."""
-    servers = simulated()
+    servers = SimulatedServers()
     servers.faults["baseline"] = failed("kernels-moe", "Marlin", "kernel-forbidden")
     assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))) == "pass"
     assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if at_once else 2)

@@ -17,8 +17,8 @@ from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
-from sparkwright.bench.machine.monitor import Telemetry, server_processes
-from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
+from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
@@ -205,15 +205,9 @@ def quick(
     generator = vllm_bench.obtain(
         context.project.root, generator_policy.stack, context.store, offline=context.offline
     )
-    telemetry = Telemetry()
-    machine_policy = telemetry.adapt(strict_yaml.load(gates / "machine.yaml", MachinePolicy))
-    server = server_processes(spec.url) if spec.url else []
-    warnings = [
-        f"{reason.reference}: {reason.message}"
-        for reason in start_reasons(telemetry.snapshot(server=server or ()), machine_policy)
-        # Of a server on another machine, the state of this one says nothing.
-        if server is not None
-    ]
+    machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
+    machine = MachineMonitor(machine_policy, context.store, python=None, server=spec.url)
+    warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
     wheel_facts: dict[str, Any] = {}
     with ExitStack() as stack:
         try:
@@ -224,7 +218,7 @@ def quick(
         if spec.candidate:
             wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
             launch = spec.launch(spec.candidate, wheel_facts["version"])
-            launch = replace(launch, reserve=max(launch.reserve, machine_policy.memory.floor))
+            launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:
                 what = f"The server does not run: {ours.failure}."
@@ -252,7 +246,7 @@ def quick(
     title += ", answers of natural length" if natural else ""
     terminal.show_quick(look, title, cell.name)
     order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
-    host = telemetry.fingerprint()
+    host = machine.fingerprint()
     facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}
     name = f"{spec.served_name}.quick"
     path = gate.write_record(context.store, context.output, name, facts)

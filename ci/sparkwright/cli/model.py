@@ -118,7 +118,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     measured = (
         decode_bytes.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
-        else decode_bytes.stored_bandwidth(context.store)
+        else context.store.get(*decode_bytes.BANDWIDTH, decode_bytes.Bandwidth)
     )
     _show(audit, batch, arguments.context)
     ceilings = []

@@ -304,9 +304,10 @@ class MachineMonitor:
         """
         readings: tuple[Reading, ...] = ()
         try:
-            with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
-                self._readings(warmup=preheat / 2)
-                readings = self._readings(self.policy.probe.readings)
+            if self._device:
+                with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
+                    self._readings(warmup=preheat / 2)
+                    readings = self._readings(self.policy.probe.readings)
         except ProbeError as error:
             self._failure = str(error)
         if (server := self._processes) is None:

@@ -12,8 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.store import Store
-
 
 class Bandwidth(msgspec.Struct, frozen=True):
     """
@@ -47,10 +45,3 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
         raise ValueError(f"{taken} of {experts} experts for {tokens} tokens")
     unread = tokens * math.log1p(-taken / experts) if taken < experts else -math.inf
     return -experts * math.expm1(unread)
-
-
-def stored_bandwidth(store: Store) -> Bandwidth | None:
-    """Return the bandwidth that was measured on this machine, or None."""
-    bandwidth = store.get(*BANDWIDTH, Bandwidth)
-    sound = bandwidth and bandwidth.origin == "measured" and 0 < bandwidth.gigabytes < math.inf
-    return bandwidth if sound else None

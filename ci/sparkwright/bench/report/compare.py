@@ -32,16 +32,11 @@ class Column(msgspec.Struct, frozen=True):
 
     def value(self, shape: Shape, metric: Metric | None) -> Value | None:
         """Return *metric* of a cell, or with None the tokens per second of each user."""
-        cell = self._cell(shape)
-        if cell is None:
-            return None
-        if metric is None:
-            return self.view.speed(cell, self.side)
-        return self.view.value(cell, metric, self.side)
-
-    def _cell(self, shape: Shape) -> CellResult | None:
-        cells = self.view.result.cells
-        return next((cell for cell in cells if shape_of(cell) == shape), None)
+        for cell in self.view.result.cells:
+            if shape_of(cell) == shape:
+                value = self.view.value(cell, metric or "tpot", self.side)
+                return value.inverse if value and metric is None else value
+        return None
 
 
 class Entry(msgspec.Struct, frozen=True):

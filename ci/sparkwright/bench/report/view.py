@@ -155,11 +155,6 @@ class View:
         blocks = self._blocks.get((cell.name, side, metric), {})
         return summary([statistics.median(values) for values in blocks.values()])
 
-    def speed(self, cell: CellResult, side: Side = "candidate") -> Value | None:
-        """Return the tokens per second of each user."""
-        value = self.value(cell, "tpot", side)
-        return value.inverse if value else None
-
     @cached_property
     def rows(self) -> list[Row]:
         """A row for each series."""
