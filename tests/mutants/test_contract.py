@@ -33,17 +33,12 @@ def observed(server: Server) -> ObservedServer:
     return gate.observe(server, server.log.parent / "profiles")
 
 
-@pytest.fixture(scope="module", name="own")
-def _own(server: Server) -> ObservedServer:
-    """Return the sound server with a profile of one request."""
-    return observed(server)
-
-
 @pytest.fixture(scope="module", name="sound")
-def _sound(own: ObservedServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
+def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
+    own, path = observed(server), tmp_path_factory.mktemp("baseline") / "backends.json"
     assert own.trace
-    table, path = kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract), tmp_path_factory.mktemp("baseline") / "backends.json"
+    table = kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
     kernel_trace.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), path)
     checks = gate.run(POLICY, CPU, own, baseline=path)
     assert {"server", "kernels-attention", "kernels-linear", "backends", "version", "kv-cache"} <= named(checks, "pass")

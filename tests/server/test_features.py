@@ -25,7 +25,6 @@ from sparkwright.bench.server.client import ChatAnswer, Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
-from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import checks as generated
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.generation.checks import GenerationPolicy
@@ -86,10 +85,6 @@ def test_reasoning_is_separated_from_the_answer(vllm_python: Path, toy: Path, tm
     assert (answer.reasoning.strip(), answer.content.strip()) == ('"first', 'then"')
 
 
-def judged(server: Client, relaunch: generation.Relaunch | None = None) -> dict[str, Check]:
-    return {check.name: check for check in generation.run(SHORT, server, "random", relaunch=relaunch)}
-
-
 @pytest.mark.timeout(900)
 def test_a_failed_long_generation_names_the_switch_that_decides(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
     """Drafts break the text after 110 tokens: the gate serves without graphs, then without drafts, and compares greedy text."""
@@ -99,7 +94,7 @@ def test_a_failed_long_generation_names_the_switch_that_decides(vllm_python: Pat
     options = GateOptions(python=vllm_python, serve=toy, flag=(*FLAGS, *CACHED, *DRAFTED), variable=tuple(variables.items()))
     server = ServerUnderTest(options, {}, tmp_path)
     try:
-        checks = judged(server.client(), server.relaunched)
+        checks = {check.name: check for check in generation.run(SHORT, server.client(), "random", relaunch=server.relaunched)}
     finally:
         server.end()
 
