@@ -20,6 +20,7 @@ from sparkwright.lab import first_light
 
 pytestmark = pytest.mark.toolchain
 
+
 @pytest.fixture(name="machine")
 def _machine(built_demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
     """
@@ -29,7 +30,9 @@ def _machine(built_demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = built_demo.folder / "project" / "ci" / "gates" / "numerics.yaml"
     policy = yaml.safe_load(path.read_text())
     [header] = [unit for unit in policy["units"] if not unit["fork"]]
-    header["converters"] = [converter for converter in header["converters"] if converter["name"] == "cuda-fp4-value"]
+    header["converters"] = [
+        converter for converter in header["converters"] if converter["name"] == "cuda-fp4-value"
+    ]
     path.write_text(yaml.safe_dump({**policy, "units": [header]}))
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -44,7 +47,9 @@ def run(demo: Demo, *words: str) -> tuple[dict[str, Any], set[str]]:
     assert document["error"]["reference"] == "first-light-incomplete"
     names = "|".join(document["steps"])
     parts = re.split(rf"^({names}):", done.stderr, flags=re.MULTILINE)[1:]
-    return document["steps"], {name for name, text in zip(parts[::2], parts[1::2], strict=True) if "not repeated: " in text}
+    return document["steps"], {
+        name for name, text in zip(parts[::2], parts[1::2], strict=True) if "not repeated: " in text
+    }
 
 
 def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine: Demo) -> None:
@@ -68,8 +73,14 @@ def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine:
 
     with tarfile.open(folder / first_light.BUNDLE) as archive:
         archive.extractall(machine.folder, filter="data")
-    data = {path.name: path.read_bytes() for path in (machine.folder / "first-light").rglob("*") if path.is_file()}
-    listed = dict(line.split("  ")[::-1] for line in data.pop(first_light.MANIFEST).decode().splitlines())
+    data = {
+        path.name: path.read_bytes()
+        for path in (machine.folder / "first-light").rglob("*")
+        if path.is_file()
+    }
+    listed = dict(
+        line.split("  ")[::-1] for line in data.pop(first_light.MANIFEST).decode().splitlines()
+    )
     assert {Path(name).name: digest for name, digest in listed.items()} == {
         name: sha256(content).hexdigest() for name, content in data.items()
     }

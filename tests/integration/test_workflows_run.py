@@ -325,7 +325,9 @@ def test_of_two_who_change_the_index_at_once_the_second_is_refused(lab: Lab) -> 
 
 
 @pytest.mark.timeout(3000)
-def test_wheels_that_passed_what_their_policy_asks_are_verified(demo_session: RunContext, tmp_path: Path) -> None:
+def test_wheels_that_passed_what_their_policy_asks_are_verified(
+    demo_session: RunContext, tmp_path: Path
+) -> None:
     """
     A lab without a Spark, whose policy asks for the audit alone: the gate is left out, and wheels that passed are verified.
 

@@ -70,7 +70,9 @@ def ptx(target: str) -> Image:
 
 def library(folder: Path, *units: Sequence[Image], source: str = "", fatbin: bytes = b"") -> bytes:
     """Return a shared library of the C text *source* with *fatbin* and one for each unit."""
-    (folder / "fatbin").write_bytes(fatbin + b"".join(container(*map(_entry, unit)) for unit in units))
+    (folder / "fatbin").write_bytes(
+        fatbin + b"".join(container(*map(_entry, unit)) for unit in units)
+    )
     (folder / "fatbin.c").write_text(source)
     text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
     (folder / "fatbin.s").write_text(text)

@@ -453,7 +453,9 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
     for units, source, python in (([one, two], "", b"1"), ([two, one], "int a;", b"2"), ([one], "", b"1")):
         library = fatbins.library(tmp_path, *units, source=source)
         wheel = write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python})
-        digests.append(audit(wheel, policy({}), NOWHERE).device_code)
+        report = audit(wheel, policy({}), NOWHERE)
+        assert report.libraries[0].spark == {"native": len(units)}, "a fatbin is a unit"
+        digests.append(report.device_code)
 
     assert digests[0] == digests[1] != digests[2]
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.unit.conftest import Mini, Repository
@@ -176,8 +175,8 @@ def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, repository: Reposi
     assert made.patched == repository.git("write-tree")
 
 
-def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, locked_mini: Mini) -> None:
-    """Equal inputs have equal labels in every checkout."""
+def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, locked_mini: Mini, repository: Repository) -> None:
+    """Equal inputs have equal labels in every checkout; a patch of a fork that is compiled with it counts, too."""
     before = {fork: version_label(mini, fork) for fork in ("cutlass", "flashinfer", "vllm")}
     assert (before["cutlass"], before["vllm"]) == ("spark.demo.p0.cu130", version_label(locked_mini, "vllm"))
     patch = mini.root / "forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch"
@@ -186,10 +185,15 @@ def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, l
 
     added = next(line for line in patch.read_text().splitlines() if line.startswith("+    ") and line.strip("+ "))
     patch.write_text(patch.read_text().replace(added, f"{added}  # changed"))
+    after = version_label(mini, "vllm")
     assert [fork for fork in before if before[fork] != version_label(mini, fork)] == ["vllm"]
-    vllm, needed = (source_tree(mini.context(), fork) for fork in ("vllm", "cutlass"))
-    other = workspace.patch_set(mini.context().objects, (vllm, msgspec.structs.replace(needed, tree=vllm.tree)))
-    assert other != workspace.patch_set(mini.context().objects, (vllm, needed)), "a patch of a fork that it needs"
+
+    repository.git("fetch", "--quiet", str(mini.upstreams / "cutlass.git"), "v4.7.1")
+    repository.git("checkout", "--quiet", "FETCH_HEAD")
+    (folder := mini.root / "forks/demo/cutlass").mkdir()
+    (folder / "new.patch").write_bytes(repository.change({"new.h": b"// new\n"}))
+    (folder / "series").write_text("new.patch\n")
+    assert version_label(mini, "vllm") != after
 
 
 def built(mini: Mini, output: Path | None = None) -> Path:
@@ -203,6 +207,14 @@ def built(mini: Mini, output: Path | None = None) -> Path:
 )
 def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
     assert archive.labelled(old, "spark.1") == expected
+
+
+def test_flags_name_folders_as_every_machine_does_from_the_outer_to_the_inner() -> None:
+    paths = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in"), Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}
+    flags = workspace.reproducible_flags({"CMAKE_CXX_FLAGS": '-D"X=a b"'}, paths)
+
+    assert flags["CMAKE_CXX_FLAGS"] == '-D"X=a b" -ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed'
+    assert flags["CMAKE_CUDA_FLAGS"].endswith(" -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed")
 
 
 def test_a_build_that_is_interrupted_at_its_end_leaves_no_second_wheel(

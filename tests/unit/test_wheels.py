@@ -30,7 +30,7 @@ from sparkwright.audit import wheel as wheel_audit
 from sparkwright.builder import pipeline
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain
-from sparkwright.builder.wheel import archive, flashinfer_aot, graft, source_wheel
+from sparkwright.builder.wheel import archive, flashinfer_aot, graft, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput, document
@@ -40,7 +40,7 @@ from sparkwright.core import process, strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import VendoredLock
+from sparkwright.forks.lock import FileLock, VendoredLock
 from sparkwright.forks.stack import Project
 
 NAME = "mini-1.0-py3-none-any.whl"
@@ -330,6 +330,15 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         component.update({row["name"].removeprefix("sparkwright:"): row["value"] for row in component.get("properties", [])})
         component.update(sha256=hashes[0]["content"] if (hashes := component.get("hashes")) else "")
     return content, {component["bom-ref"]: component for component in every}
+
+
+def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
+    base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
+    inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
+    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, compiler="12")
+
+    assert [project for project, _, _ in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
+    assert (parts.inherited, parts.properties["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")
 
 
 def test_every_part_is_named_by_hash() -> None:
