@@ -32,7 +32,6 @@ def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
         process.run(python(script), log=tmp_path / "x.log", on_line=lines.append, failure=partial(BuildError, "compile-failed"), what="It failed.")
 
     assert caught.value.details[-4:] == ("line 99", "failed", "status: 1", f"full log: {tmp_path / 'x.log'}")
-    assert len(caught.value.details) < 30
     assert (tmp_path / "x.log").read_text().splitlines() == [f"$ {' '.join(python(script))}", *lines]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,8 @@ def release(host: Host, files: dict[str, bytes], **pins: Any) -> RunContext:
     context, file = host.context(), msgspec.structs.replace(SDIST, sha256=sha256_file(path))
     path.rename(context.store.folder("downloads", file.sha256) / path.name)
     file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
+    # A record of an import is believed only while its tree is there.
+    shutil.rmtree(context.objects.path)
     host.lock(file, generated=GENERATED, commit=host.work.git("rev-parse", "HEAD")[:9], tree=UNRESOLVED, **pins)
     return host.context()
 

@@ -178,13 +178,11 @@ def commit_series(
     Raises:
         patch-invalid: git takes the author or the date of a patch for none.
     """
-    root = tip = work.commit(base, title, author="sparkwright <upstream@invalid>", date=_EPOCH)
+    root = tip = work.commit(base, title, author="sparkwright", date=_EPOCH)
     for patch, tree in steps:
         text = patch.reason if patch.pick else f"{patch.text}\n{FILE}: {patch.name}"
         subject = f"{patch.subject} ({patch.name})" if patch.pick else patch.subject
-        # The ledger has no address of an author.
         author = patch.author or "upstream"
-        author += "" if " <" in author else " <upstream@invalid>"
         try:
             tip = work.commit(
                 tree, f"{subject}\n\n{text}\n", tip, author=author, date=patch.date or _EPOCH

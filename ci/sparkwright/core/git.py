@@ -346,7 +346,7 @@ class Objects:
         Return a commit of *tree* on top of *parent*, if there is one.
 
         Args:
-            author: ``NAME <ADDRESS>``.
+            author: ``NAME <ADDRESS>``, or a name alone.
             date: Of the author and the committer, in a form that git reads.
 
         Raises:
