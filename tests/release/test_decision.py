@@ -33,7 +33,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declarations,
     failed,
-    inconclusive,
 )
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.release import decision, gate_results, policy, wheel_facts
@@ -326,7 +325,7 @@ def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case
     measurement, whether the later one passed or not.
     """
     toy = for_recipe(case, TOY)[-1]
-    undecided = replace(toy, checks=(inconclusive("tpot", "noise", "undecided"),))
+    undecided = replace(toy, checks=(Check("tpot", "inconclusive", "noise", "undecided"),))
     both, later = (
         replace(case.ladder, verdicts=(*case.ladder.verdicts, one)) for one in (toy, undecided)
     )

@@ -85,6 +85,11 @@ class Repository:
         self.git("commit", "--quiet", "--allow-empty", "-m", message)
         return self.git("rev-parse", "HEAD")
 
+    def patch(self, files: Mapping[str, bytes | None], subject: str = "Change something") -> bytes:
+        """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
+        self.commit(files, f"{subject}\n\nAs told.\n\n{TRAILERS}")
+        return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
+
     def tree(self, revision: str = "HEAD") -> str:
         return self.git("rev-parse", f"{revision}^{{tree}}")
 

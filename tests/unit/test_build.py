@@ -191,7 +191,7 @@ def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, l
     repository.git("fetch", "--quiet", str(mini.upstreams / "cutlass.git"), "v4.7.1")
     repository.git("checkout", "--quiet", "FETCH_HEAD")
     (folder := mini.root / "forks/demo/cutlass").mkdir()
-    (folder / "new.patch").write_bytes(repository.change({"new.h": b"// new\n"}))
+    (folder / "new.patch").write_bytes(repository.patch({"new.h": b"// new\n"}))
     (folder / "series").write_text("new.patch\n")
     assert version_label(mini, "vllm") != after
 
