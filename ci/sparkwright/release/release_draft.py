@@ -160,7 +160,7 @@ class ReleaseDraft:
         before: Release | None,
     ) -> None:
         self.contents: dict[ReleaseFile, bytes] = {}
-        self._context, self._policy = context, policy
+        self._context = context
         self._made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         wheels = tuple(
             self._wheel(wheel, decided, address, published.get(wheel.name))
