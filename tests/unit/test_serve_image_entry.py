@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from tests.conftest import running
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINT = ROOT / "build" / "entrypoint.sh"
-DOCKERFILE = ROOT / "build" / "serve.Dockerfile"
 #: Where the program lies in the image.
 PROGRAM = "/opt/sparkwright/program/bin/python"
 #: Stands for the program's Python: says who it is, what it was given and what it sees, and with HOLD waits for a signal.
@@ -76,19 +74,14 @@ def serve(entry: Path, *words: str) -> list[str]:
         (["ray-worker", "10.0.0.1:6379"], ["--environment", "--ray-worker", "10.0.0.1:6379"]),
         (["ray-worker"], ["--environment", "--ray-worker"]),
         (["health", "--json"], ["--environment", "--health", "--json"]),
+        (["bash", "-c", "x y"], None),
     ],
-    ids=lambda words: " ".join(words[:3]),
+    ids=lambda words: " ".join(words[:3]) if words is not None else "",
 )
-def test_command_is_an_option_of_serve(entry: Path, words: list[str], wanted: list[str]) -> None:
+def test_command_is_an_option_of_serve_or_a_shell_of_the_release(entry: Path, words: list[str], wanted: list[str] | None) -> None:
     status, seen, _ = ran(entry, *words)
 
-    assert (status, seen["words"]) == (0, serve(entry, *wanted))
-
-
-def test_bash_is_a_shell_of_the_release(entry: Path) -> None:
-    status, seen, _ = ran(entry, "bash", "-c", "x y")
-
-    assert (status, seen["words"]) == (0, [*RUN, "/bin/bash", "-c", "x y"])
+    assert (status, seen["words"]) == (0, [*RUN, "/bin/bash", *words[1:]] if wanted is None else serve(entry, *wanted))
 
 
 @pytest.mark.parametrize("word", ["server", "vllm", "", "--model", "serve;id", "$(id)", "ray_head"])
@@ -127,35 +120,3 @@ def test_the_program_takes_the_place_of_the_shell(
 
     assert seen["pid"] == child.pid
     assert status in (-number, 1)
-
-
-def test_the_script_is_one_for_every_shell() -> None:
-    """shellcheck, where it is installed, finds nothing."""
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
-    done = subprocess.run(
-        ["shellcheck", "--enable=all", "--exclude=SC2250,SC2310,SC2312", ENTRYPOINT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout == ""
-
-
-def test_the_recipe_runs_the_entrypoint_as_nobody_in_particular() -> None:
-    """The image's program is an argument list, its user a number without rights, its signal the one that `serve` ends by."""
-    rows = [row.strip() for row in DOCKERFILE.read_text().splitlines()]
-    found = {
-        row.partition(" ")[0]: row.partition(" ")[2]
-        for row in rows
-        if row.partition(" ")[0] in ("ENTRYPOINT", "CMD", "USER", "STOPSIGNAL", "EXPOSE")
-    }
-
-    assert json.loads(found["ENTRYPOINT"])[-1] == "/usr/local/bin/sparkwright-entrypoint"
-    assert json.loads(found["CMD"]) == ["serve"]
-    assert (found["USER"], found["STOPSIGNAL"], found["EXPOSE"]) == (
-        "10001:10001",
-        "SIGTERM",
-        "8888",
-    )
