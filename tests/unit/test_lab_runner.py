@@ -145,15 +145,13 @@ def test_check_passes_for_good_settings(hub: Hub, config: Path, tmp_path: Path) 
 
 def environments(**release: Any) -> dict[str, Any]:
     """Return the setting with *release* as the environment of that name, which does not exist without any."""
-    record: dict[str, Any] = lab_github.good_settings()["/environments"]
-    record["environments"][-1:] = [{"name": "release", **release}] if release else []
-    return {"/environments": record}
+    *others, _ = lab_github.good_settings()["/environments"]["environments"]
+    return {"/environments": {"environments": [*others, *[{"name": "release", **release}] * bool(release)]}}
 
 
 def workflow_of_the_repository(text: str) -> dict[str, Any]:
     """Return the setting with *text* as its file check.yml."""
-    file = {"name": "", "content": base64.b64encode(text.encode()).decode()}
-    return {"/contents/.github/workflows/check.yml": file}
+    return {"/contents/.github/workflows/check.yml": {"name": "", "content": base64.b64encode(text.encode()).decode()}}
 
 
 PRIVATE = {"private": True, "owner": {"login": "acme", "type": "User"}}
@@ -182,8 +180,8 @@ def test_check_refuses_bad_settings(
     hub.settings |= changes
     with refusal("runner-exposed") as caught:
         check(hub)
-    assert message in "\n".join(caught.value.details)
-    assert len(caught.value.details) == 1
+    [detail] = caught.value.details
+    assert message in detail
 
 
 def test_check_finds_what_differs_on_the_machine(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
