@@ -155,6 +155,7 @@ def imported(address: str, layer: Path, kind: str, tag: str) -> str:
         Path(folder, "layer.tar").symlink_to(layer.absolute())
         archive = ["tar", "-C", folder, "--dereference", "-c", *texts, "layer.tar"]
         with subprocess.Popen(archive, stdout=subprocess.PIPE) as packing:
+            assert packing.stdout
             return str(docker.DockerClient(base_url=address, timeout=PATIENCE).images.load(packing.stdout)[0].id)
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from docker.models.containers import Container
 from msgspec.structs import replace
 from tests.client.world import World, wheel
 from tests.containers.conftest import PATIENCE, ROOT, missing
-from tests.support.standin import free_port
+from tests.support import standin
 from tests.support.waiting import until
 
 from sparkwright.client.records import Release
@@ -52,9 +52,13 @@ class Maker:
         self.first = self.publish("2026.11.1")
 
     def publish(self, name: str, pythons: tuple[str, ...] = PYTHONS) -> Release:
-        """Publish a release whose vLLM says its name."""
+        """Publish a release whose vLLM says its name, and is a stand-in."""
 
-        made = wheel("vllm", files={"vllm/release.txt": name.encode()})
+        texts = {
+            "release.txt": name, "envs.py": standin.ENVS, "engine/arg_utils.py": standin.ENGINE,
+            "entrypoints/common/cli_args.py": standin.FRONTEND, "entrypoints/cli/main.py": standin.MAIN,
+        }  # fmt: skip
+        made = wheel("vllm", files={f"vllm/{path}": text.encode() for path, text in texts.items()})
         return self.world.publish(
             name, [made], state=lambda state: replace(state, machines=(self.machine,), pythons=pythons),
             change=lambda release: replace(release, locks=tuple(replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)),
@@ -120,7 +124,7 @@ def registry(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         missing("there is no registry: apt-get install docker-registry")
-    host = f"127.0.0.1:{free_port()}"
+    host = f"127.0.0.1:{standin.free_port()}"
     settings: dict[str, Any] = {
         "version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
         "http": {"addr": host, "secret": "a secret"}, "auth": {"htpasswd": {"realm": "test", "path": str(folder / "users")}},
@@ -137,10 +141,3 @@ def registry(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     finally:
         running.kill()
         running.wait()
-
-
-_SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-#: Prints its variables and arguments, in the image.
-SHOW: Sequence[str] = (
-    "bash", "-c", f"exec /opt/sparkwright/program/bin/python -c '{_SHOW}' \"$@\"", "bash",
-)  # fmt: skip

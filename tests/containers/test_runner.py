@@ -252,7 +252,7 @@ def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     subprocess.run(["systemctl", f"--root={machine.root}", "enable", runner.UNIT], check=True)
     machine.hub.jobs += [f"{LITTER} echo job {number}; touch /usr/x" for number in range(2)]
     devices = [f"--bind={path}" for path in Path("/dev").glob("loop*")]
-    options = ["--quiet", "--register=no", "--keep-unit", "--capability=all", *devices, "--directory", machine.root, "--boot"]
+    options: list[str | Path] = ["--quiet", "--register=no", "--keep-unit", "--capability=all", *devices, "--directory", machine.root, "--boot"]
     process = subprocess.Popen(["systemd-nspawn", *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         # The third registration is that of a runner without a job, which waits.

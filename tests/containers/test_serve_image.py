@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 from docker import DockerClient
+from docker.models.containers import Container
+from docker.types import Mount
 from tests.conftest import running
 from tests.containers.conftest import (
     OTHER,
@@ -25,20 +26,14 @@ from tests.containers.conftest import (
     imported,
     missing,
 )
-from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, USER, Maker, registry
-from tests.refusals import refusal
-from tests.support import publisher, wheels, workflows
+from tests.containers.serveimages import PACKAGES, PASSWORD, USER, Maker, registry
+from tests.support import publisher, standin, wheels, workflows
 
 from sparkwright.core.store import Store
-from sparkwright.serving import image
 
 pytestmark = pytest.mark.containers
 
 RELEASE = "/opt/sparkwright/releases/2026.11.1"
-#: What nobody could say in a shell without quotes.
-AWKWARD = "a  b\t'c' \"d\"\n$(id) `id` \\ é;"
-
-
 def maker(architecture: str, address: str, user_store: Store, folder: Path) -> Maker:
     """Return who makes images for *architecture*, on a base that lacks nothing."""
     layer = debian(architecture, user_store, PACKAGES, "serve")
@@ -92,12 +87,12 @@ def test_image_holds_the_release(own: Maker, built: dict[str, Any], first: str) 
 def test_only_its_state_can_be_written(own: Maker, first: str) -> None:
     """It runs as a user without rights on files of root, compiled ahead; kernels and state are in volumes."""
     script = (
-        f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x;"
+        f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x; echo $PORT $VLLM_CACHE_ROOT;"
         " ls /opt/sparkwright/current/lib/python3*/site-packages/vllm/__pycache__ | wc -l"
     )
-    status, out, said = own.said(first, "bash", "-c", script, read_only=False)
+    status, out, said = own.said(first, "bash", "-c", script, read_only=False, variables={"VLLM_CACHE_ROOT": "/x"})
 
-    assert (status, out.split()) == (0, ["10001", "3", "1"]), said
+    assert (status, out.split()) == (0, ["10001", "3", "8888", "/x", "1"]), said
 
 
 def test_second_run_builds_nothing(own: Maker, first: str) -> None:
@@ -132,22 +127,13 @@ def _current(own: Maker, first: str) -> str:
     return str(own.run("2026.11.1")["image"]["id"])
 
 
-def test_arguments_and_variables_arrive_unchanged(own: Maker, current: str) -> None:
-    """From the engine through init and entrypoint to the program, nothing is split, expanded or lost."""
-    _, out, said = own.said(current, *SHOW, AWKWARD, "", "x y", "--", variables={"GIVEN": AWKWARD, "VLLM_CACHE_ROOT": "/x"})
-    seen, words = json.loads(out or "[{}, []]")
-
-    assert (seen.get("GIVEN"), words) == (AWKWARD, [AWKWARD, "", "x y", "--"]), said
-    assert (seen["PORT"], seen["VLLM_CACHE_ROOT"], seen["TRITON_CACHE_DIR"]) == ("8888", "/x", f"{RELEASE}/caches/triton")
-    assert seen["PATH"].startswith(f"{RELEASE}/bin:")
-
-
 @pytest.mark.parametrize(
     ("words", "variables", "wanted"),
     [
         ([], {"MAX_MODEL_LENGTH": "4096"}, "variable-refused"),
         (["serve"], {"MODEL": "/nothing"}, "model-missing"),
         (["ray-worker"], {}, "usage"),
+        (["health"], {}, "server-dead"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -160,16 +146,20 @@ def test_refusals_end_the_container(
     assert wanted in said
 
 
-def test_sigterm_and_health(own: Maker, current: str) -> None:
-    """SIGTERM reaches what runs in it; what the engine runs every minute says that nothing serves."""
-    with own.started(current, "bash", "-c", "echo here; exec sleep 600") as made:
-        assert next(iter(made.logs(stream=True))) == b"here\n"
-        status, said = made.exec_run(made.attrs["Config"]["Healthcheck"]["Test"][1:])
+def test_server_is_healthy_until_it_is_ended(own: Maker, current: str, until: Callable[..., Any], tmp_path: Path) -> None:
+    """The entrypoint becomes vLLM (here its stand-in), the engine finds it healthy, and SIGTERM ends it."""
+    mounts = [Mount("/model", str(standin.model(tmp_path / "toy")), "bind", read_only=True)]
+    with own.started(current, variables={"MODEL": "/model"}, mounts=mounts, healthcheck={"interval": 2_000_000_000}) as made:
+        until(lambda: state(own, made)["Status"] != "running" or state(own, made)["Health"]["Status"] == "healthy")
+        assert state(own, made)["Status"] == "running", made.logs().decode()
+        users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
         made.stop(timeout=PATIENCE)
-        made.reload()
+        assert (users, state(own, made)["ExitCode"]) == ({"10001"}, 128 + signal.SIGTERM)
 
-    assert (status, b"server-dead" in said) == (1, True), said
-    assert made.attrs["State"]["ExitCode"] == 128 + signal.SIGTERM
+
+def state(own: Maker, made: Container) -> dict[str, Any]:
+    """Return how the engine says that the container is."""
+    return dict(own.client.api.inspect_container(str(made.id))["State"])
 
 
 # What cannot be built.
@@ -245,21 +235,6 @@ def test_registry_that_is_not_there(own: Maker, current: str) -> None:
     failed = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
 
     assert failed["error"]["reference"] == "registry-unreachable"
-
-
-def test_registry_with_other_bytes_than_were_pushed(own: Maker, current: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is asked for afterwards: if somebody else has pushed by then, the push has failed."""
-    pushed, send = own.run("2026.11.1")["image"], image._send
-
-    def overtaken(engine: DockerClient, repository: str, tag: str) -> str:
-        digest = send(engine, repository, tag)
-        put(own, repository)
-        return digest
-
-    monkeypatch.setattr(image, "_send", overtaken)
-    with registry(tmp_path / "registry") as (host, variables), refusal("image-digest-differs"):
-        monkeypatch.setenv("DOCKER_CONFIG", variables["DOCKER_CONFIG"])
-        image.push(msgspec.convert(pushed, image.ServingImage), f"{host}/vllm")
 
 
 # The Spark's own kind of processor.

@@ -9,13 +9,11 @@ and install what they published.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -138,11 +136,6 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab, host: githubapi.Worl
     assert "mini_vllm-" not in git(lab.public, "ls-tree", "-r", "--name-only", "published")
     sent = {one.name.partition("-")[0] for release in host.releases.values() for one in release.assets.values()}
     assert sent == {"mini_vllm", "mini_flashinfer", "mini_cutlass"}
-    made = {
-        kind: Path(shutil.copytree(path, lab.world.folder / "night" / kind))
-        for kind, path in lab.world.artifacts.items()
-        if kind in ("wheels", "audited", "gated")
-    }
     assert "demo.1" in lab.published("site/index.html")
 
     # The same wheels, as verified: refused before anything is signed.
@@ -153,63 +146,21 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab, host: githubapi.Worl
     )  # fmt: skip
     assert "verified-refused" in lab.said("decide", "Decide")
     assert git(lab.public, "rev-parse", "published:index") == before
-    _attacks(lab, made)
     _afterwards(lab)
 
 
 def _afterwards(lab: Lab) -> None:
     """What release.yml does to the release that the night published: sign again, refuse to promote, yank with a reason."""
     flow, world = FOLDER / "release.yml", lab.world
-    assert world.run(flow, event="schedule")["release"] == "success", workflows.told(
-        world.steps[-12:]
-    )
+    assert world.run(flow, event="schedule")["release"] == "success", workflows.told(world.steps[-12:])
     # Of the first night.
-    printed = world.summaries["decide"].splitlines()[1:6]
-    chosen = dict(line.removeprefix("- ").split(": ", 1) for line in printed)
-    chosen |= {"action": "promote", "release": "demo.1", "stack": "demo"}
-    assert world.run(flow, inputs=chosen)["release"] == "failure"
+    chosen = dict(re.findall(r"^- (\S+): (.*)$", world.summaries["decide"], re.MULTILINE)[:5])
+    assert world.run(flow, inputs={**chosen, "action": "promote", "release": "demo.1", "stack": "demo"})["release"] == "failure"
     assert "verified-refused" in lab.said("release/sign", "Sign")
     evil = 'it is "$(touch evil)" and `worse`'
     results = world.run(flow, inputs={"action": "yank", "release": "demo.1", "reason": evil})
     assert results["release"] == "success", workflows.told(world.steps[-12:])
-    assert results["image"] == "skipped"
     assert not list(world.folder.rglob("evil"))
-
-
-def stubbed(lab: Lab, artifacts: Mapping[str, Path]) -> dict[str, str]:
-    """Run the pipeline with the files of *artifacts* (`wheels`, `audited`, `gated`) in the place of the jobs that make them."""
-    stub: dict[str, Any] = {"request": {"result": "success", "outputs": {"began": "2026-11-23T00:00:00Z"}}}
-    jobs = {"wheels": ("build", "wheels"), "audited": ("audit", "verdicts"), "gated": ("gate", "verdicts")}
-    for number, (kind, folder) in enumerate(artifacts.items(), 900):
-        name = f"{lab.world.run_id + 1}{number}"
-        target = shutil.copytree(folder, lab.world.folder / "artifacts" / name / kind)
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in target.iterdir()}
-        job, output = jobs[kind]
-        stub[job] = {"result": "success", "outputs": {output: name, "digests": json.dumps(digests)}}
-    lab.world.stub = stub
-    return lab.pipeline()
-
-
-def _attacks(lab: Lab, made: Mapping[str, Path]) -> None:
-    """What lies between two jobs is exchanged, or a gate gives out a wheel: refused."""
-    before = git(lab.public, "rev-parse", "published:index")
-
-    def swap(job: str, name: str, workspace: Path) -> None:
-        if (job, name) == ("decide", "The wheels are the builder's"):
-            (wheel,) = (workspace / "wheels").glob("*vllm-*")
-            wheel.write_bytes(wheel.read_bytes() + b"\0")
-
-    lab.world.tamper = swap
-    results = stubbed(lab, made)
-    assert (results["decide"], results["publish"]) == ("failure", "skipped")
-    assert "is not what the job that made it states: mini_vllm-" in lab.said("decide", "The wheels are the builder's")
-    lab.world.tamper = lambda *_: None
-    (made["gated"] / "mini_vllm-9.whl").write_bytes(b"another")
-    results = stubbed(lab, made)
-    assert (results["decide"], results["publish"]) == ("failure", "skipped")
-    assert "mini_vllm-9.whl is no verdict" in lab.said("decide", "Decide")
-    assert git(lab.public, "rev-parse", "published:index") == before
-    lab.world.stub = {}
 
 
 @pytest.mark.timeout(900)
@@ -218,9 +169,8 @@ def test_of_two_who_change_the_index_at_once_the_second_is_refused(lab: Lab) -> 
 
     def overtake(job: str, name: str, workspace: Path) -> None:
         if (job, name) == ("release/push", "The new index in place of the old one"):
-            other = workspace.parent / "other"
-            git(other.parent, "clone", "--quiet", "--branch", "published", str(lab.public), "other")
-            held = keys.load([lab.world.folder.parent / "keys"])
+            git(workspace.parent, "clone", "--quiet", "--branch", "published", str(lab.public), "other")
+            other, held = workspace.parent / "other", keys.load([lab.world.folder.parent / "keys"])
             with IndexFolder(other / "index").changing(held, tufindex.ROLES) as change:
                 change.schedule_signing()
             git(other, "add", "--all")
@@ -232,10 +182,8 @@ def test_of_two_who_change_the_index_at_once_the_second_is_refused(lab: Lab) -> 
     assert lab.world.run(FOLDER / "release.yml", event="schedule")["release"] == "failure", (
         workflows.told(lab.world.steps)
     )
-    moved = lab.said("release/push", "The new index in place of the old one")
-    assert "The index changed while this one was signed" in moved
+    assert "The index changed while this one was signed" in lab.said("release/push", "The new index in place of the old one")
     assert lab.world.steps[-1] == workflows.Step("release/push", "Push", None)
-    assert git(lab.public, "log", "-1", "--format=%s", "published") == "Another night"
     lab.world.tamper = lambda *_: None
     assert lab.world.run(FOLDER / "release.yml", event="schedule")["release"] == "success"
     assert git(lab.public, "log", "-1", "--format=%s", "published").startswith("refresh")

@@ -40,11 +40,7 @@ class Hub(loopback.Server):
 
 def good_settings() -> dict[str, Any]:
     """Return the settings of a public repository that no stranger gets into, without a workflow."""
-    reviewed = {
-        "name": "release",
-        "protection_rules": [{"type": "required_reviewers"}],
-        "deployment_branch_policy": {},
-    }
+    reviewed = {"name": "release", "protection_rules": [{"type": "required_reviewers"}], **OPEN}
     return {
         "": {"private": False, "owner": {"login": "acme", "type": "Organization"}},
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
@@ -57,14 +53,12 @@ def good_settings() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_workflow(hub: Hub, name: str, text: str) -> None:
-    """Add a workflow file."""
-    folder = "/contents/.github/workflows"
-    hub.settings[folder].append({"name": name})
-    hub.settings[f"{folder}/{name}"] = {
-        "name": name,
-        "content": base64.encodebytes(text.encode()).decode(),
-    }
+def add_workflows(hub: Hub, folder: Path) -> None:
+    """Add the workflow files of *folder*."""
+    path = "/contents/.github/workflows"
+    for file in folder.glob("*.yml"):
+        hub.settings[path].append({"name": file.name})
+        hub.settings[f"{path}/{file.name}"] = {"name": file.name, "content": base64.encodebytes(file.read_bytes()).decode()}
 
 
 class _Handler(loopback.Handler):
@@ -75,9 +69,7 @@ class _Handler(loopback.Handler):
         record = self.server.settings.get(path, 404)
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             record = 401
-        self.answer(record, {"message": "refused"}) if isinstance(record, int) else self.answer(
-            200, record
-        )
+        self.answer(*(record, {"message": "refused"}) if isinstance(record, int) else (200, record))
 
     def do_POST(self) -> None:  # noqa: N802
         hub, body = self.server, json.loads(self.body())

@@ -143,7 +143,6 @@ class World:
         tamper: Called before each step with its job, its name and the workspace, in the place of an attacker.
         steps: All that was run, in order. *summaries*: the page of each job.
         artifacts: Folder of each artifact of this run by its name; its parent is named after its id.
-        stub: Results and outputs of jobs that are not run.
     """
 
     folder: Path
@@ -155,7 +154,6 @@ class World:
     steps: list[Step] = dataclasses.field(default_factory=list)
     summaries: dict[str, str] = dataclasses.field(default_factory=dict)
     artifacts: dict[str, Path] = dataclasses.field(default_factory=dict)
-    stub: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     run_id: int = 1
     _container: str = ""
     _uploaded: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -201,12 +199,9 @@ class World:
         inner: dict[str, dict[str, Any]] = {}
         for key in _ordered(made["jobs"]):
             job = made["jobs"][key]
-            needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
-            known = {**contexts, "needs": {one: results[one] for one in needs}}
-            failed = any(results[one]["result"] != "success" for one in needs)
-            if prefix + key in self.stub:
-                results[key] = self.stub[prefix + key]
-            elif not holds(job.get("if"), known, failed=failed):
+            known = {**contexts, "needs": {one: results[one] for one in _needs(job)}}
+            failed = any(needed["result"] != "success" for needed in known["needs"].values())
+            if not holds(job.get("if"), known, failed=failed):
                 results[key] = {"result": "skipped", "outputs": {}}
             elif "uses" in job:
                 called = self._called(folder / Path(job["uses"]).name, job, known, f"{key}/")
@@ -360,13 +355,15 @@ def _output(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def _needs(job: Mapping[str, Any]) -> list[str]:
+    needs = job.get("needs", [])
+    return [needs] if isinstance(needs, str) else needs
+
+
 def _ordered(jobs: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    while len(found) < len(jobs):
-        for key, job in jobs.items():
-            needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
-            if key not in found and set(needs) <= set(found):
-                found.append(key)
+    while left := [key for key in jobs if key not in found]:
+        found.append(next(key for key in left if set(_needs(jobs[key])) <= set(found)))
     return found
 
 
@@ -397,18 +394,14 @@ def _upload(world: World, place: Path, options: Mapping[str, str]) -> str:
         return "no files were found" if options.get("if-no-files-found") == "error" else ""
     number = f"{world.run_id}{len(world.artifacts):03}"
     target = world.folder / "artifacts" / number / options["name"]
+    target.mkdir(parents=True)
     for path in found:
         # A folder's own name is left out, as the real one does.
-        shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, _made(target))
+        shutil.copytree(path, target, dirs_exist_ok=True) if path.is_dir() else shutil.copy2(path, target)
     assert options["name"] not in world.artifacts, "a name is taken once"
     world.artifacts[options["name"]] = target
     world._uploaded = {"artifact-id": number}
     return ""
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _download(world: World, place: Path, options: Mapping[str, str]) -> str:

@@ -94,11 +94,9 @@ def test_a_fault_gives_3_and_leaves_a_log(cli: Cli, mini: Mini) -> None:
     (mini.cache / "objects.git").write_text("a file, where the object store should be")
     done = cli("apply", "--json", *mini.words)
     error = json.loads(done.stdout)["error"]
-    text = Path(error["log"]).read_text()
 
     assert (done.returncode, error["reference"], error["log"] in done.stderr) == (3, "fault", True)
-    assert f"sparkwright {__version__}\nPython " in text
-    assert "Traceback (most recent call last)" in text
+    assert re.search(rf"sparkwright {__version__}\nPython .*Traceback \(most recent call last\)", Path(error["log"]).read_text(), re.DOTALL)
 
 
 def test_an_interruption_gives_130(mini: Mini) -> None:
@@ -156,15 +154,6 @@ def test_a_path_may_be_a_pipe_and_no_text(cli: Cli, tmp_path: Path) -> None:
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["reference"]) == (1, "key-invalid")
     assert ("pipe-?" in error["what"], r"pipe-\udcff" in done.stderr) == (True, True)
-
-
-def test_offline_needs_what_is_in_the_store(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """Offline fails before the first fetch and works after it; the lock is never written from memory."""
-    assert main.main(["apply", "--offline", *mini.words]) == 5
-    assert "error: offline: " in capsys.readouterr().err
-    assert main.main(["apply", *mini.words]) == 0
-    assert main.main(["apply", "--offline", *mini.words]) == 0
-    assert main.main(["lock", "--offline", *mini.words]) == 5
 
 
 def test_help_names_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,12 +231,10 @@ def test_the_command_line_loads_nothing_in_vain(cli: Cli, mini: Mini) -> None:
         "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli import main, options\n"
         "run = options.checkout(main.parse(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
     )
-    loaded(cli, build, "build", *mini.words)
-    apply = "import sys\nfrom sparkwright.cli.main import main\nassert main(sys.argv[1:]) == 0"
+    first = loaded(cli, build, "build", *mini.words)
     assert loaded(cli, every) == set()
     assert "sparkwright.forks" not in cli("-X", "importtime", "-m", "sparkwright", "--help", program=()).stderr
-    assert loaded(cli, build, "build", *mini.words) <= {"filelock"}
-    assert loaded(cli, apply, "apply", "--fork", "cutlass", *mini.words).isdisjoint({"requests", "pypi_simple", "torch", "docker"})
+    assert loaded(cli, build, "build", *mini.words) <= {"filelock"} < first
 
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("ci/*/README.md"))]

@@ -85,11 +85,8 @@ def nemotron(folder: Path, *, drafts: bool = False) -> Path:
     """Write a checkpoint without weights of Nemotron's kind; one that drafts has the field and the layers of it."""
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
     config = {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "vocab_size": 32, **shape}
-    tensors: list[checkpoints.Told] = [("backbone.layers.0.mixer.weight", "BF16", [16])]
-    if drafts:
-        config["num_nextn_predict_layers"] = 1
-        tensors.append(("mtp.layers.0.weight", "BF16", [16]))
-    return checkpoints.write(folder, config, tensors)
+    tensors: list[checkpoints.Told] = [("backbone.layers.0.mixer.weight", "BF16", [16]), ("mtp.layers.0.weight", "BF16", [16])]
+    return checkpoints.write(folder, {**config, "num_nextn_predict_layers": int(drafts)}, tensors[: 1 + drafts])
 
 
 # Preflight.
@@ -245,9 +242,8 @@ def test_sources_that_are_not_vllms_check_nothing(world: World) -> None:
     """A release that states its flags otherwise is served; vLLM judges them itself."""
     for name in ("envs.py", "engine/arg_utils.py"):
         (world.site / "vllm" / name).write_text("x = (\n")
-    with allowed():
-        world.plan(flags=("--new-flag=1",), variables={"VLLM_NEW": "1"}, machine=DESKTOP)
-    assert examine(world.python).flags() == frozenset()
+    plan = world.plan(flags=("--new-flag=1",), variables={"VLLM_NEW": "1"}, machine=DESKTOP)
+    assert "--new-flag=1" in plan.command
 
 
 WORDS = st.lists(st.from_regex(r"--[a-c](=[0-9])?|[0-9]", fullmatch=True), max_size=6).filter(lambda words: words[:1] != [] and words[0][0] == "-")
@@ -278,9 +274,7 @@ def test_server_takes_the_place_of_the_program(machine: Machine) -> None:
     child = machine.start("--flag=--dtype", "--flag=float32")
     machine.until_healthy()
     seen = machine.told()
-    assert seen["pids"][0] == child.pid
-    assert seen["argv"][1:3] == ["serve", str(machine.model)]
-    assert seen["argv"][-2:] == ["--dtype", "float32"]
+    assert (seen["pids"][0], seen["argv"][1:3], seen["argv"][-2:]) == (child.pid, ["serve", str(machine.model)], ["--dtype", "float32"])
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == -signal.SIGTERM
 
@@ -323,12 +317,11 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
     }  # fmt: skip
     done = machine.run("--dry-run", "--environment", "--json", "--flag=--seed=6")
     document = json.loads(done.stdout)
-    command = document["command"]
+    command, variables = document["command"], document["variables"]
     assert (document["name"], command[command.index("--port") + 1]) == ("toy two", str(machine.port))
     assert command[-5:] == ["--seed", "5", "--dtype", "$(id)", "--seed=6"]
     assert "--max-num-seqs=7" in command
-    assert document["variables"]["NCCL_DEBUG"] == "INFO"
-    assert "UNRELATED" not in document["variables"]
+    assert (variables["NCCL_DEBUG"], "UNRELATED" in variables) == ("INFO", False)
 
 
 @pytest.mark.parametrize(
@@ -358,12 +351,10 @@ def _listen() -> Iterator[Callable[[Answers], Listener]]:
 
             def say(connection: socket.socket, path: str) -> None:
                 answer = {"/health": whole(b""), "/v1/models": whole(MODELS), "/v1/completions": TOKEN, **answers}.get(path)
-                if path == "/metrics" and answers.get(path) == b"moving":
-                    answer = metrics(next(steps))
                 if answer is None:
                     listener.over.wait(60)
                 else:
-                    connection.sendall(answer)
+                    connection.sendall(metrics(next(steps)) if answer == b"moving" else answer)
 
             listener = Listener(say)
             open_.callback(listener.close)

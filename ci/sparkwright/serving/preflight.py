@@ -92,7 +92,11 @@ def check(
         serve-unfit: A rule is broken.
     """
     results = [*_speculation(words, checkpoint)]
-    if machine.unified and not _pinned(words, variables):
+    # vLLM for CPUs has a variable for the size of its cache.
+    pinned = flags.number(words, "--kv-cache-memory-bytes") or variables.get(
+        "VLLM_CPU_KVCACHE_SPACE"
+    )
+    if machine.unified and not pinned:
         message = (
             "vLLM would size its KV cache by a profile that counts other programs and may come out "
             "negative (vllm #44740, #46307). Pin it with --flag=--kv-cache-memory-bytes=BYTES"
@@ -114,12 +118,6 @@ def check(
         what = f"{name} cannot be served here with these flags."
         raise ServeError("serve-unfit", what, details=list(dict.fromkeys(errors)))
     return [text.strip() for text in texts.values()]
-
-
-def _pinned(words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    pinned = flags.number(words, "--kv-cache-memory-bytes")
-    # vLLM for CPUs has a variable for it.
-    return bool(pinned or variables.get("VLLM_CPU_KVCACHE_SPACE"))
 
 
 def pinned_cache(words: Sequence[str], machine: Machine, weights: float) -> int:
@@ -183,21 +181,18 @@ def check_memory(needed: float, floor: float) -> None:
     free = process.available_megabytes() * 1e6 / GIB
     if needed + floor <= free:
         return
-    sizes = []
-    for running in psutil.process_iter(["pid", "name", "memory_info"]):
-        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6:
-            sizes.append((running.info["memory_info"].rss, running.info))
-    raise ServeError(
-        "memory-held",
-        "There is not enough free memory for the server.",
-        details=[
-            f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
-            *(
-                f"process {info['pid']}, {info['name']}: {size / GIB:.1f} GiB"
-                for size, info in sorted(sizes, key=lambda pair: -pair[0])[:SHOWN]
-            ),
-        ],
-    )
+    sizes = {
+        f"process {running.pid}, {running.info['name']}": running.info["memory_info"].rss
+        for running in psutil.process_iter(["name", "memory_info"])
+        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6
+    }
+    largest = sorted(sizes, key=lambda name: -sizes[name])
+    details = [
+        f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
+        *(f"{name}: {sizes[name] / GIB:.1f} GiB" for name in largest[:SHOWN]),
+    ]
+    what = "There is not enough free memory for the server."
+    raise ServeError("memory-held", what, details=details)
 
 
 def check_port(host: str, port: int) -> None:
