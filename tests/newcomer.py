@@ -158,8 +158,6 @@ def debootstrap(root: Path, suite: str, *options: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, errors="replace")
     if done.returncode:
         raise CannotRun(f"debootstrap {suite} ended with {done.returncode}:\n{done.stdout[-3000:]}")
-    for package in (root / "var" / "cache" / "apt" / "archives").glob("*.deb"):
-        package.unlink()
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
     reached = [line for line in dump.splitlines() if re.match(r"Acquire::(http|https|Check-|Retries)", line)]
     write(root / "etc" / "apt" / "apt.conf.d" / "99here", "".join(f"{line}\n" for line in reached))
@@ -176,11 +174,9 @@ def base(suite: str) -> Path:
         debootstrap(root, suite, "--include=sudo,ca-certificates" if https else "--include=sudo")
         subprocess.run(["chroot", root, "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
         write(root / "etc" / "sudoers.d" / USER, f"{USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
-        # The first line of the README makes the lists; those of debootstrap are of the archive alone.
-        for kept in (root / "var" / "lib" / "apt" / "lists").glob("*_*"):
-            kept.unlink()
         made = path.with_suffix(".made")
-        subprocess.run(["tar", "-C", root, "--numeric-owner", "-czf", made, "."], check=True)
+        # The first line of the README makes the lists; those of debootstrap are of the archive alone.
+        subprocess.run(["tar", "-C", root, "--numeric-owner", "--exclude=./var/lib/apt/lists/*_*", "--exclude=*.deb", "-czf", made, "."], check=True)
         made.replace(path)
     return path
 
@@ -218,9 +214,7 @@ def furnish(root: Path, suite: str) -> None:
     """Give *root* what a container engine gives one, how this machine reaches its indexes, and the checkout."""
     write(root / "etc" / "apt" / "sources.list", "".join(f"deb {address} {release} main\n" for address, release in sources(suite)))
     (root / "etc" / "resolv.conf").unlink(missing_ok=True)
-    name = os.uname().nodename
-    write(root / "etc" / "hostname", f"{name}\n")
-    write(root / "etc" / "hosts", f"127.0.0.1 localhost {name}\n::1 localhost\n")
+    write(root / "etc" / "hosts", f"127.0.0.1 localhost {os.uname().nodename}\n::1 localhost\n")
     settings = pip_settings()
     write(root / "etc" / "pip.conf", "[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
     # Of certificates, the package ca-certificates makes the first, and takes up those in the second when it is installed.

@@ -122,7 +122,7 @@ def debian(architecture: str, store: Store, packages: str = "", kept: str = "") 
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder, store.replacing(path) as temporary:
                 newcomer.debootstrap(Path(folder, "root"), suite, f"--arch={architecture}", *[f"--include={packages}"] * bool(packages))
-                subprocess.run(["tar", "-C", f"{folder}/root", "-cf", temporary, "."], check=True)
+                subprocess.run(["tar", "-C", f"{folder}/root", "--exclude=*.deb", "-cf", temporary, "."], check=True)
     return path
 
 

@@ -47,13 +47,9 @@ def _run(
 
     def run(*words: str) -> tuple[int, dict[str, Any], str]:
         index = [] if "--index" in words else ["--index", str(world.root)]
-        given = [*index, "--trust", world.fingerprint, "--root", str(ROOT), "--cache-dir", str(tmp_path / "store")]  # fmt: skip
-        try:
-            code = main(["lab", "image", *given, "--json", *words])
-        except SystemExit as error:
-            code = int(str(error.code))
-        finally:
-            console.json = False
+        given = [*index, "--trust", world.fingerprint, "--root", str(ROOT), "--cache-dir", str(tmp_path / "store")]
+        code = main(["lab", "image", *given, "--json", *words])
+        monkeypatch.setattr(console, "_document", {})
         out, said = capsys.readouterr()
         return code, json.loads(out or "{}"), said
 

@@ -46,13 +46,15 @@ def test_a_name_is_resolved_in_the_cache(hub: Path) -> None:
     assert found(hub).commit == COMMIT
 
 
-def test_the_cache_is_where_the_hubs_client_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, home, in this order."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert models.cache_folder({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
-    assert models.cache_folder({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/hub")
-    assert models.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
-    assert models.cache_folder({}) == tmp_path / ".cache" / "huggingface" / "hub"
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"), ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"), ({}, "~/.cache/huggingface/hub"),
+    ],
+)  # fmt: skip
+def test_the_cache_is_where_the_hubs_client_keeps_it(variables: dict[str, str], folder: str) -> None:
+    assert models.cache_folder(variables) == Path(folder).expanduser()
 
 
 @pytest.mark.parametrize("revision", [OTHER, "other", "../../../etc/passwd", "refs/\0"])

@@ -93,9 +93,11 @@ def _github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubw
         yield world
 
 
-def _status(output: Path, *words: str) -> int:
+def _status(output: Path, *words: str) -> str:
+    """Write the page to *output*, and return it."""
     options = ("--root", str(ROOT), "--cache-dir", str(output.parent / "cache"))
-    return main.run(["lab", "status", *options, "--output", str(output), *words])
+    assert main.run(["lab", "status", *options, "--output", str(output), *words]) == 0
+    return (output / "index.html").read_text("utf-8")
 
 
 def _everything(story: Path, github: githubwork.World) -> tuple[str, ...]:
@@ -110,8 +112,7 @@ def test_the_page_shows_releases_speeds_patches_and_runs(
     story: Path, github: githubwork.World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever text is hostile stays text."""
-    assert _status(tmp_path / "site", *_everything(story, github)) == 0
-    source = (tmp_path / "site" / "index.html").read_text("utf-8")
+    source = _status(tmp_path / "site", *_everything(story, github))
     shown = re.sub(r"\s+", " ", re.sub("<[^>]*>", "", source))
     warnings = capsys.readouterr().err
 
@@ -155,9 +156,7 @@ def test_a_page_without_github_or_index_says_so(
     github: githubwork.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", "ghs_expired")
-    words = ("--runs", githubwork.REPOSITORY, "--mirror", f"{ADDRESS}={github.url}")
-    assert _status(tmp_path / "site", *words) == 0
-    source = (tmp_path / "site" / "index.html").read_text("utf-8")
+    source = _status(tmp_path / "site", "--runs", githubwork.REPOSITORY, "--mirror", f"{ADDRESS}={github.url}")
     assert "No index was named" in source
     assert "<strong>pipeline.yml</strong>: <code>github-refused</code>" in source
 
@@ -176,7 +175,7 @@ def test_pages_fit_a_desk_and_a_telephone_and_load_nothing(
     story: Path, github: githubwork.World, tmp_path: Path
 ) -> None:
     folder = tmp_path / "site"
-    assert _status(folder, *_everything(story, github)) == 0
+    _status(folder, *_everything(story, github))
     cell = "1024/1024 c1"
     report = page.render((bench(cell), bench(cell, quantization="AWQ"), gate(cell)))
     (folder / "report.html").write_text(report)
