@@ -8,10 +8,8 @@ the GPU has the host's memory, as on a GB10, or that there is no GPU.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -20,6 +18,7 @@ import psutil
 from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes.preflight import CheckpointSize, PreflightFinding
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.builder import host_info
 from sparkwright.core import process
 from sparkwright.serving import flags
 from sparkwright.serving.errors import ServeError
@@ -29,8 +28,6 @@ GIB = 2**30
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
 NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
-#: Folder of the NVIDIA driver with a folder per GPU.
-GPUS = Path("/proc/driver/nvidia/gpus")
 #: Megabytes from which a process is named as holding memory, and how many are.
 LARGE, SHOWN = 200, 6
 
@@ -54,14 +51,9 @@ class Machine(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls) -> Machine:
         """Return this machine, as the kernel and the driver describe it."""
-        texts = []
-        for path in sorted(GPUS.glob("*/information")):
-            with contextlib.suppress(OSError):
-                texts.append(path.read_text("utf-8", "replace"))
-        unified = any("GB10" in text for text in texts)
-        gpu = re.search(r"^Model:\s*(.+?)\s*$", "".join(texts[:1]), re.MULTILINE)
+        names = [gpu.name for gpu in host_info.gpus()]
         total = psutil.virtual_memory().total / GIB
-        return cls(total, len(texts), unified, gpu[1] if gpu else "")
+        return cls(total, len(names), any("GB10" in name for name in names), "".join(names[:1]))
 
     @property
     def shared(self) -> bool:
