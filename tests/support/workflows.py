@@ -346,7 +346,7 @@ debootstrap --variant=minbase --no-check-gpg --components=main,universe --includ
 chroot "$folder/root" useradd -s /bin/bash -u "$1" -m runner
 chroot "$folder/root" useradd -s /bin/bash -m sparkwright-server
 echo 'runner ALL=(ALL) NOPASSWD:ALL' >"$folder/root/etc/sudoers.d/runner"
-rm -f "$folder"/root/var/cache/apt/archives/*.deb
+find "$folder" -name "*.deb" -delete
 tar -C "$folder/root" -c . | docker import - "$0"
 """
 
