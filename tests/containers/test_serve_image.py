@@ -5,35 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
-from tests.conftest import running
 from tests.containers.conftest import (
     OTHER,
     OWN,
     PATIENCE,
-    ROOT,
     debian,
     emulated,
     imported,
-    missing,
 )
 from tests.containers.serveimages import PACKAGES, PASSWORD, USER, Maker, registry
-from tests.support import publisher, standin, wheels, workflows
+from tests.support import publisher, standin, wheels
 
 from sparkwright.core.store import Store
 
 pytestmark = pytest.mark.containers
 
 RELEASE = "/opt/sparkwright/releases/2026.11.1"
+
+
 def maker(architecture: str, address: str, user_store: Store, folder: Path) -> Maker:
     """Return who makes images for *architecture*, on a base that lacks nothing."""
     layer = debian(architecture, user_store, PACKAGES, "serve")
@@ -63,7 +60,12 @@ def _current(own: Maker, engine: DockerClient) -> str:
 def test_image_holds_the_release(own: Maker, current: str) -> None:
     """Its labels are its hashes; inside, no byte has changed, and no download is left."""
     labels = own.client.images.get(current).labels
-    _, left, _ = own.said(current, "bash", "-c", "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp")
+    _, left, _ = own.said(
+        current,
+        "bash",
+        "-c",
+        "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp",
+    )
 
     assert labels["sparkwright.wheel.vllm"] == own.first.wheels[0].sha256
     assert labels["org.opencontainers.image.base.digest"] == own.base
@@ -82,7 +84,9 @@ def test_only_its_state_can_be_written(own: Maker, current: str) -> None:
         f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x; echo $PORT $VLLM_CACHE_ROOT;"
         " ls /opt/sparkwright/current/lib/python3*/site-packages/vllm/__pycache__ | grep -c __init__"
     )
-    status, out, said = own.said(current, "bash", "-c", script, read_only=False, variables={"VLLM_CACHE_ROOT": "/x"})
+    status, out, said = own.said(
+        current, "bash", "-c", script, read_only=False, variables={"VLLM_CACHE_ROOT": "/x"}
+    )
 
     assert (status, out.split()) == (0, ["10001", "3", "8888", "/x", "1"]), said
 
@@ -102,7 +106,13 @@ def test_from_built_wheels(own: Maker, current: str, tmp_path: Path) -> None:
     """Before anything is published: the wheels of a folder are a candidate, whatever index there is."""
     with publisher.index_owner(tmp_path) as owner:
         wheels.release(tmp_path / "dist", judged=False)
-        made = own.run("--built", tmp_path / "dist", "--stack", "2026.11", variables={**owner.environment, "SPARKWRIGHT_INDEX": ""})
+        made = own.run(
+            "--built",
+            tmp_path / "dist",
+            "--stack",
+            "2026.11",
+            variables={**owner.environment, "SPARKWRIGHT_INDEX": ""},
+        )
     status, out, said = own.said(made["image"]["id"], "bash", "-c", "sparkwright doctor --json")
 
     assert (made["channel"], made["labels"]["sparkwright.channel"]) == ("candidate", "candidate")
@@ -132,11 +142,23 @@ def test_refusals_end_the_container(
     assert wanted in said
 
 
-def test_server_is_healthy_until_it_is_ended(own: Maker, current: str, until: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_is_healthy_until_it_is_ended(
+    own: Maker, current: str, until: Callable[..., Any], tmp_path: Path
+) -> None:
     """The entrypoint becomes vLLM (here its stand-in), the engine finds it healthy, and SIGTERM ends it."""
     mounts = [Mount("/model", str(standin.model(tmp_path / "toy")), "bind", read_only=True)]
-    with own.started(current, variables={"MODEL": "/model"}, mounts=mounts, healthcheck={"interval": 2_000_000_000}) as made:
-        until(lambda: state(own, made)["Status"] != "running" or state(own, made)["Health"]["Status"] == "healthy")
+    with own.started(
+        current,
+        variables={"MODEL": "/model"},
+        mounts=mounts,
+        healthcheck={"interval": 2_000_000_000},
+    ) as made:
+        until(
+            lambda: (
+                state(own, made)["Status"] != "running"
+                or state(own, made)["Health"]["Status"] == "healthy"
+            )
+        )
         assert state(own, made)["Status"] == "running", made.logs().decode()
         users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
         made.stop(timeout=PATIENCE)
@@ -158,33 +180,6 @@ def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
     assert own.run("2026.11.3", status=1)["error"]["reference"] == "release-unknown"
 
 
-def containers_of(own: Maker) -> list[str]:
-    """Return the names of containers that install."""
-    # Those of build steps come and go between the engine's two answers.
-    found = own.client.containers.list(all=True, ignore_removed=True)
-    return [str(one.name) for one in found if str(one.name).startswith("sparkwright-run-")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-def test_whenever_it_ends_the_next_run_finishes(
-    own: Maker, current: str, until: Callable[..., Any], number: signal.Signals
-) -> None:
-    """A run that is stopped while it installs leaves no image; what only kill -9 leaves behind, the next run removes first."""
-    name = f"2026.11.{4 + (number == signal.SIGKILL)}"
-    own.publish(name)
-    with running(own.command(name), own.environment(), Path("/")) as child:
-        until(lambda: child.poll() is not None or containers_of(own))
-        child.send_signal(number)
-        child.communicate(timeout=PATIENCE)
-    left = len(containers_of(own))
-    done = own.run(name)
-
-    killed = number == signal.SIGKILL
-    assert (child.returncode, left) == ((-number, 1) if killed else (130, 0))
-    assert ("removed the container of a run that was killed" in done["said"]) == killed
-    assert (done["state"], containers_of(own)) == ("built", [])
-
-
 # A registry.
 
 
@@ -200,7 +195,11 @@ def test_push(own: Maker, current: str, tmp_path: Path) -> None:
         put(own, f"{host}/spark/vllm")
         taken = own.run(*words, status=1, variables=variables)
 
-    assert (name, done["pushed"], str(pulled.id)) == (f"{host}/spark/vllm:2026.11.1-{OWN}", again["pushed"], current)
+    assert (name, done["pushed"], str(pulled.id)) == (
+        f"{host}/spark/vllm:2026.11.1-{OWN}",
+        again["pushed"],
+        current,
+    )
     assert PASSWORD not in json.dumps(done)
     assert taken["error"]["reference"] == "image-tag-taken"
     own.client.images.remove(f"{host}/spark/vllm@{digest}")
@@ -226,58 +225,20 @@ def test_registry_that_is_not_there(own: Maker, current: str) -> None:
 # The Spark's own kind of processor.
 
 
-@pytest.fixture(scope="session", name="spark")
-def _spark(
-    engine_address: str, user_store: Store, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Maker, str]]:
-    """Return who makes images for the other kind of processor, and the id of one."""
-    emulated(OTHER)
-    folder = tmp_path_factory.mktemp("other")
-    made = maker(OTHER, engine_address, user_store, folder)
-    yield made, made.run()["image"]["id"]
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def test_image_of_the_other_processor(
-    spark: tuple[Maker, str], own: Maker, engine: DockerClient
+    own: Maker, engine: DockerClient, engine_address: str, user_store: Store, tmp_path: Path
 ) -> None:
-    """Under emulation the image starts through its entrypoint, holds the release, and serves as far as there is a model."""
-    made, number = spark
-    status, out, said = made.said(
-        number, "bash", "-c", "uname -m; sparkwright doctor --json --deep"
-    )
-    machine, _, document = out.partition("\n")
-
-    assert status == 0, said
-    assert machine == made.machine
-    assert json.loads(document)["releases"]["2026.11.1"]["faults"] == []
-    assert made.client.images.get(number).attrs["Architecture"] == OTHER
-    assert "model-missing" in made.said(number, variables={"MODEL": "/no/such model"})[2]
-    assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
-
-
-def test_workflow_makes_it(spark: tuple[Maker, str], engine_address: str, engine: DockerClient, tmp_path: Path) -> None:
-    """Job `image` of the releases logs in as GitHub has it, makes the image of what is published, and pushes it."""
-    if not shutil.which("docker"):
-        missing("the command line docker is not installed: apt-get install docker-cli")
-    made, project = spark[0], tmp_path / "project"
-    for name in ("forks", "build", "cherry_picks", "ci/audit"):
-        shutil.copytree(ROOT / name, project / name)
-    policy = (ROOT / "ci" / "release.yaml").read_text()
-    (project / "ci" / "release.yaml").write_text(policy.replace('\nroot: ""\n', f'\nroot: "{made.world.fingerprint}"\n'))
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["image"]
-    with registry(tmp_path / "registry") as (host, _), made.world.served() as world:
-        variables = {"RELEASES_URL": world.url, "IMAGE_REPOSITORY": f"{host}/spark/vllm", "IMAGE_BASE": made.base}
-        contexts = {"inputs": {"release": "2026.11.1"}, "vars": variables, "github": {"token": PASSWORD, "actor": USER}}
-        env = made.environment(DOCKER_CONFIG=str(tmp_path / "docker"), SPARKWRIGHT_CACHE_DIR=str(made.store))
-        env |= {name: workflows.text(value, contexts) for name, value in job["env"].items()}
-        scripts = {step["name"]: step["run"] for step in job["steps"] if "run" in step}
-        command = ["bash", "-eo", "pipefail", "-c", f"{scripts['Log in']}\n{scripts['Image']}"]
-        said = subprocess.run(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True, check=True).stderr
-        document = json.loads((project / "image.json").read_text())
+    """Made of an index over HTTP; under emulation it starts through its entrypoint, holds the release, and serves as far as there is a model."""
+    emulated(OTHER)
+    made = maker(OTHER, engine_address, user_store, tmp_path)
+    with made.world.served() as world:
+        document = made.run()
         assert document["labels"]["sparkwright.index"] == world.url
-        name = f"{host}/spark/vllm@{document['pushed'].partition('@')[2]}"
-        pulled = made.client.images.pull(name, platform=made.platform, auth_config=WHO)
+    made.world.url, image = "", document["image"]["id"]
+    status, out, said = made.said(image, "bash", "-c", "uname -m; sparkwright doctor --json --deep")
+    machine, _, facts = out.partition("\n")
 
-    assert (pulled.id, PASSWORD in said) == (document["image"]["id"], False)
-    made.client.images.remove(name, force=True)
+    assert (status, machine) == (0, made.machine), said
+    assert json.loads(facts)["releases"]["2026.11.1"]["faults"] == []
+    assert "model-missing" in made.said(image, variables={"MODEL": "/no/such model"})[2]
+    assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
