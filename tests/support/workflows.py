@@ -427,23 +427,20 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def checkout(folder: Path, project: Path | None = None, repository: str = "acme/wheels") -> Path:
-    """Write this checkout to *folder* as a commit, with a *project*'s reviewed data where one is given; return its bare repository."""
-    work = folder / "work"
+def checkout(folder: Path, project: Path, repository: str = "acme/wheels") -> Path:
+    """Write this checkout with *project*'s reviewed data to *folder* as a commit; return its bare repository."""
+    work, bare = folder / "work", folder / "server" / repository
     for path in tracked():
         name = path.relative_to(ROOT)
-        data = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
-        if name.parts[0] in ("tests", "docs") or (project and data and len(name.parts) > 2):
-            continue
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, work / name)
-    if project:
-        shutil.copytree(project, work, dirs_exist_ok=True)
-    git(folder, "init", "--quiet", "--initial-branch=main", str(work))
+        reviewed = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
+        if name.parts[0] not in ("tests", "docs") and not (reviewed and len(name.parts) > 2):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, work / name)
+    shutil.copytree(project, work, dirs_exist_ok=True)
+    git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "-m", "The lab's checkout")
-    bare = folder / "server" / repository
-    git(folder, "clone", "--quiet", "--bare", str(work), str(bare))
+    git(work, "clone", "--quiet", "--bare", ".", str(bare))
     return bare
 
 

@@ -115,12 +115,10 @@ def test_server_that_may_not_serve_is_ended(
 
 def test_server_is_watched_while_it_serves(make: Make, tmp_path: Path) -> None:
     with Server(make(), tmp_path / "log") as server, (tmp_path / "log").open("a", buffering=1) as log:
-        log.write("Estimated CUDA graph memory: 1.00 GiB total\n")
-        assert server.guard()
-        log.write("Estimated CUDA graph memory: -0.50 GiB total\n")
-        left = server.processes()
-        assert not server.guard()
-        assert (server.reason, gone(left)) == ("graph-memory-negative", True)
+        for estimate, sound in (("1.00", True), ("-0.50", False)):
+            log.write(f"Estimated CUDA graph memory: {estimate} GiB total\n")
+            assert server.guard() is sound
+        assert (server.reason, server.running) == ("graph-memory-negative", False)
 
 
 def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
