@@ -269,7 +269,9 @@ def run(suite: str, mode: str, told: Sequence[str], limit: int, *, again: bool) 
         whole = contained("bash", "-c", MOUNTS, "newcomer", str(root), mode, USER, command)
         # In a session of its own: a signal to a group reaches neither this process from there nor that one from here.
         follow = ["timeout", str(limit), "bash", "-c", '"$@" 2>&1 | tee "$0"', str(log), *whole]
-        subprocess.run(follow, stdin=subprocess.PIPE, cwd="/", check=False, start_new_session=True)
+        # Nothing is typed, and nothing ends what could be.
+        keyboard, _ = os.pipe()
+        subprocess.run(follow, stdin=keyboard, cwd="/", check=False, start_new_session=True)
         results = home / "results"
         # The newcomer's folder is the newcomer's: a link there could name any file of this machine.
         if not any(path.is_symlink() for path in (home / "skipped", results, home, home.parent)):
