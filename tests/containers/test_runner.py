@@ -120,7 +120,7 @@ def debian_root(user_store: Store) -> Iterator[Path]:
 @pytest.fixture
 def machine(debian_root: Path) -> Iterator[Machine]:
     """Return the machine, set up; loop devices and processes are all machines', so one runs at a time."""
-    with FileLock(Path(tempfile.gettempdir()) / "sparkwright-runner-tests.lock"), lab_github.serving() as hub:
+    with FileLock(Path(tempfile.gettempdir()) / "sparkwright-runner-tests.lock"), Hub() as hub:
         machine = Machine(debian_root, hub)
         machine.set_up()
         yield machine

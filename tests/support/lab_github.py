@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -85,11 +84,3 @@ class _Handler(loopback.Handler):
             {"runner": {"id": 1}, "encoded_jit_config": base64.b64encode(script.encode()).decode()},
         )
         self.answer(*(hub.answer or reply))
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[Hub]:
-    """Yield a hub that answers until the block ends."""
-    hub = Hub()
-    with loopback.serving(hub):
-        yield hub
