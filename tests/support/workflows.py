@@ -48,18 +48,6 @@ ACTOR = "maintainer"
 SERVER = "https://git.example"
 
 
-class Text(str):
-    """A text of an expression: compared without regard to case; null is an empty one."""
-
-    def __eq__(self, other: object) -> bool:
-        return self.lower() == str(other).lower()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
-
-
 class Expression:
     """One expression, evaluated in *contexts*; a name that is not there is null, as GitHub has it."""
 
@@ -67,7 +55,7 @@ class Expression:
         self._contexts, self._code = contexts, _TOKEN.sub(self._python, text.strip())
         self._names: dict[str, Callable[..., Any]] = {
             "always": lambda: True, "cancelled": lambda: False, "success": lambda: not failed, "failure": lambda: failed,
-            "fromJSON": json.loads, "toJSON": json.dumps, "format": _format, "get": self._get, "text": Text,
+            "fromJSON": json.loads, "toJSON": json.dumps, "format": _format, "get": self._get,
             "contains": lambda whole, part: part in whole, "startsWith": lambda whole, part: whole.startswith(part),
         }  # fmt: skip
 
@@ -76,7 +64,7 @@ class Expression:
 
     def _python(self, match: re.Match[str]) -> str:
         if match["text"] is not None:
-            return f"text({match['text'].replace(2 * chr(39), chr(39))!r})"
+            return repr(match["text"].replace("''", "'"))
         if match["name"]:
             return f"get({match['name']!r})"
         return {"&&": " and ", "||": " or ", "!": " not "}.get(match[0], match[0])
@@ -85,7 +73,7 @@ class Expression:
         found: Any = {"true": True, "false": False, **self._contexts}
         for name in path.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
-        return Text(found or "") if isinstance(found, str | None) else found
+        return "" if found is None else found
 
 
 def _format(form: str, *words: Any) -> str:
