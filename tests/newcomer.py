@@ -318,7 +318,9 @@ def main(words: Sequence[str]) -> int:
     except (CannotRun, KeyError) as error:
         sys.stdout.write(f"newcomer: {error}\n")
         return 1
-    sys.stdout.write("\ndistribution | mode | line | status | seconds\n" + "".join(f"{' | '.join(row)}\n" for row in rows))
+    finally:
+        # Distribution, mode, line, status and seconds; also of an interrupted run.
+        sys.stdout.write("".join(f"{' | '.join(row)}\n" for row in rows))
     return int(any(row[3] != "0" for row in rows))
 
 

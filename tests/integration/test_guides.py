@@ -91,7 +91,7 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
         {**DEMO, "MODEL": "model"},
         here={"--recipe": "gate-failed"},
     )
-    said = guides.run(
+    guides.run(
         DOCS / "run-a-lab.md",
         lab,
         environment,
@@ -107,7 +107,6 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
     )
 
     assert (lab / "published" / "site" / "index.html").is_file()
-    assert any("systemd" in one for one in said)
 
 
 def test_add_a_patch_and_take_it_out(

@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import NOWHERE
 from tests.refusals import refusal
 from tests.support import fatbins
-from tests.unit.conftest import Repository
+from tests.unit.conftest import TRAILERS, Repository
 
 from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuiltWheel
@@ -210,7 +210,8 @@ class Parts:
         name = f"{len(list(series.glob('*.patch')))}.patch"
         repository.git("checkout", "--quiet", "-B", "ours", "main" if name == "0.patch" else "ours")
         text = (repository.path / path).read_text()
-        (series / name).write_bytes(repository.change({path: text.replace(old, new).encode()}))
+        repository.commit({path: text.replace(old, new).encode()}, f"Change something\n\nAs told.\n\n{TRAILERS}")
+        (series / name).write_bytes(repository.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit"))
         repository.git("checkout", "--quiet", "main")
         with (series / "series").open("a") as listing:
             listing.write(f"{name}\n")

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
 from tests.support import checkpoints, standin
 from tests.support.badserver import MODELS, Listener, completion, head, whole
-from tests.support.standin import Machine, _machine, _standin
+from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.cli import main
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
-from sparkwright.serving import flags, health, launch, preflight
+from sparkwright.serving import flags, health, launch, preflight, ray
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -334,6 +334,11 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
 def test_ray_is_refused_without_what_it_needs(world: World, words: list[str], reference: str) -> None:
     with refusal(reference):
         main.run(["serve", "--python", str(world.python), "--model", str(world.model), *words])
+
+
+def test_ray_head_that_ends_at_once_is_a_failure() -> None:
+    with refusal("ray-failed"):
+        ray.start_head(["/bin/false"], "127.0.0.1", free_port(), {})
 
 
 # Health.
