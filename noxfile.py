@@ -38,6 +38,21 @@ COMMANDS = {
     "serve": "Serve a model by its recipe from the current release, or from --python.",
     "demo": "Take three miniature upstreams through every stage, with the real compiler.",
 }
+#: Sessions of slow tests → their marks, and what `nox -l` shows.
+TESTS = {
+    "long": ("long", "Compile parts of the default stack with its whole toolchain (5.5 GB)."),
+    "tests_server": ("server and not mutants", "Run the tests on a real vLLM server, on the CPU."),
+    "mutants": ("mutants", "Break wheels, kernels and servers; say which gate kills which."),
+    "emulation": (
+        "emulation",
+        "Load cross-built libraries under emulation (root, qemu, debootstrap).",
+    ),
+    "workflows": ("workflows", "Run every step of the workflows and every command of the guides."),
+    "containers": (
+        "containers",
+        "Build in a container engine, for both kinds of processor (root).",
+    ),
+}
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server or workflows"
 FAST = f"not (network or toolchain or launches or {SLOW})"
@@ -159,41 +174,20 @@ def real(session: nox.Session) -> None:
     pytest(session, f"launches and not ({SLOW})", seconds=900)
 
 
-@nox.session(default=False, tags=["check"])
-def long(session: nox.Session) -> None:
-    """Compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
-    pytest(session, "long", seconds=1800)
-
-
-@nox.session(default=False, tags=["check"])
-def tests_server(session: nox.Session) -> None:
-    """Run the tests on a real vLLM server, on the CPU, with a small model (quarter of an hour)."""
-    pytest(session, "server and not mutants", seconds=1800)
-
-
-@nox.session(default=False, tags=["check"])
-def mutants(session: nox.Session) -> None:
-    """Break wheels, converters, kernels and servers; say which gate kills which (half an hour)."""
-    pytest(session, "mutants", seconds=1800)
-
-
-@nox.session(default=False, tags=["check"])
-def emulation(session: nox.Session) -> None:
-    """Load cross-built libraries under emulation (root, qemu-user-static, debootstrap; minutes)."""
-    pytest(session, "emulation", seconds=1800)
-
-
-@nox.session(default=False, tags=["check"])
-def workflows(session: nox.Session) -> None:
-    """Run every step of the workflows, in containers, and every command of the guides (minutes)."""
-    pytest(session, "workflows", seconds=1800)
-
-
-@nox.session(default=False, tags=["check"])
-def containers(session: nox.Session) -> None:
-    """Build in a container engine, for both kinds of processor (root; half an hour)."""
+def add_tests(name: str, marks: str, text: str) -> None:
+    """Add the session that runs the tests with *marks*."""
     # A session that was named and cannot run is a failure, not a skip.
-    pytest(session, "containers", seconds=3600, env={"SPARKWRIGHT_CONTAINERS": "required"})
+    required = {"SPARKWRIGHT_CONTAINERS": "required"}
+
+    def test(session: nox.Session) -> None:
+        pytest(session, marks, seconds=3600, env=required)
+
+    test.__doc__ = text
+    nox.session(name=name, default=False, tags=["check"])(test)
+
+
+for test_name, (test_marks, description) in TESTS.items():
+    add_tests(test_name, test_marks, description)
 
 
 if __name__ == "__main__":

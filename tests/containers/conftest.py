@@ -8,16 +8,14 @@ tests are skipped with the reason, and fail instead where ``SPARKWRIGHT_CONTAINE
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +23,9 @@ from typing import Any, NoReturn
 import docker
 import pytest
 from docker import DockerClient
+from tests import newcomer
 from tests.conftest import running
+from tests.support import waiting
 
 from sparkwright.builder.container import connected
 from sparkwright.builder.container_build import builder_image
@@ -63,7 +63,7 @@ def started(folder: Path) -> Iterator[str]:
                str(folder / "pid"), "--iptables=false", "--ip6tables=false", "--bridge=none"]  # fmt: skip
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as daemon:
         try:
-            wait_for(lambda: daemon.poll() is not None or answers(address), 120)
+            waiting.until(lambda: daemon.poll() is not None or answers(address), 120)
             if daemon.poll() is not None:
                 missing(f"dockerd does not start here: {(folder / 'log').read_text()[-600:]}")
             yield address
@@ -74,9 +74,8 @@ def started(folder: Path) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
             # It leaves the name of the host's network namespace mounted, and after being killed more.
-            mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-            for place in sorted((one for one in mounted if one.startswith(f"{folder}/")), reverse=True):
-                subprocess.run(["umount", "--lazy", place], check=False)
+            left = 'cut -d" " -f2 /proc/self/mounts | grep "^$0/" | sort --reverse | xargs --no-run-if-empty umount --lazy'
+            subprocess.run(["sh", "-c", left, folder], check=False)
 
 
 def answers(address: str) -> bool:
@@ -86,19 +85,10 @@ def answers(address: str) -> bool:
     return False
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Return the first true value of *condition*."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"it does not happen within {seconds:g} s"
-        time.sleep(0.05)
-    return value
-
-
 @pytest.fixture
 def until() -> Callable[..., Any]:
     """Return what waits for a condition."""
-    return wait_for
+    return functools.partial(waiting.until, seconds=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -123,50 +113,28 @@ def engine(engine_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Doc
 
 def debian(architecture: str, store: Store, packages: str = "", kept: str = "") -> Path:
     """Return a tar of Debian for *architecture* with *packages*, made by debootstrap once and kept in the user's cache under *kept*."""
-    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    suite, kept = release.get("VERSION_CODENAME", "").strip('"'), kept or ("full" if packages else "plain")
-    if release.get("ID") != "debian" or not shutil.which("debootstrap"):
-        missing("needs Debian and its debootstrap: apt-get install debootstrap")
-    path = store.folder("bases") / f"debian-{suite}-{architecture}-{kept}.tar"
+    try:
+        suite = newcomer.sources()[0][1]
+    except newcomer.CannotRun as error:
+        missing(str(error))
+    path = store.folder("bases") / f"debian-{suite}-{architecture}-{kept or ('full' if packages else 'plain')}.tar"
     with store.lock(path.name):
         if not path.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                _debootstrap(Path(folder, "root"), suite, architecture, packages)
-                with store.replacing(path) as temporary:
-                    subprocess.run(["tar", "-C", f"{folder}/root", "-cf", temporary, "."], check=True)
+            with tempfile.TemporaryDirectory() as folder, store.replacing(path) as temporary:
+                newcomer.debootstrap(Path(folder, "root"), suite, f"--arch={architecture}", *[f"--include={packages}"] * bool(packages))
+                subprocess.run(["tar", "-C", f"{folder}/root", "--exclude=*.deb", "-cf", temporary, "."], check=True)
     return path
-
-
-def _debootstrap(root: Path, suite: str, architecture: str, packages: str) -> None:
-    indexed = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)"], capture_output=True, text=True, check=True)
-    sites = [line.split()[0] for line in indexed.stdout.splitlines() if line.split()[1:] == [suite]]
-    if not sites:
-        missing("apt knows no archive of this Debian; run apt-get update")
-    include = [f"--include={packages}"] if packages else []
-    command = ["debootstrap", "--variant=minbase", f"--arch={architecture}", *include, suite, str(root), sites[0]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    for archive in (root / "var" / "cache" / "apt" / "archives").glob("*.deb"):
-        archive.unlink()
-    # How this machine's apt reaches its archive: proxies, what a snapshot's dates may be.
-    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
-    settings = [line for line in dump.splitlines() if line.startswith("Acquire::")]
-    (root / "etc" / "apt" / "apt.conf.d" / "99here").write_text("\n".join(settings) + "\n")
 
 
 def emulated(architecture: str) -> None:
     """Make sure that programs for *architecture* run here, by the kernel's table of interpreters."""
     name = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}[architecture]
     table = Path("/proc/sys/fs/binfmt_misc")
-    if (table / name).exists():
-        return
-    if not shutil.which("update-binfmts") or not Path("/usr/share/binfmts", name).exists():
-        missing(f"programs for {architecture} do not run here: apt-get install qemu-user-static binfmt-support")
-    if not (table / "register").exists():
-        subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(table)], check=False)
-    subprocess.run(["update-binfmts", "--enable", name], check=False)
+    enable = '[ -e "$0/register" ] || mount -t binfmt_misc binfmt_misc "$0"; update-binfmts --enable "$1"'
     if not (table / name).exists():
-        missing(f"the kernel takes no interpreter for {architecture}")
+        subprocess.run(["sh", "-c", enable, table, name], check=False)
+    if not (table / name).exists():
+        missing(f"programs for {architecture} do not run here: apt-get install qemu-user-static binfmt-support")
 
 
 def imported(address: str, layer: Path, kind: str, tag: str) -> str:
@@ -180,19 +148,15 @@ def imported(address: str, layer: Path, kind: str, tag: str) -> str:
         "architecture": architecture, "os": system, "config": {"Cmd": ["/bin/sh"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_file(layer)}"]},
     }  # fmt: skip
-    texts = {
-        "config.json": json.dumps(description).encode(),
-        "manifest.json": json.dumps([{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]).encode(),
-    }
-    with tempfile.TemporaryFile() as sink:
-        with tarfile.open(fileobj=sink, mode="w") as archive:
-            for name, data in texts.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-            archive.add(layer, "layer.tar")
-        sink.seek(0)
-        return str(docker.DockerClient(base_url=address, timeout=PATIENCE).images.load(sink)[0].id)
+    texts = {"config.json": description, "manifest.json": [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, record in texts.items():
+            Path(folder, name).write_text(json.dumps(record))
+        Path(folder, "layer.tar").symlink_to(layer.absolute())
+        archive = ["tar", "-C", folder, "--dereference", "-c", *texts, "layer.tar"]
+        with subprocess.Popen(archive, stdout=subprocess.PIPE) as packing:
+            assert packing.stdout
+            return str(docker.DockerClient(base_url=address, timeout=PATIENCE).images.load(packing.stdout)[0].id)
 
 
 @pytest.fixture(scope="session")

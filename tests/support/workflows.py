@@ -1,6 +1,6 @@
 """
 Runs the workflows of ``.github/workflows`` without GitHub: jobs in the order of their needs, reusable workflows, conditions and expressions
-evaluated, and each ``run:`` executed by bash as GitHub's runner does it, on this machine or in a fresh container for each job.
+evaluated, and each ``run:`` executed by bash as GitHub's runner does it, in a fresh container for each job.
 
 GitHub's own actions have stand-ins here that do the same with folders (a checkout is a clone of the repository, an artifact is a folder with
 an id); nothing else is replaced. A secret of an environment reaches the jobs of that environment alone. What only GitHub enforces is not
@@ -21,7 +21,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,18 +48,6 @@ ACTOR = "maintainer"
 SERVER = "https://git.example"
 
 
-class Text(str):
-    """A text of an expression: compared without regard to case; null is an empty one."""
-
-    def __eq__(self, other: object) -> bool:
-        return self.lower() == str(other).lower()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
-
-
 class Expression:
     """One expression, evaluated in *contexts*; a name that is not there is null, as GitHub has it."""
 
@@ -68,7 +55,7 @@ class Expression:
         self._contexts, self._code = contexts, _TOKEN.sub(self._python, text.strip())
         self._names: dict[str, Callable[..., Any]] = {
             "always": lambda: True, "cancelled": lambda: False, "success": lambda: not failed, "failure": lambda: failed,
-            "fromJSON": json.loads, "toJSON": json.dumps, "format": _format, "get": self._get, "text": Text,
+            "fromJSON": json.loads, "toJSON": json.dumps, "format": _format, "get": self._get,
             "contains": lambda whole, part: part in whole, "startsWith": lambda whole, part: whole.startswith(part),
         }  # fmt: skip
 
@@ -77,7 +64,7 @@ class Expression:
 
     def _python(self, match: re.Match[str]) -> str:
         if match["text"] is not None:
-            return f"text({match['text'].replace(2 * chr(39), chr(39))!r})"
+            return repr(match["text"].replace("''", "'"))
         if match["name"]:
             return f"get({match['name']!r})"
         return {"&&": " and ", "||": " or ", "!": " not "}.get(match[0], match[0])
@@ -86,7 +73,7 @@ class Expression:
         found: Any = {"true": True, "false": False, **self._contexts}
         for name in path.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
-        return Text(found or "") if isinstance(found, str | None) else found
+        return "" if found is None else found
 
 
 def _format(form: str, *words: Any) -> str:
@@ -122,13 +109,12 @@ def holds(condition: Any, contexts: Mapping[str, Any], *, failed: bool) -> bool:
 
 @dataclasses.dataclass
 class Step:
-    """A step as it was run: *ended* is its exit status, None for one that was left out; *said* what it printed; *seconds* that it took."""
+    """A step as it was run: *ended* is its exit status, None for one that was left out; *said* what it printed."""
 
     job: str
     name: str
     ended: int | None
     said: str = ""
-    seconds: float = 0.0
 
 
 @dataclasses.dataclass
@@ -139,37 +125,33 @@ class World:
     Attributes:
         folder: Everything lies there: workspaces, artifacts, pages.
         repository: The bare repository of the workflows, its name ending in ``OWNER/NAME``; others may lie beside it.
-        environment: What the machine's own environment has. *variables*: of the repository.
-        secrets: Of the repository; or of an environment, below its name.
-        image: The container image that jobs run in; empty for this machine. *mounts*: folders of this machine, read-only there.
-        keep: Names in a workspace that survive from job to job on this machine.
+        variables: Of the repository.
+        secrets: Of each environment.
+        mounts: Folders of this machine, read-only in the containers.
+        api: Address of GitHub's API.
         tamper: Called before each step with its job, its name and the workspace, in the place of an attacker.
-        steps: All that was run, in order. *summaries*: the page of each job. *uses*: every action that was asked for.
+        steps: All that was run, in order. *summaries*: the page of each job.
         artifacts: Folder of each artifact of this run by its name; its parent is named after its id.
-        outputs: Of each job of the last run.
-        stub: Results and outputs of jobs that are not run.
-        api, api_url: GitHub's API, as a server of issues and pull requests, or any at that address.
     """
 
     folder: Path
     repository: Path
-    environment: dict[str, str]
-    variables: dict[str, str] = dataclasses.field(default_factory=dict)
-    secrets: dict[str, Any] = dataclasses.field(default_factory=dict)
-    image: str = ""
+    variables: dict[str, str]
+    secrets: dict[str, dict[str, str]]
     mounts: tuple[Path, ...] = ()
-    keep: tuple[str, ...] = (".venv",)
+    api: str = ""
     tamper: Callable[[str, str, Path], None] = lambda *_: None
     steps: list[Step] = dataclasses.field(default_factory=list)
     summaries: dict[str, str] = dataclasses.field(default_factory=dict)
-    uses: list[str] = dataclasses.field(default_factory=list)
     artifacts: dict[str, Path] = dataclasses.field(default_factory=dict)
-    stub: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    outputs: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     run_id: int = 1
-    api: githubwork.World | None = None
-    api_url: str = ""
     _container: str = ""
+    stub: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    _uploaded: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
 
     @property
     def name(self) -> str:
@@ -189,24 +171,16 @@ class World:
         """Run *workflow*, and return what came of each job; jobs of a reusable one are named ``CALLER/JOB``."""
         made = yaml.safe_load(workflow.read_text("utf-8"))
         # YAML 1.1 reads the key `on` as a truth value.
-        declared = ((made[True] or {}).get(event) or {}) if isinstance(made[True], dict) else {}
-        given = (
-            {name: one.get("default", "") for name, one in declared.get("inputs", {}).items()}
-            if event == "workflow_dispatch"
-            else {}
-        )
+        declared = made[True].get(event) if event == "workflow_dispatch" else {}
+        given = {name: one.get("default", "") for name, one in (declared or {}).get("inputs", {}).items()}
         self.run_id += 1
         self.artifacts.clear()
-        contexts: dict[str, Any] = {"inputs": {**given, **(inputs or {})}, "vars": self.variables}
-        contexts["secrets"] = {
-            name: value for name, value in self.secrets.items() if isinstance(value, str)
-        }
+        contexts: dict[str, Any] = {"inputs": {**given, **(inputs or {})}, "vars": self.variables, "secrets": {}}
         contexts["github"] = {
-            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubwork.TOKEN, "sha": self._head(),
-            "run_id": str(self.run_id), "actor": ACTOR, "workflow": made["name"],
+            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubwork.TOKEN, "run_id": str(self.run_id),
+            "sha": git(self.repository, "rev-parse", "main"), "actor": ACTOR, "workflow": made["name"],
         }  # fmt: skip
         jobs = self._jobs(made, contexts, workflow.parent)
-        self.outputs = {key: job["outputs"] for key, job in jobs.items()}
         return {key: job["result"] for key, job in jobs.items()}
 
     def _jobs(
@@ -216,9 +190,8 @@ class World:
         inner: dict[str, dict[str, Any]] = {}
         for key in _ordered(made["jobs"]):
             job = made["jobs"][key]
-            needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
-            known = {**contexts, "needs": {one: results[one] for one in needs}}
-            failed = any(results[one]["result"] != "success" for one in needs)
+            known = {**contexts, "needs": {one: results[one] for one in _needs(job)}}
+            failed = any(needed["result"] != "success" for needed in known["needs"].values())
             if prefix + key in self.stub:
                 results[key] = self.stub[prefix + key]
             elif not holds(job.get("if"), known, failed=failed):
@@ -226,226 +199,114 @@ class World:
             elif "uses" in job:
                 called = self._called(folder / Path(job["uses"]).name, job, known, f"{key}/")
                 inner |= called
-                worst = {one["result"] for one in called.values()}
-                results[key] = {
-                    "result": "failure" if "failure" in worst else "success",
-                    "outputs": {},
-                }
+                failures = [one for one in called.values() if one["result"] == "failure"]
+                results[key] = {"result": "failure" if failures else "success", "outputs": {}}
             else:
                 results[key] = self._job(prefix + key, job, known, {**made.get("env", {})})
         return {prefix + key: one for key, one in results.items()} | inner
 
-    def _called(
-        self, path: Path, job: Mapping[str, Any], known: dict[str, Any], prefix: str
-    ) -> dict[str, dict[str, Any]]:
+    def _called(self, path: Path, job: Mapping[str, Any], known: dict[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
         made = yaml.safe_load(path.read_text("utf-8"))
         declared = made[True]["workflow_call"]
         inputs = {name: one.get("default", "") for name, one in declared["inputs"].items()}
         inputs |= {name: text(value, known) for name, value in job["with"].items()}
         assert set(inputs) == set(declared["inputs"])
-        secrets = {name: text(value, known) for name, value in job["secrets"].items()}
-        assert set(secrets) <= set(declared["secrets"])
-        contexts = {name: known[name] for name in ("vars", "github")} | {
-            "inputs": inputs,
-            "secrets": secrets,
-        }
-        return self._jobs(made, contexts, path.parent, prefix)
+        # A called workflow has the secrets of its own jobs' environments.
+        assert set(job["secrets"]) <= set(declared["secrets"])
+        return self._jobs(made, {**known, "inputs": inputs}, path.parent, prefix)
 
-    def _head(self) -> str:
-        return subprocess.run(
-            ["git", "rev-parse", "main"],
-            cwd=self.repository,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    def _job(
-        self, key: str, job: Mapping[str, Any], known: dict[str, Any], env: dict[str, Any]
-    ) -> dict[str, Any]:
-        outputs: dict[str, str] = {}
-        worst = "success"
-        known = {
-            **known,
-            "secrets": {
-                **known["secrets"],
-                **self.secrets.get(text(job.get("environment", ""), known), {}),
-            },
-        }
+    def _job(self, key: str, job: Mapping[str, Any], known: dict[str, Any], env: dict[str, Any]) -> dict[str, Any]:
+        results, outputs = [], dict[str, str]()
+        known = {**known, "secrets": self.secrets.get(text(job.get("environment", ""), known), {})}
         for row in _rows(job.get("strategy", {}).get("matrix"), known):
             with self._machine():
-                one, told = self._leg(key, job, {**known, "matrix": row}, env)
-            worst = "failure" if one == "failure" else worst
-            outputs |= told
-        return {"result": worst, "outputs": outputs}
+                result, given = self._leg(key, job, {**known, "matrix": row}, env)
+            results.append(result)
+            outputs |= given
+        return {"result": "failure" if "failure" in results else "success", "outputs": outputs}
 
     @contextlib.contextmanager
     def _machine(self) -> Iterator[None]:
-        """Give the job a workspace, and a container of its own where there is an image."""
-        place = self.folder / "workspace"
-        place.mkdir(parents=True, exist_ok=True)
-        (self.folder / "files").mkdir(exist_ok=True)
-        for one in place.iterdir():
-            if self.image or one.name not in self.keep:
-                shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
-        if not self.image:
-            yield
-            return
-        cache = hosted_cache()
-        config = self.folder / "gitconfig"
-        config.write_text(f'[url "file://{self.server}/"]\n\tinsteadOf = {SERVER}/\n')
-        for path in (self.folder / "files", cache):
+        """Give the job an empty workspace, and a container of its own."""
+        shutil.rmtree(self.workspace, ignore_errors=True)
+        (files := self.folder / "files").mkdir(parents=True, exist_ok=True)
+        (config := self.folder / "gitconfig").write_text(f'[safe]\n\tdirectory = *\n[url "file://{self.server}/"]\n\tinsteadOf = {SERVER}/\n')
+        self.workspace.mkdir()
+        for path in (files, hosted_cache()):
             os.chown(path, RUNNER, RUNNER)
         mounts = [
-            f"{place}:{WORKSPACE}",
-            f"{self.folder}/files:{FILES}",
-            f"{self.server}:{self.server}",
-            f"{cache}:{HOME}/.cache",
-        ]
-        mounts += [
-            f"{config}:{HOME}/.gitconfig:ro",
-            f"{CERTIFICATES}:{CERTIFICATES}:ro",
-            *(f"{path}:{path}:ro" for path in self.mounts),
-        ]
-        # How this machine reaches its package index goes along; a hosted machine reaches it without.
-        carried = [f"--env={name}" for name in os.environ if CARRIED.fullmatch(name)]
+            f"{self.workspace}:{WORKSPACE}", f"{files}:{FILES}", f"{self.server}:{self.server}", f"{hosted_cache()}:{HOME}/.cache",
+            f"{config}:{HOME}/.gitconfig:ro", f"{CERTIFICATES}:{CERTIFICATES}:ro", *(f"{path}:{path}:ro" for path in self.mounts),
+        ]  # fmt: skip
+        # How this machine reaches its package index goes along; a hosted machine reaches it without. Hosted machines are virtual
+        # ones, where a user may make the namespaces of isolated builds.
         words = [
-            "--detach",
-            "--init",
-            "--network=host",
-            # Hosted machines are virtual ones, where a user may make the namespaces of isolated builds.
-            "--security-opt=seccomp=unconfined",
-            "--security-opt=systempaths=unconfined",
-            "--user=runner",
-            f"--workdir={WORKSPACE}",
-            *carried,
-        ]
-        words += [f"--volume={mount}" for mount in mounts]
-        started = subprocess.run(
-            ["docker", "run", *words, self.image, "sleep", "infinity"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        self._container = started.stdout.strip()
+            "--detach", "--init", "--network=host", "--user=runner", f"--workdir={WORKSPACE}",
+            "--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined",
+            *(f"--env={name}" for name in os.environ if CARRIED.fullmatch(name)), *(f"--volume={mount}" for mount in mounts),
+        ]  # fmt: skip
+        self._container = _output("docker", "run", *words, hosted_image(), "sleep", "infinity")
         try:
             yield
         finally:
-            subprocess.run(
-                ["docker", "rm", "--force", self._container], capture_output=True, check=True
-            )
+            _output("docker", "rm", "--force", self._container)
 
-    def _leg(
-        self, key: str, job: Mapping[str, Any], known: dict[str, Any], env: dict[str, Any]
-    ) -> tuple[str, dict[str, str]]:
-        place = self.folder / "workspace"
-        known = {**known, "runner": {"arch": "X64", "os": "Linux"}, "steps": {}}
-        known["env"] = {name: text(value, known) for name, value in env.items()}
-        known["env"] |= {name: text(value, known) for name, value in job.get("env", {}).items()}
-        number = len(self.steps)
-        files = {
-            name: self.folder / "files" / f"{name}-{number}"
-            for name in ("PATH", "ENV", "STEP_SUMMARY")
-        }
+    def _leg(self, key: str, job: Mapping[str, Any], known: dict[str, Any], env: dict[str, Any]) -> tuple[str, dict[str, str]]:
+        known = {**known, "runner": {"arch": "X64", "os": "Linux"}, "steps": {}, "env": {}}
+        for settings in (env, job.get("env", {})):
+            known["env"] |= {name: text(value, known) for name, value in settings.items()}
+        files = {name: self.folder / "files" / f"{name}-{len(self.steps)}" for name in ("PATH", "ENV", "STEP_SUMMARY")}
         failed = False
         for step in job["steps"]:
-            name = step.get("name") or step.get("uses", "").split("@")[0]
-            if not holds(step.get("if"), known, failed=failed):
+            name, outputs, outcome = step.get("name") or step["uses"].split("@")[0], dict[str, str](), "skipped"
+            if holds(step.get("if"), known, failed=failed):
+                self.tamper(key, name, self.workspace)
+                files["OUTPUT"] = self.folder / "files" / f"OUTPUT-{len(self.steps)}"
+                for path in files.values():
+                    path.touch()
+                    own(path)
+                self._uploaded = {}
+                self.steps.append(self._step(key, name, step, known, files))
+                outcome = "failure" if self.steps[-1].ended else "success"
+                failed = failed or outcome == "failure"
+                outputs = {**pairs(files["OUTPUT"]), **self._uploaded}
+            else:
                 self.steps.append(Step(key, name, None))
-                known["steps"][step.get("id", "")] = {"outputs": {}, "outcome": "skipped"}
-                continue
-            self.tamper(key, name, place)
-            files["OUTPUT"] = self.folder / "files" / f"OUTPUT-{len(self.steps)}"
-            for path in files.values():
-                path.touch()
-                self._own(path)
-            ended = self._step(key, name, step, known, files, place)
-            failed = failed or (ended != 0 and not step.get("continue-on-error"))
-            outputs = {**_pairs(files["OUTPUT"]), **self._uploaded}
-            self._uploaded = {}
-            known["steps"][step.get("id", "")] = {
-                "outputs": outputs,
-                "outcome": "failure" if ended else "success",
-            }
+            known["steps"][step.get("id", "")] = {"outputs": outputs, "outcome": outcome}
         self.summaries[key] = self.summaries.get(key, "") + files["STEP_SUMMARY"].read_text("utf-8")
         outputs = {name: text(value, known) for name, value in job.get("outputs", {}).items()}
         return ("failure" if failed else "success"), outputs
 
-    def _own(self, path: Path) -> None:
-        """Give *path*, and what lies below it, to the user of the container."""
-        if self.image:
-            for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
-                os.chown(one, RUNNER, RUNNER, follow_symlinks=False)
-
-    def _step(
-        self,
-        job: str,
-        name: str,
-        step: Mapping[str, Any],
-        known: dict[str, Any],
-        files: Mapping[str, Path],
-        place: Path,
-    ) -> int:
+    def _step(self, job: str, name: str, step: Mapping[str, Any], known: dict[str, Any], files: Mapping[str, Path]) -> Step:
         if "uses" in step:
-            self.uses.append(step["uses"])
             options = {key: text(value, known) for key, value in step.get("with", {}).items()}
-            said = _ACTIONS[step["uses"].split("@")[0]](self, place, options)
-            self._own(place)
-            self.steps.append(Step(job, name, 1 if said else 0, said))
-            return 1 if said else 0
-        env = {**self._github(known, files, place), **known["env"], **_pairs(files["ENV"])}
-        env |= {key: text(value, known) for key, value in step.get("env", {}).items()}
-        added = files["PATH"].read_text("utf-8").split()
-        base = BASE_PATH if self.image else self.environment["PATH"]
-        env["PATH"] = os.pathsep.join([*reversed(added), base])
-        script = self.folder / "files" / "step.sh"
-        script.write_text(text(step["run"], known), "utf-8")
-        words = ["bash", "--noprofile", "--norc", "-eo", "pipefail"]
-        if self.image:
-            variables = [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
-            words = ["docker", "exec", *variables, self._container, *words, f"{FILES}/step.sh"]
-            env = dict(os.environ)
-        else:
-            words, env = [*words, str(script)], {**self.environment, **env}
-        began = time.monotonic()
-        done = subprocess.run(
-            words, cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=PATIENCE,
-        )  # fmt: skip
-        said, took = done.stdout.decode("utf-8", "replace"), time.monotonic() - began
-        self.steps.append(Step(job, name, done.returncode, said, took))
-        return done.returncode
-
-    def _github(
-        self, known: Mapping[str, Any], files: Mapping[str, Path], place: Path
-    ) -> dict[str, str]:
-        one = known["github"]
-        variables = {
-            "GITHUB_API_URL": self.api.url if self.api else self.api_url, "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": SERVER, "GITHUB_REPOSITORY": self.name, "GITHUB_SHA": one["sha"],
-            "GITHUB_REF": one["ref"], "GITHUB_RUN_ID": one["run_id"], "GITHUB_RUN_ATTEMPT": "1", "GITHUB_WORKFLOW": one["workflow"], "CI": "true",
+            said = _ACTIONS[step["uses"].split("@")[0]](self, self.workspace, options)
+            own(self.workspace)
+            return Step(job, name, int(bool(said)), said)
+        github = known["github"]
+        env = {
+            "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": SERVER, "GITHUB_API_URL": self.api, "GITHUB_REPOSITORY": self.name,
+            "GITHUB_SHA": github["sha"], "GITHUB_REF": github["ref"], "GITHUB_RUN_ID": github["run_id"], "GITHUB_RUN_ATTEMPT": "1",
+            "GITHUB_WORKFLOW": github["workflow"], "CI": "true", "HOME": HOME, "GITHUB_WORKSPACE": WORKSPACE, "RUNNER_TEMP": FILES,
+            **{f"GITHUB_{name}": f"{FILES}/{path.name}" for name, path in files.items()}, **known["env"], **pairs(files["ENV"]),
+            **{key: text(value, known) for key, value in step.get("env", {}).items()},
+            "PATH": os.pathsep.join([*reversed(files["PATH"].read_text("utf-8").split()), BASE_PATH]),
         }  # fmt: skip
-        if self.image:
-            here = {f"GITHUB_{name}": f"{FILES}/{path.name}" for name, path in files.items()}
-            return {
-                **variables,
-                **here,
-                "HOME": HOME,
-                "GITHUB_WORKSPACE": WORKSPACE,
-                "RUNNER_TEMP": FILES,
-            }
-        temporary = self.folder / "temporary"
-        temporary.mkdir(exist_ok=True)
-        config = self.folder / "gitconfig"
-        config.write_text(f'[url "file://{self.server}/"]\n\tinsteadOf = {SERVER}/\n')
-        here = {f"GITHUB_{name}": str(path) for name, path in files.items()}
-        return {
-            **variables,
-            **here,
-            "GIT_CONFIG_GLOBAL": str(config),
-            "GITHUB_WORKSPACE": str(place),
-            "RUNNER_TEMP": str(temporary),
-        }
+        (self.folder / "files" / "step.sh").write_text(text(step["run"], known), "utf-8")
+        words = ["docker", "exec", *(word for key, value in env.items() for word in ("--env", f"{key}={value}")), self._container]
+        words += ["bash", "--noprofile", "--norc", "-eo", "pipefail", f"{FILES}/step.sh"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=PATIENCE)
+        return Step(job, name, done.returncode, done.stdout.decode("utf-8", "replace"))
 
-    _uploaded: dict[str, str] = dataclasses.field(default_factory=dict)
+
+def own(path: Path) -> None:
+    """Give *path*, and what lies below it, to the user of the containers."""
+    _output("chown", "--recursive", "--no-dereference", f"{RUNNER}:{RUNNER}", str(path))
+
+
+def share(path: Path) -> None:
+    """Let the user of the containers write to *path* too; git on this machine reads repositories of its own user alone."""
+    _output("chmod", "--recursive", "a+rwX", str(path))
 
 
 def hosted_cache() -> Path:
@@ -461,55 +322,41 @@ def hosted_image() -> str:
     user ``runner`` with sudo; no compiler of CUDA or of another machine. The lab's Spark has the user of the servers besides.
     """
     name = "sparkwright-hosted:ubuntu-24.04"
-    try:
-        if (
-            subprocess.run(
-                ["docker", "image", "inspect", name], capture_output=True, check=False
-            ).returncode
-            == 0
-        ):
-            return name
-        subprocess.run(["docker", "info"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no container engine answers here")
-    if not shutil.which("debootstrap") or os.geteuid():
-        pytest.skip("needs root and debootstrap")
-    packages = "sudo,git,python3,python3-venv,python3-dev,g++,make,cmake,curl,ca-certificates,jq,unzip,util-linux"
-    with tempfile.TemporaryDirectory() as folder:
-        root, base = (
-            Path(folder, "root"),
-            ["debootstrap", "--variant=minbase", "--no-check-gpg", "--components=main,universe"],
-        )
-        site = "http://archive.ubuntu.com/ubuntu"
-        subprocess.run(
-            [
-                *base,
-                f"--include={packages}",
-                "noble",
-                str(root),
-                site,
-                "/usr/share/debootstrap/scripts/jammy",
-            ],
-            check=True,
-        )
-        for words in (["-u", str(RUNNER), "-m", "runner"], ["-m", "sparkwright-server"]):
-            subprocess.run(["chroot", str(root), "useradd", "-s", "/bin/bash", *words], check=True)
-        (root / "etc" / "sudoers.d" / "runner").write_text("runner ALL=(ALL) NOPASSWD:ALL\n")
-        subprocess.run(
-            f"rm -f {root}/var/cache/apt/archives/*.deb; tar -C {root} -c . | docker import - {name}",
-            shell=True,
-            check=True,
-        )
+    if not shutil.which("debootstrap") or os.geteuid() or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, debootstrap and a container engine that answers")
+    if subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False).returncode:
+        subprocess.run(["bash", "-euc", _HOSTED, name, str(RUNNER)], check=True)
     return name
+
+
+#: Makes the image NAME, with the user RUNNER.
+_HOSTED = """
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+packages=sudo,git,python3,python3-venv,python3-dev,g++,make,cmake,curl,ca-certificates,jq,unzip,util-linux
+debootstrap --variant=minbase --no-check-gpg --components=main,universe --include=$packages noble "$folder/root" \\
+    http://archive.ubuntu.com/ubuntu /usr/share/debootstrap/scripts/jammy
+chroot "$folder/root" useradd -s /bin/bash -u "$1" -m runner
+chroot "$folder/root" useradd -s /bin/bash -m sparkwright-server
+echo 'runner ALL=(ALL) NOPASSWD:ALL' >"$folder/root/etc/sudoers.d/runner"
+find "$folder" -name "*.deb" -delete
+tar -C "$folder/root" -c . | docker import - "$0"
+"""
+
+
+def _output(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _needs(job: Mapping[str, Any]) -> list[str]:
+    needs = job.get("needs", [])
+    return [needs] if isinstance(needs, str) else needs
 
 
 def _ordered(jobs: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    while len(found) < len(jobs):
-        for key, job in jobs.items():
-            needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
-            if key not in found and set(needs) <= set(found):
-                found.append(key)
+    while left := [key for key in jobs if key not in found]:
+        found.append(next(key for key in left if set(_needs(jobs[key])) <= set(found)))
     return found
 
 
@@ -523,51 +370,27 @@ def _rows(matrix: Mapping[str, Any] | None, contexts: Mapping[str, Any]) -> list
     return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
 
-def _pairs(path: Path) -> dict[str, str]:
-    return (
-        dict(line.split("=", 1) for line in path.read_text("utf-8").splitlines() if "=" in line)
-        if path.exists()
-        else {}
-    )
+def pairs(path: Path) -> dict[str, str]:
+    """Return what a step wrote to the file of its outputs or variables."""
+    return dict(line.split("=", 1) for line in path.read_text("utf-8").splitlines() if "=" in line)
 
 
 def _checkout(world: World, place: Path, options: Mapping[str, str]) -> str:
     assert options.get("persist-credentials") == "false"
-    clone = world.folder / "clone"
-    shutil.rmtree(clone, ignore_errors=True)
-    # GitHub's machines have no configuration that changes line ends.
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
-    subprocess.run(
-        ["git", "clone", "--quiet", "--branch", "main", str(world.repository), str(clone)],
-        env=env,
-        check=True,
-    )
-    for one in clone.iterdir():
-        shutil.move(one, place / one.name)
+    git(place, "clone", "--quiet", "--branch", "main", str(world.repository), ".")
     return ""
 
 
 def _upload(world: World, place: Path, options: Mapping[str, str]) -> str:
-    found = [path for pattern in options["path"].split() for path in sorted(place.glob(pattern))]
-    files = [
-        path
-        for one in found
-        for path in ([one] if one.is_file() else one.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    ]
-    if not files:
+    found = [path for path in sorted(place.glob(options["path"])) if not path.is_symlink()]
+    if not any(path.is_file() or any(path.iterdir()) for path in found):
         return "no files were found" if options.get("if-no-files-found") == "error" else ""
-    # The least folder that holds all of them is left out of the names, as the real one does.
-    root = (
-        found[0]
-        if len(found) == 1 and found[0].is_dir()
-        else Path(os.path.commonpath([path.parent for path in files]))
-    )
     number = f"{world.run_id}{len(world.artifacts):03}"
     target = world.folder / "artifacts" / number / options["name"]
-    for path in files:
-        (target / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target / path.relative_to(root))
+    target.mkdir(parents=True)
+    for path in found:
+        # A folder's own name is left out, as the real one does.
+        shutil.copytree(path, target, dirs_exist_ok=True) if path.is_dir() else shutil.copy2(path, target)
     assert options["name"] not in world.artifacts, "a name is taken once"
     world.artifacts[options["name"]] = target
     world._uploaded = {"artifact-id": number}
@@ -575,29 +398,14 @@ def _upload(world: World, place: Path, options: Mapping[str, str]) -> str:
 
 
 def _download(world: World, place: Path, options: Mapping[str, str]) -> str:
-    every = {one.name: one for one in (world.folder / "artifacts").glob("*")}
-    known = {
-        number: path
-        for number, path in every.items()
-        if number.startswith(options.get("run-id") or str(world.run_id))
-    }
+    sources = [path for name, path in world.artifacts.items() if fnmatch.fnmatchcase(name, options.get("pattern", ""))]
     if ids := options.get("artifact-ids"):
-        if ids not in known:
+        sources = list((world.folder / "artifacts" / ids).glob("*"))
+        if not sources or not ids.startswith(options.get("run-id") or str(world.run_id)):
             return f"no artifact {ids}"
-        [source] = known[ids].iterdir()
+    for source in sources:
         shutil.copytree(source, place / options["path"], dirs_exist_ok=True)
-        return ""
-    for one in world.artifacts.values():
-        if _fits(one.name, options["pattern"]):
-            shutil.copytree(one, place / options["path"], dirs_exist_ok=True)
     return ""
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """Match as the action does: braces hold alternatives."""
-    match = re.fullmatch(r"\{(.*)\}(.*)", pattern)
-    patterns = [f"{one}{match[2]}" for one in match[1].split(",")] if match else [pattern]
-    return any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
 _ACTIONS: dict[str, Callable[[World, Path, Mapping[str, str]], str]] = {
@@ -606,54 +414,29 @@ _ACTIONS: dict[str, Callable[[World, Path, Mapping[str, str]], str]] = {
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git in *folder*, and return what it printed."""
-    people = {
-        f"GIT_{who}_{what}": "t@t.example"
-        for who in ("AUTHOR", "COMMITTER")
-        for what in ("NAME", "EMAIL")
-    }
+    """Run git in *folder*, without configuration, and return what it printed."""
+    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
-    return subprocess.run(
-        ["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def checkout(folder: Path, project: Path | None = None, repository: str = "acme/wheels") -> Path:
-    """Write this checkout to *folder* as a commit, with a *project*'s reviewed data where one is given; return its bare repository."""
-    work = folder / "work"
+def checkout(folder: Path, project: Path, repository: str = "acme/wheels") -> Path:
+    """Write this checkout with *project*'s reviewed data to *folder* as a commit; return its bare repository."""
+    work, bare = folder / "work", folder / "server" / repository
     for path in tracked():
         name = path.relative_to(ROOT)
-        data = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == (
-            "ci",
-            "audit",
-        )
-        if name.parts[0] in ("tests", "docs") or (project and data and len(name.parts) > 2):
-            continue
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, work / name)
-    if project:
-        shutil.copytree(project, work, dirs_exist_ok=True)
-    git(folder, "init", "--quiet", "--initial-branch=main", str(work))
+        reviewed = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
+        if name.parts[0] not in ("tests", "docs") and not (reviewed and len(name.parts) > 2):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, work / name)
+    shutil.copytree(project, work, dirs_exist_ok=True)
+    git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "-m", "The lab's checkout")
-    bare = folder / "server" / repository
-    git(folder, "clone", "--quiet", "--bare", str(work), str(bare))
+    git(work, "clone", "--quiet", "--bare", ".", str(bare))
     return bare
-
-
-def scripts(workflow: Path) -> list[tuple[str, str, str]]:
-    """Return every ``run:`` of *workflow*: job, name of the step, and text."""
-    made = yaml.safe_load(workflow.read_text("utf-8"))
-    return [
-        (key, step.get("name", ""), step["run"])
-        for key, job in made["jobs"].items()
-        for step in job.get("steps", [])
-        if "run" in step
-    ]  # fmt: skip
 
 
 def told(steps: Sequence[Step]) -> str:
     """Return what went wrong, for the message of a failing test."""
-    return "\n".join(
-        f"== {one.job}: {one.name}: {one.ended}\n{one.said[-3000:]}" for one in steps if one.ended
-    )
+    return "\n".join(f"== {one.job}: {one.name}: {one.ended}\n{one.said[-3000:]}" for one in steps if one.ended)

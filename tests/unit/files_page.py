@@ -100,33 +100,22 @@ def _type(one: types.Type) -> str:
         case types.NoneType():
             return "null"
         case types.IntType() | types.FloatType():
-            low = one.ge if one.ge is not None else one.gt
-            high = one.le if one.le is not None else one.lt
-            ends = ["" if end is None else f"{end:g}" for end in (low, high)]
-            bounds = f"{ends[0]}..{ends[1]}" if any(ends) else ""
+            ends = [one.ge if one.ge is not None else one.gt, one.le if one.le is not None else one.lt]
             kind = "integer" if isinstance(one, types.IntType) else "number"
-            return f"{kind} {bounds}".strip()
+            return kind if ends == [None, None] else f"{kind} {'..'.join('' if end is None else f'{end:g}' for end in ends)}"
         case types.BoolType():
             return "boolean"
-        case types.BytesType():
-            return "bytes"
     return "anything"
 
 
 def _below(one: types.Type) -> Iterator[types.StructType]:
-    match one:
-        case types.StructType():
-            yield one
-        case types.ListType() | types.SetType() | types.FrozenSetType() | types.VarTupleType():
-            yield from _below(one.item_type)
-        case types.TupleType():
-            for item in one.item_types:
-                yield from _below(item)
-        case types.DictType():
-            yield from _below(one.value_type)
-        case types.UnionType():
-            for item in one.types:
-                yield from _below(item)
+    """Yield the records in the type, as far as the nearest."""
+    if isinstance(one, types.StructType):
+        yield one
+        return
+    inner = [getattr(one, name) for name in ("item_type", "value_type") if hasattr(one, name)]
+    for part in (*inner, *getattr(one, "item_types", ()), *getattr(one, "types", ())):
+        yield from _below(part)
 
 
 def _default(field: types.Field) -> str:
@@ -137,11 +126,7 @@ def _default(field: types.Field) -> str:
     value = field.default
     if isinstance(value, msgspec.Struct):
         return "its own defaults"
-    return (
-        "empty"
-        if value in ("", (), {})
-        else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
-    )
+    return "empty" if value in ("", (), {}) else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
 
 
 def _about(cls: Any) -> tuple[str, dict[str, str]]:
@@ -170,25 +155,19 @@ def _marked(text: str) -> str:
     return "`".join(parts).replace("|", "\\|")
 
 
-def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
-    summary, meanings = _about(one.cls)
-    yield f"#### {one.cls.__name__}"
+def _record(cls: Any, seen: set[Any]) -> Iterator[str]:
+    """Yield the lines about the record *cls*, and about those in it that are not *seen* yet."""
+    summary, meanings = _about(cls)
+    yield f"#### {cls.__name__}\n\n{summary}\n\n|field|type|default|meaning|\n|---|---|---|---|"
+    info = types.type_info(cls)
+    assert isinstance(info, types.StructType)
+    seen.add(cls)
+    for field in info.fields:
+        yield f"|`{field.encode_name}`|{_type(field.type)}|{_default(field)}|{meanings.get(field.name, '')}|"
     yield ""
-    yield summary
-    yield ""
-    yield "|field|type|default|meaning|"
-    yield "|---|---|---|---|"
-    for field in one.fields:
-        cells = (f"`{field.encode_name}`", _type(field.type), _default(field), meanings.get(field.name, ""))
-        yield f"|{'|'.join(cells)}|"
-    yield ""
-    for field in one.fields:
-        for inner in _below(field.type):
-            if inner.cls not in seen:
-                seen.add(inner.cls)
-                full = types.type_info(inner.cls)
-                assert isinstance(full, types.StructType)
-                yield from _record(full, seen)
+    for inner in (inner.cls for field in info.fields for inner in _below(field.type)):
+        if inner not in seen:
+            yield from _record(inner, seen)
 
 
 def render() -> str:
@@ -198,10 +177,7 @@ def render() -> str:
     parts.append("")
     seen: set[Any] = set()
     for name, (cls, _) in FILES.items():
-        seen.add(cls)
-        full = types.type_info(cls)
-        assert isinstance(full, types.StructType)
-        parts += [f"## `{name}`", "", *_record(full, seen)]
+        parts += [f"## `{name}`", "", *_record(cls, seen)]
     return "\n".join(parts).rstrip() + "\n"
 
 

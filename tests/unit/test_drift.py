@@ -18,6 +18,7 @@ from sparkwright.client.records import ForkSource, ReleasePatch
 from sparkwright.core.files import sha256_file
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.lock import FileLock
+from sparkwright.lab import upkeep
 from sparkwright.release import release_notes
 
 if TYPE_CHECKING:
@@ -259,17 +260,22 @@ def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, ca
 
 
 def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pick and a patch that the release holds go, each with its evidence; the ledger keeps the record, less this stack."""
+    """
+    A pick and a patch that the release holds go, each with its evidence; the ledger keeps the record, less this stack. The output is what
+    opens the pull request elsewhere.
+    """
     upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))})
-    assert upstream.bump("1.1.0") == 0
+    assert main.main(["patch", "bump", *upstream.host.words, "--to", "1.1.0", "--json"]) == 0
     told = capsys.readouterr()
 
     assert series.names(upstream.host.series) == ["second.patch"]
     assert [dict(record.stacks) for record in upstream.host.ledger.records] == [{"other": {}}]
     assert "dropped: first.patch, " in told.err
     assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]
-    assert "written: cherry_picks/widget.yaml" in told.out
-    assert "removed: forks/test/widget/first.patch" in told.out
+    (output := upstream.host.root / "bump.json").write_text(told.out)
+    files = upkeep.read_proposal(output).files
+    assert {"cherry_picks/widget.yaml", "forks/test/stack.yaml", "forks/test/lock.yaml"} <= {path for path, data in files.items() if data}
+    assert files["forks/test/widget/first.patch"] is None
 
 
 def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:

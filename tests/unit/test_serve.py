@@ -7,14 +7,12 @@ in ``tests/server``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
@@ -22,8 +20,9 @@ from urllib.request import urlopen
 import msgspec
 import psutil
 import pytest
+from tests.client.world import wheel
 from tests.refusals import refusal
-from tests.support import endings
+from tests.support import endings, installers
 from tests.support.waiting import until
 
 from sparkwright.bench.server import server_log
@@ -81,16 +80,14 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
     for name in ("VLLM_NVFP4_GEMM_BACKEND", "LD_LIBRARY_PATH", "VLLM_ATTENTION_BACKEND", "PYTHONDONTWRITEBYTECODE", "LANG"):
         monkeypatch.setenv(name, "stray")
     plan = make()
+    expected = plan.environment()
     with Server(plan, tmp_path / "log") as server:
         assert (server.ready, server.guard(), server.client().max_model_len()) == (True, True, 64)
-        environment, expected = json.load(urlopen(f"{server.url}/environment")), plan.environment()
+        environment = json.load(urlopen(f"{server.url}/environment"))
         left = server.processes()
-        assert len(left) == 2
-    assert gone(left)
-    assert (tmp_path / "log").read_text().startswith("ready")
-    assert {name: environment.get(name) for name in expected} == expected
+    assert (len(left), gone(left), (tmp_path / "log").read_text()[:5]) == (2, True, "ready")
+    assert {name: environment.get(name) for name in expected} == {**expected, **ALWAYS}
     assert set(environment) - set(expected) <= {"LC_CTYPE", "PWD", "SHLVL", "_"}
-    assert ALWAYS.items() <= expected.items()
     assert "LANG" not in expected
 
 
@@ -112,32 +109,30 @@ def test_server_that_may_not_serve_is_ended(
 ) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 4000)
     with Server(make(**case), tmp_path / "log") as server:
-        assert (server.ready, server.reason, server.running) == (False, reason, False), server.failure
+        assert (server.ready, server.reason) == (False, reason), server.failure
+        until(lambda: not server.running)
 
 
 def test_server_is_watched_while_it_serves(make: Make, tmp_path: Path) -> None:
     with Server(make(), tmp_path / "log") as server, (tmp_path / "log").open("a", buffering=1) as log:
-        log.write("Estimated CUDA graph memory: 1.00 GiB total\n")
-        assert server.guard()
-        log.write("Estimated CUDA graph memory: -0.50 GiB total\n")
-        left = server.processes()
-        assert not server.guard()
-        assert (server.reason, gone(left)) == ("graph-memory-negative", True)
+        for estimate, sound in (("1.00", True), ("-0.50", False)):
+            log.write(f"Estimated CUDA graph memory: {estimate} GiB total\n")
+            assert server.guard() is sound
+        assert (server.reason, server.running) == ("graph-memory-negative", False)
 
 
 def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate asks for hours and looks at nothing else meanwhile."""
     with Server(make(reserve=1), tmp_path / "log") as server:
-        assert server.ready
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
         until(lambda: not server.running)
-        assert (server.running, server.ready, server.reason) == (False, False, "memory-low")
+        assert (server.ready, server.reason) == (False, "memory-low")
 
 
-@pytest.mark.parametrize("victim", ["server", "supervisor", "all"])
-def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("victim", "reason"), [("server", "server-died"), ("supervisor", ""), ("all", "memory-low")])
+def test_no_process_outlives_the_server_or_its_supervisor(victim: str, reason: str, make: Make, tmp_path: Path) -> None:
     with Server(make(grace=90 if victim == "all" else 0.5), tmp_path / "log") as server:
-        left, strays, begin = server.processes(), list[psutil.Process](), time.monotonic()
+        left, begin = server.processes(), time.monotonic()
         if victim == "all":
             server.kill("memory-low", "1 MB is available")
             assert time.monotonic() < begin + 60
@@ -146,13 +141,10 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Mak
         else:
             os.kill(left[0].ppid(), signal.SIGKILL)
             server.stop()
-            left, strays = left[:1], left[1:]  # the others are nobody's children any more
+            left.pop().kill()  # it is nobody's child any more
         assert gone(left)
         until(lambda: not server.guard())
-        assert server.reason == {"server": "server-died", "all": "memory-low", "supervisor": ""}[victim]
-    for stray in strays:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            stray.kill()
+        assert server.reason == reason
 
 
 GATE = """
@@ -193,53 +185,35 @@ def test_missing_python_is_a_missing_tool(make: Make, tmp_path: Path) -> None:
 @pytest.fixture(scope="module", name="environment")
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an empty environment."""
-    import venv
-
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False)
-    return folder / "bin" / "python"
+    return installers.environment(tmp_path_factory.mktemp("environment"))
 
 
-def wheel(folder: Path, module: bytes = b"VALUE = 1\n", library: bytes = b"\x7fELF library") -> Path:
-    files = {
-        "widget/__init__.py": module,
-        "widget-1.data/platlib/widget/_C.abi3.so": library,
-        "widget-1.data/scripts/widget": b"#!python\nprint(1)\n",
-        "widget-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: widget\nVersion: 1\n",
-        "widget-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
-    }
-    path = folder / "widget-1-py3-none-any.whl"
+def widget(folder: Path, module: bytes = b"VALUE = 1\n", library: bytes = b"\x7fELF library") -> Path:
+    """Write a wheel with a module and a library."""
+    made = wheel("widget", files={"widget/part.py": module, "{data}/platlib/widget/_C.abi3.so": library})
     folder.mkdir()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        archive.writestr("widget-1.dist-info/RECORD", "".join(f"{name},,\n" for name in [*files, "widget-1.dist-info/RECORD"]))
-    return path
+    (folder / made.name).write_bytes(made.data)
+    return folder / made.name
 
 
 def test_environment_holds_exactly_its_wheel(environment: Path, tmp_path: Path) -> None:
-    from uv import find_uv_bin
-
-    sound = wheel(tmp_path / "sound")
-    subprocess.run([find_uv_bin(), "pip", "install", "--quiet", "--offline", "--python", environment, sound], check=True)
-    site = next(environment.parents[1].glob("lib/python3.*/site-packages"))
-    (site / "widget" / "__pycache__").mkdir(exist_ok=True)
-    (site / "widget" / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
-    assert (version(environment, "widget"), mismatches(environment, sound)) == ("1", ())
-    assert mismatches(environment, wheel(tmp_path / "a", module=b"VALUE = 2\n")) == (Mismatch("widget/__init__.py", "differs"),)
-    longer = wheel(tmp_path / "b", library=b"\x7fELF library" + bytes(1 << 21))
-    assert mismatches(environment, longer) == (Mismatch("widget-1.data/platlib/widget/_C.abi3.so", "differs"),)
-    (site / "widget" / "extra.py").write_text("import os\n")
-    (site / "widget" / "_C.abi3.so").unlink()
+    sound = widget(tmp_path / "sound")
+    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
+    package = next(environment.parents[1].glob("lib/python3.*/site-packages/widget"))
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
+    assert (version(environment, "widget"), mismatches(environment, sound)) == ("1.0", ())
+    assert mismatches(environment, widget(tmp_path / "a", module=b"VALUE = 2\n")) == (Mismatch("widget/part.py", "differs"),)
+    longer = widget(tmp_path / "b", library=b"\x7fELF library" + bytes(1 << 21))
+    assert [one.how for one in mismatches(environment, longer)] == ["differs"]
+    (package / "_C.abi3.so").rename(package / "extra.so")
     assert {one.how for one in mismatches(environment, sound)} == {"missing", "foreign"}
 
 
 def test_wrong_wheel_and_environment_are_refused(environment: Path, tmp_path: Path) -> None:
-    text = tmp_path / "widget-1-py3-none-any.whl"
-    text.write_text("hello")
-    for path in (text, tmp_path / "missing.whl"):
+    for path in (Path(__file__), tmp_path / "missing.whl"):
         with refusal("wheel-invalid"):
             mismatches(environment, path)
-    for ask in (lambda: mismatches(Path("/bin/false"), text), lambda: version(Path("/bin/true")), lambda: version(environment, "absent")):
+    for python in (Path("/bin/false"), Path("/bin/true"), environment):
         with refusal("environment-unusable"):
-            ask()
+            version(python, "absent")

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.client.world import World, wheel
-from tests.refusals import refusal
 
 from sparkwright.cli.main import main
-from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.console import console
-from sparkwright.serving import image
 
 ROOT = Path(__file__).parents[2]
 BASE = "debian@sha256:" + "0123456789abcdef" * 4
@@ -27,16 +24,13 @@ def _world(tmp_path: Path) -> World:
     """Return an index in a folder: for the Spark 2026.11.1, and 2026.11.2, which is a candidate."""
     world = World(tmp_path)
 
-    def change(release: Release) -> Release:
-        (lock,) = release.locks
-        return replace(release, locks=(replace(lock, machine="aarch64"),))
-
-    def state(state: ReleaseState) -> ReleaseState:
-        return replace(state, machines=("aarch64",))
-
     for name, channel in (("2026.11.1", "verified"), ("2026.11.2", "candidate")):
         made = wheel("vllm", files={"vllm/release.txt": name.encode()})
-        world.publish(name, [made], channel=channel, change=change, state=state)  # type: ignore[arg-type]
+        world.publish(
+            name, [made], channel=channel,  # type: ignore[arg-type]
+            change=lambda release: replace(release, locks=tuple(replace(lock, machine="aarch64") for lock in release.locks)),
+            state=lambda state: replace(state, machines=("aarch64",)),
+        )  # fmt: skip
     return world
 
 
@@ -53,13 +47,9 @@ def _run(
 
     def run(*words: str) -> tuple[int, dict[str, Any], str]:
         index = [] if "--index" in words else ["--index", str(world.root)]
-        given = [*index, "--trust", world.fingerprint, "--root", str(ROOT), "--cache-dir", str(tmp_path / "store")]  # fmt: skip
-        try:
-            code = main(["lab", "image", *given, "--json", *words])
-        except SystemExit as error:
-            code = int(str(error.code))
-        finally:
-            console.json = False
+        given = [*index, "--trust", world.fingerprint, "--root", str(ROOT), "--cache-dir", str(tmp_path / "store")]
+        code = main(["lab", "image", *given, "--json", *words])
+        monkeypatch.setattr(console, "_document", {})
         out, said = capsys.readouterr()
         return code, json.loads(out or "{}"), said
 
@@ -74,15 +64,11 @@ def test_dry_run_asks_no_engine(world: World, run: Run) -> None:
     assert (code, document["state"], document["release"]) == (0, "would be built", "2026.11.1")
     assert "no release is named; the newest of verified is 2026.11.1" in said
     assert labels["sparkwright.index.fingerprint"] == world.fingerprint
-    names = [path.name for path in (world.root / "targets/releases").iterdir()]
-    assert f"{labels['sparkwright.release.sha256']}.2026.11.1.json" in names
+    assert (world.root / "targets/releases" / f"{labels['sparkwright.release.sha256']}.2026.11.1.json").is_file()
     for label, name in (("wheel.vllm", "vllm-1.0-py3-none-any.whl"), ("lock.sha256", "*.toml")):
         assert [*(world.root / "files" / labels[f"sparkwright.{label}"]).glob(name)]
-    base = (labels[f"org.opencontainers.image.base.{part}"] for part in ("name", "digest"))
-    assert "@".join(base) == BASE
-    assert labels["sparkwright.channel"] == "verified"
-    assert "sparkwright.missing" not in labels
-    assert "sparkwright.index" not in labels, "a folder of this machine says nothing elsewhere"
+    # A folder of this machine says nothing elsewhere.
+    assert not {"sparkwright.missing", "sparkwright.index"} & set(labels)
 
 
 def test_candidate_has_to_be_asked_for_and_is_labelled(run: Run) -> None:
@@ -103,7 +89,7 @@ def test_candidate_has_to_be_asked_for_and_is_labelled(run: Run) -> None:
         (["--base", BASE, "2026.11.9"], "release-unknown"),
         (["--base", BASE, "2026.11.2"], "release-unproved"),
         (["--base", BASE, "--trust", "0" * 64], "trust-missing"),
-        (["--base", BASE, "--push", "Not/A:repository"], "usage"),
+        *((["--base", BASE, "--push", name], "usage") for name in ("Not/A:repository", BASE, "a b", "/x", "a//b", "x\n", "é", "a" * 300)),
         (["--base", BASE, ""], "usage"),
         (["--base", BASE, "--built", "dist"], "usage"),
         (["--base", BASE, "--offline", "--index", "https://wheels.example/"], "usage"),
@@ -121,21 +107,5 @@ def test_refused_before_anything_is_built(run: Run, words: list[str], reference:
 def test_yanked_release_is_refused_by_name_too(world: World, run: Run) -> None:
     world.yank("2026.11.1")
 
-    for words in ((), ("2026.11.1",)):
-        code, document, _ = run("--base", BASE, "--dry-run", *words)
-        assert (code, document["error"]["reference"]) == (1, "release-yanked")
-
-
-@pytest.mark.parametrize(
-    "name", ["vllm", "registry.example/spark/vllm", "127.0.0.1:5000/a/b-c__d.e", "localhost/x"]
-)
-def test_repository(name: str) -> None:
-    assert image.check_repository(name) == name
-
-
-@pytest.mark.parametrize(
-    "name", ["", "Spark/vllm", "spark/vllm:1", BASE, "a b", "-x", "/x", "x/", "--all", "a//b", "x\n", "é", "a" * 300]
-)  # fmt: skip
-def test_no_repository(name: str) -> None:
-    with refusal("usage"):
-        image.check_repository(name)
+    codes = [run("--base", BASE, "--dry-run", *words)[1]["error"]["reference"] for words in ((), ("2026.11.1",))]
+    assert codes == ["release-yanked"] * 2

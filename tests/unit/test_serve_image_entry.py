@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.conftest import running
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINT = ROOT / "build" / "entrypoint.sh"
-DOCKERFILE = ROOT / "build" / "serve.Dockerfile"
 #: Where the program lies in the image.
 PROGRAM = "/opt/sparkwright/program/bin/python"
-#: Stands for the program's Python: says who it is, what it was given and what it sees, and with HOLD waits for a signal.
+#: Stands for the program's Python: says who it is, what it was given and what it sees.
 SEEN = """\
-import json, os, signal, sys
-print(json.dumps({"pid": os.getpid(), "words": sys.argv[1:], "given": os.environ.get("GIVEN")}), flush=True)
-if os.environ.get("HOLD"):
-    signal.pause()
+import json, os, sys
+print(json.dumps({"pid": os.getpid(), "words": sys.argv[1:], "given": os.environ.get("GIVEN")}))
 """
 #: Of the stand-in.
 NAME = "a python"
@@ -36,27 +30,21 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 def _entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the entrypoint as it would be if the program lay in a folder of the test."""
     folder = tmp_path_factory.mktemp("entry")
-    program = folder / NAME
-    program.write_text(f"#!{sys.executable} -ES\n{SEEN}")
-    program.chmod(0o755)
     text = ENTRYPOINT.read_text()
     assert text.count(PROGRAM) == 1
-    made = folder / "entrypoint.sh"
-    made.write_text(text.replace(PROGRAM, f"'{program}'"))
-    made.chmod(0o755)
-    return made
+    for name, body in ((NAME, f"#!{sys.executable} -ES\n{SEEN}"), ("entrypoint.sh", text.replace(PROGRAM, f"'{folder / NAME}'"))):
+        (folder / name).write_text(body)
+        (folder / name).chmod(0o755)
+    return folder / "entrypoint.sh"
 
 
 def ran(entry: Path, *words: str, **variables: str) -> tuple[int, dict[str, object], str]:
     """Return status, what the program saw, and what was said."""
-    done = subprocess.run(
-        [entry, *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    with subprocess.Popen([entry, *words], env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        out, said = child.communicate()
+    seen = json.loads(out or "{}")
+    assert seen.pop("pid", child.pid) == child.pid, "a signal reaches the program, and nothing between"
+    return child.returncode, seen, said
 
 
 RUN = ["-P", "-m", "sparkwright.client.main", "run", "--"]
@@ -76,19 +64,14 @@ def serve(entry: Path, *words: str) -> list[str]:
         (["ray-worker", "10.0.0.1:6379"], ["--environment", "--ray-worker", "10.0.0.1:6379"]),
         (["ray-worker"], ["--environment", "--ray-worker"]),
         (["health", "--json"], ["--environment", "--health", "--json"]),
+        (["bash", "-c", "x y"], None),
     ],
-    ids=lambda words: " ".join(words[:3]),
+    ids=lambda words: " ".join(words[:3]) if words is not None else "",
 )
-def test_command_is_an_option_of_serve(entry: Path, words: list[str], wanted: list[str]) -> None:
+def test_command_is_an_option_of_serve_or_a_shell_of_the_release(entry: Path, words: list[str], wanted: list[str] | None) -> None:
     status, seen, _ = ran(entry, *words)
 
-    assert (status, seen["words"]) == (0, serve(entry, *wanted))
-
-
-def test_bash_is_a_shell_of_the_release(entry: Path) -> None:
-    status, seen, _ = ran(entry, "bash", "-c", "x y")
-
-    assert (status, seen["words"]) == (0, [*RUN, "/bin/bash", "-c", "x y"])
+    assert (status, seen["words"]) == (0, [*RUN, "/bin/bash", *words[1:]] if wanted is None else serve(entry, *wanted))
 
 
 @pytest.mark.parametrize("word", ["server", "vllm", "", "--model", "serve;id", "$(id)", "ray_head"])
@@ -112,50 +95,3 @@ def test_arguments_and_variables_arrive_as_they_are(
 
     assert seen["words"] == serve(entry, "--environment", *words)
     assert seen["given"] == value
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_the_program_takes_the_place_of_the_shell(
-    entry: Path, number: signal.Signals, tmp_path: Path
-) -> None:
-    """The program has the process id that was started, so a signal to it reaches the program and nothing between."""
-    with running([str(entry), "serve"], {**os.environ, "HOLD": "1"}, tmp_path) as child:
-        assert child.stdout is not None
-        seen = json.loads(child.stdout.readline())
-        child.send_signal(number)
-        status = child.wait(60)
-
-    assert seen["pid"] == child.pid
-    assert status in (-number, 1)
-
-
-def test_the_script_is_one_for_every_shell() -> None:
-    """shellcheck, where it is installed, finds nothing."""
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
-    done = subprocess.run(
-        ["shellcheck", "--enable=all", "--exclude=SC2250,SC2310,SC2312", ENTRYPOINT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout == ""
-
-
-def test_the_recipe_runs_the_entrypoint_as_nobody_in_particular() -> None:
-    """The image's program is an argument list, its user a number without rights, its signal the one that `serve` ends by."""
-    rows = [row.strip() for row in DOCKERFILE.read_text().splitlines()]
-    found = {
-        row.partition(" ")[0]: row.partition(" ")[2]
-        for row in rows
-        if row.partition(" ")[0] in ("ENTRYPOINT", "CMD", "USER", "STOPSIGNAL", "EXPOSE")
-    }
-
-    assert json.loads(found["ENTRYPOINT"])[-1] == "/usr/local/bin/sparkwright-entrypoint"
-    assert json.loads(found["CMD"]) == ["serve"]
-    assert (found["USER"], found["STOPSIGNAL"], found["EXPOSE"]) == (
-        "10001:10001",
-        "SIGTERM",
-        "8888",
-    )

@@ -49,16 +49,8 @@ def numbers(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tupl
 def comment(lines: list[str], at: int) -> str:
     """Return the comment on line *at*, or the block of comments above it and the lines that it introduces."""
     own = re.search(r"\s# (.*)", lines[at])
-    if own:
-        return own[1]
-    block: list[str] = []
-    for line in reversed(lines[:at]):
-        text = line.strip()
-        if text.startswith("#"):
-            block.insert(0, text.lstrip("# "))
-        elif block or not text:
-            break
-    return " ".join(block)
+    above = re.search(r"((?:[ \t]*#.*\n)+)(?:[ \t]*[^#\s].*\n)*\Z", "".join(f"{line}\n" for line in lines[:at]))
+    return own[1] if own else " ".join(line.strip("# ") for line in above[1].splitlines()) if above else ""
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:

@@ -33,17 +33,7 @@ With `--environment`, as in the serving images, these variables stand for option
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command, in the order of ``--help``."""
-    made = [
-        main.parsers(module)
-        for module in sorted({command.module for command in main.COMMANDS.values()})
-    ]
-    return {
-        name: parser
-        for name in main.COMMANDS
-        for group in made
-        for known, parser in group.items()
-        if known == name
-    }
+    return {name: main.parsers(command.module)[name] for name, command in main.COMMANDS.items()}
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -36,20 +36,6 @@ def plain_text(text: str) -> str:
     return text
 
 
-def share(text: str) -> str:
-    """Return *text* if it is a number above 0 and at most 1."""
-    if not re.fullmatch(r"0*\.[0-9]{1,6}|0*1(\.0*)?", text) or not float(text):
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number above 0 and at most 1")
-    return text
-
-
-def switch(text: str) -> bool:
-    """Return whether *text* is 1, and not 0."""
-    if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is neither 0 nor 1")
-    return text == "1"
-
-
 def words(text: str) -> list[str]:
     """Return the words of *text*, split as a shell splits them; nothing is expanded or run."""
     try:
@@ -60,6 +46,7 @@ def words(text: str) -> list[str]:
 
 _PORT = options.number(int, 1, 65535)
 _NODES = options.number(int, 1, 64)
+_SHARE, _SWITCH = options.number(float, 0.01, 1, "shares"), options.number(int, 0, 1)
 _SECONDS = options.number(int, 1, 86400)
 
 
@@ -90,7 +77,7 @@ VARIABLES = {
     "PORT": ContainerVariable("port", _PORT, "port to listen on"),
     "SERVED_MODEL_NAME": ContainerVariable("name", plain_text, "name of the model for clients"),
     "GPU_MEMORY_UTIL": ContainerVariable(
-        "--gpu-memory-utilization", share, "share of the memory that vLLM may take"
+        "--gpu-memory-utilization", _SHARE, "share of the memory that vLLM may take"
     ),
     "MAX_MODEL_LEN": ContainerVariable(
         "--max-model-len", options.number(int, 16, 1 << 24), "tokens of the longest request"
@@ -104,7 +91,7 @@ VARIABLES = {
     "VLLM_EXTRA_ARGS": ContainerVariable(
         "flag", words, "further arguments of vLLM, split into words as a shell does"
     ),
-    "DOWNLOAD": ContainerVariable("download", switch, "1: vLLM may download the model"),
+    "DOWNLOAD": ContainerVariable("download", _SWITCH, "1: vLLM may download the model"),
     "NODES": ContainerVariable("nodes", _NODES, "machines that serve together"),
     "RAY_ADDRESS": ContainerVariable("ray_worker", plain_text, "HOST:PORT of the head (worker)"),
     "RAY_PORT": ContainerVariable("ray_port", _PORT, "port of Ray on the head"),
@@ -266,7 +253,7 @@ def serve(arguments: argparse.Namespace) -> int:
         **{name: value for name, value in given.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
         variables=variables,
-        download=arguments.download,
+        download=bool(arguments.download),
         address=address,
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
@@ -344,7 +331,9 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
         raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
     environment, own = environments.examine(python), arguments.node_address or ""
     vllm_variables.check(variables, environment.package)
-    command = ray.worker_command(environment, arguments.ray_worker, own)
+    ray.parse_address(arguments.ray_worker)
+    address = [f"--address={arguments.ray_worker}", *[f"--node-ip-address={own}"] * bool(own)]
+    command = ray.command(environment, *address)
     console.document({"head": arguments.ray_worker, "command": command})
     if arguments.dry_run:
         console.result(shlex.join(command))
@@ -367,7 +356,9 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         ("memory", f"{plan.needed:.1f} GiB, and {plan.floor:.1f} GiB stay free"),
     ]
     rows += [("experts", plan.experts)] * bool(plan.experts)
-    command = ray.head_command(plan.environment, request.address, ray_port) if head else []
+    where = (f"--port={ray_port}", f"--node-ip-address={request.address}")
+    starts_head = ("--head", *where, "--include-dashboard=false")
+    command = ray.command(plan.environment, *starts_head) if head else []
     rows += [("machines", f"{plan.nodes}; Ray: {shlex.join(command)}")] * head
     console.table("server", ("", ""), rows)
     for text in plan.warnings:

@@ -83,7 +83,7 @@ class RunnerError(SparkwrightError):
     }
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, order=True):
     """
     The result of one check.
 
@@ -98,6 +98,11 @@ class Finding(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+def _finding(name: str, problem: str, good: str = "") -> Finding:
+    """Return the result of the check *name*, which is bad if there is a *problem*."""
+    return Finding(name, "bad" if problem else "ok", problem or good)
+
+
 def variables(path: Path) -> dict[str, str]:
     """
     Return the settings of a ``runner.env`` as `run-job` reads them; the last of a name counts.
@@ -110,38 +115,19 @@ def variables(path: Path) -> dict[str, str]:
     return {name: value for name, separator, value in pairs if separator}
 
 
-def labels(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return every label that a machine with the *settings* of ``runner.env`` may carry."""
-    return (*COMMON_LABELS, *settings.get("LABELS", "").split(","))
-
-
 # Workflow files.
 
 
-class Exposure(msgspec.Struct, frozen=True, order=True):
-    """
-    A job that a stranger can start on a machine of the lab.
-
-    Attributes:
-        workflow: Name of the file.
-        job: Its key; empty if the file cannot be read.
-        trigger: The event that a stranger can cause; empty if the file cannot be read.
-        reason: Why the job may run there.
-    """
-
-    workflow: str
-    job: str
-    trigger: str
-    reason: str
-
-
-def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> tuple[Exposure, ...]:
+def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> list[Finding]:
     """
     Return each job that somebody without write access can start on a machine with *machine_labels*.
 
     Every doubt counts against the file: an unknown event, a computed ``runs-on``, a file that
     cannot be read. An ``if:`` is not considered, because one edit makes it wrong. A pull request
     that adds a workflow is not seen; the repository's settings keep it away.
+
+    Args:
+        texts: Name of a workflow file → its text.
     """
     workflows: dict[str, Workflow] = {}
     found = []
@@ -150,17 +136,14 @@ def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> tupl
             workflows[name] = _workflow(text, name)
         except FileError as error:
             reason = " ".join((error.what, *error.details))
-            found.append(Exposure(name, "", "", f"it cannot be read: {reason}"))
+            found.append(Finding(f"workflow {name}", "bad", f"it cannot be read: {reason}"))
     ours = frozenset(label.lower() for label in machine_labels)
     for name, workflow in workflows.items():
-        triggers = _untrusted_triggers(name, workflows)
-        jobs = list(_reaching_jobs(workflow, ours)) if triggers else []
-        found += [
-            Exposure(name, job, trigger, reason)
-            for job, reason in jobs
-            for trigger in sorted(triggers)
-        ]
-    return tuple(sorted(found))
+        triggers = sorted(_untrusted_triggers(name, workflows))
+        for job, reason in _reaching_jobs(workflow, ours) if triggers else ():
+            problems = (f"{job}: {trigger}: {reason}" for trigger in triggers)
+            found += [Finding(f"workflow {name}", "bad", problem) for problem in problems]
+    return sorted(found)
 
 
 def _workflow(text: str, name: str) -> Workflow:
@@ -346,14 +329,14 @@ def settings_findings(repository: Repository, settings: Mapping[str, str]) -> It
     path = "/actions/permissions/workflow"
     default = repository.request("GET", path, _Permissions, "workflow permissions")
     writes = default.default_workflow_permissions != "read"
-    message = "jobs may write to the repository unless a workflow takes that away" if writes else ""
-    yield Finding("default workflow permissions", "bad" if writes else "ok", message)
+    problem = "jobs may write to the repository unless a workflow takes that away" if writes else ""
+    yield _finding("default workflow permissions", problem)
     yield from _environment_findings(repository, settings, about.default_branch)
     yield _branch_finding(repository, about.default_branch)
     runners = repository.pages("/actions/runners", _Runner, "registered runners", key="runners")
     lasting = [runner.name for runner in runners if not runner.ephemeral]
-    message = f"not for one job only: {', '.join(lasting)}" if lasting else ""
-    yield Finding("registered runners", "bad" if lasting else "ok", message)
+    problem = f"not for one job only: {', '.join(lasting)}" if lasting else ""
+    yield _finding("registered runners", problem)
     if about.owner.type == "Organization":
         yield _group_finding(repository, about)
     yield from _workflow_findings(repository, settings)
@@ -373,13 +356,12 @@ def _fork_finding(repository: Repository, private: bool) -> Finding:
             "get secrets": forks.send_secrets_and_variables,
         }
         message = ", ".join(problem for problem, applies in problems.items() if applies)
-        return Finding(name, "bad", f"they {message}") if message else Finding(name, "ok")
+        return _finding(name, f"they {message}" if message else "")
     path += "fork-pr-contributor-approval"
     policy = repository.request("GET", path, _Approval, "workflows of forks").approval_policy
-    if policy == "all_external_contributors":
-        return Finding(name, "ok", "the repository is public, and every outsider needs approval")
-    message = f"the repository is public, and approval is required of {policy} only"
-    return Finding(name, "bad", message)
+    strict = policy == "all_external_contributors"
+    problem = "" if strict else f"approval is required of {policy} only"
+    return _finding(name, problem, "the repository is public, and every outsider needs approval")
 
 
 def _environment_findings(
@@ -400,7 +382,7 @@ def _environment_findings(
             and _deploying(repository, environment) != [_Policy(branch)],
         }
         message = next((problem for problem, applies in problems.items() if applies), "")
-        yield Finding(f"environment {name}", "bad" if message else "ok", message)
+        yield _finding(f"environment {name}", message)
 
 
 def _deploying(repository: Repository, environment: _Environment) -> list[_Policy]:
@@ -438,8 +420,8 @@ def _group_finding(repository: Repository, about: _Repository) -> Finding:
         message = f"the token may not read those of {about.owner.login}"
         return Finding(what, "look", message)
     public = [group.name for group in groups if group.allows_public_repositories]
-    message = f"public repositories may use {', '.join(public)}" if public else ""
-    return Finding(what, "bad" if public else "ok", message)
+    problem = f"public repositories may use {', '.join(public)}" if public else ""
+    return _finding(what, problem)
 
 
 def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -450,10 +432,8 @@ def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> I
     for name in names:
         file = repository.request("GET", f"{folder}/{quote(name)}", _File, f"workflow {name}")
         texts[name] = base64.b64decode(file.content).decode("utf-8", "replace")
-    found = exposures(texts, labels(settings))
-    for item in found:
-        event = item.trigger or "unreadable"
-        yield Finding(f"workflow {item.workflow}", "bad", f"{item.job}: {event}: {item.reason}")
+    found = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
+    yield from found
     if not found:
         yield Finding("workflows", "ok", f"no stranger starts a job of {len(names)} files there")
 
@@ -479,34 +459,32 @@ def machine_findings(root: Path) -> Iterator[Finding]:
     unsupported = "gb10" in settings.get("LABELS", "").split(",") and not any(
         gpu.capability == "12.1" for gpu in host_info.gpus()
     )
-    message = "gb10 stands for a GPU of compute capability 12.1, and here is none"
-    yield Finding("labels", "bad" if unsupported else "ok", message if unsupported else "")
+    problem = "gb10 stands for a GPU of compute capability 12.1, and here is none"
+    yield _finding("labels", problem if unsupported else "")
 
 
 def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
     unit, installed = shipped / UNIT, UNIT_FOLDER / UNIT
     same = installed.is_file() and installed.read_bytes() == unit.read_bytes()
     overridden = installed.with_name(f"{UNIT}.d").exists()
-    message = "" if same else f"{installed} is not {unit}"
-    message = message or (f"{installed}.d changes it" if overridden else "")
-    yield Finding("unit", "bad" if message else "ok", message)
-    version = settings.get("RUNNER_VERSION", "")
+    problem = f"{installed}.d changes it" if overridden else ""
+    yield _finding("unit", problem if same else f"{installed} is not {unit}")
     machine = ARCHIVES.get(os.uname().machine, "")
-    archive = STATE / f"actions-runner-linux-{machine}-{version}.tar.gz"
+    archive = STATE / f"actions-runner-linux-{machine}-{settings.get('RUNNER_VERSION', '')}.tar.gz"
     hashed = archive.is_file() and sha256_file(archive) == settings.get("RUNNER_SHA256")
-    message = "" if hashed else f"{archive} has not the sha256 in {CONFIG / 'runner.env'}"
-    yield Finding("runner software", "ok" if hashed else "bad", message)
+    problem = f"{archive} has not the sha256 in {CONFIG / 'runner.env'}"
+    yield _finding("runner software", "" if hashed else problem)
     writable = [
         str(path)
         for path in (CONFIG, CONFIG / "runner.env", installed, unit, shipped / "run-job")
         if path.exists() and (path.stat().st_uid or path.stat().st_mode & 0o022)
     ]
-    message = f"others than root can write {', '.join(writable)}" if writable else ""
-    yield Finding("files of root", "bad" if writable else "ok", message)
+    problem = f"others than root can write {', '.join(writable)}" if writable else ""
+    yield _finding("files of root", problem)
     token = CONFIG / "github-token"
     private = token.is_file() and not token.stat().st_mode & 0o077 and not token.stat().st_uid
-    message = "" if private else f"{token} is missing, or others than root can read it"
-    yield Finding("token", "ok" if private else "bad", message)
+    problem = f"{token} is missing, or others than root can read it"
+    yield _finding("token", "" if private else problem)
 
 
 def _user_finding(user: str) -> Finding:
@@ -524,5 +502,4 @@ def _user_finding(user: str) -> Finding:
     if os.geteuid():
         return Finding(name, "not-run", "only root can read what sudo lets it do")
     rights = host_info.command_output("sudo", "-n", "-l", "-U", user)
-    allowed = "not allowed" not in rights
-    return Finding(name, "bad" if allowed else "ok", "it may use sudo" if allowed else "")
+    return _finding(name, "" if "not allowed" in rights else "it may use sudo")

@@ -75,11 +75,10 @@ class PublishedRelease(msgspec.Struct, frozen=True):
     @property
     def gates(self) -> dict[str, State]:
         """The worst state of each gate over all wheels."""
-        states: dict[str, list[State]] = {}
-        for wheel in self.record.wheels if self.record else ():
-            for gate in wheel.proof.gates:
-                states.setdefault(gate.name, []).append(gate.state)
-        return {gate: worst(states[gate]) for gate in sorted(states)}
+        wheels = self.record.wheels if self.record else ()
+        gates = [gate for wheel in wheels for gate in wheel.proof.gates]
+        names = sorted({gate.name for gate in gates})
+        return {name: worst(gate.state for gate in gates if gate.name == name) for name in names}
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -157,10 +156,8 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def failed_step(self) -> str:
         """The name of the first step that failed or was cancelled; empty if none did."""
-        for step in self.steps:
-            if _state(step.conclusion) in ("fail", "invalid"):
-                return step.name
-        return ""
+        failed = (s.name for s in self.steps if _state(s.conclusion) in ("fail", "invalid"))
+        return next(failed, "")
 
 
 class Run(msgspec.Struct, frozen=True):

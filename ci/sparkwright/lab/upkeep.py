@@ -161,7 +161,6 @@ def update_issue(
     """
     unusable, text = unusable_patches(drifts), f"{drift_text(drifts, run)}\n{MARK}\n"
     stacks = ", ".join(dict.fromkeys(drift.stack for drift, _ in unusable))
-    title = f"Drift: patches to mend or drop in {stacks}: {len(unusable)}"
     issues = repository.pages(
         "/issues", _Issue, f"the issues of {repository.repository}", "state=open"
     )
@@ -172,6 +171,7 @@ def update_issue(
         if issue.pull_request is None
     )
     issue = min(ours, key=lambda issue: issue.number, default=None)
+    title = f"Drift: patches to mend or drop in {stacks}: {len(unusable)}"
     record: dict[str, Any] = {"title": title, "body": text}
     if issue is None:
         if not unusable:
@@ -226,11 +226,6 @@ def changed_sources(objects: Objects, before: str, after: str) -> str:
     return f"Upstream changed {len(paths)} files: {parts}."
 
 
-def bump_text(stack: str, bump: Bump, range_diff: Sequence[str], sources: str) -> str:
-    """Return the text of the pull request of *bump*; *sources*: see `changed_sources`."""
-    return _text("bump.md", stack=stack, bump=bump, range_diff=range_diff, sources=sources)
-
-
 def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str) -> Published:
     """
     Open or update the pull request of *proposal* against the branch *base*, if it has a bump.
@@ -250,8 +245,15 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
     request, words = repository.request, [stack, bump.fork, bump.base.name]
     branch = "bump/" + "-".join(re.sub(r"[^\w.]+", "-", word, flags=re.A) for word in words)
     title = f"{bump.fork} of {stack} to {bump.base.name}"
-    body = bump_text(stack, bump, proposal.range_diff, proposal.upstream)
-    head, base_tree = _ids(root)
+    body = _text(
+        "bump.md",
+        stack=stack,
+        bump=bump,
+        range_diff=proposal.range_diff,
+        sources=proposal.upstream,
+    )
+    output = git.run(["show", "-s", "--format=%H %T", "HEAD"], cwd=root)[1]
+    head, base_tree = output.decode().split()
     entries = list(_entries(repository, proposal.files))
     tree = request(
         "POST", "/git/trees", _Object, "a tree", {"base_tree": base_tree, "tree": entries}
@@ -274,13 +276,6 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
     record |= {"head": branch, "base": base}
     pull = request("POST", "/pulls", _Pull, "a pull request", record)
     return Published("opened", pull.number, pull.html_url)
-
-
-def _ids(root: Path) -> tuple[str, str]:
-    """Return the commit of the checkout *root*, and its tree."""
-    output = git.run(["show", "-s", "--format=%H %T", "HEAD"], cwd=root)[1]
-    commit, tree = output.decode().split()
-    return commit, tree
 
 
 def _entries(repository: Repository, files: Mapping[str, bytes | None]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,8 @@ import msgspec
 
 from sparkwright.client.environment import Marker, installed_at
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError, PythonError
+from sparkwright.core.errors import CommandError, FileError, PythonError
+from sparkwright.core.files import read_bytes
 
 #: Bytes of a source file of vLLM that is read; arg_utils.py of 0.33.0 has 120,000.
 LARGEST = 4 << 20
@@ -81,21 +82,13 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         paths = (self.package / "entrypoints").glob("*/cli_args.py")
         try:
             trees = [
-                ast.parse(_read(path))
+                ast.parse(read_bytes(path, limit=LARGEST))
                 for path in (self.package / "engine" / "arg_utils.py", *sorted(paths))
             ]
-        except (OSError, SyntaxError, ValueError, RecursionError):
+        except (FileError, SyntaxError, ValueError, RecursionError):
             return frozenset()
         flags = frozenset(flag for tree in trees for flag in _flags(tree))
         return flags if {"--max-model-len", "--host"} <= flags else frozenset()
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        data = stream.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"{path} is too large")
-    return data
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:
@@ -130,7 +123,11 @@ def examine(python: Path) -> ServingEnvironment:
         what = f"There is no vLLM in the environment of {python}."
         raise PythonError("environment-unusable", what, details=[answer.prefix], todo=todo)
     installed = installed_at(Path(answer.prefix))
-    marker = installed[1] if installed else None
     return ServingEnvironment(
-        python, answer.vllm, answer.ray, Path(answer.package), answer.loaders, marker
+        python,
+        answer.vllm,
+        answer.ray,
+        Path(answer.package),
+        answer.loaders,
+        installed and installed[1],
     )

@@ -169,14 +169,16 @@ def plan(
         words = (*words, *[f"--kv-cache-memory-bytes={cache}"] * bool(cache))
     if revision and not model.path.exists():
         words = (*words, f"--revision={revision}")
-    _check_machines(request, words, machine, nodes, head=head)
+    parallel = flags.number(words, "--tensor-parallel-size") or 1
+    if not head and (nodes > 1 or (machine.gpus and parallel > machine.gpus)):
+        what = f"{request.recipe or request.model} needs more than this machine."
+        raise UsageError("usage", what, todo="Start it with --ray-head and --nodes.")
     recipe = _with_overrides(recipe, words, request.floor) if recipe else None
     floor = FLOOR * machine.total if request.floor is None else request.floor
     floor = recipe.plan.floor if recipe else floor
-    size = None
-    if model.checkpoint:
-        with models.missing_guard():
-            size = recipe_preflight.checkpoint_size(model.checkpoint)
+    with models.missing_guard():
+        path = model.checkpoint
+        size = recipe_preflight.checkpoint_size(path) if path else None
     advice = preflight.check(
         words,
         machine,
@@ -221,14 +223,12 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
-    name = request.model
-    if not name and recipe and recipe.model.repository != "any":
-        name = recipe.model.repository
-    if not name:
-        what = f"{recipe.name} needs a model." if recipe else "There is no model to serve."
-        todo = "Name a recipe or a model (--model; in a container: RECIPE or MODEL)."
-        raise UsageError("usage", what, todo=todo)
-    return name
+    own = recipe.model.repository if recipe and recipe.model.repository != "any" else ""
+    if name := request.model or own:
+        return name
+    what = f"{recipe.name} needs a model." if recipe else "There is no model to serve."
+    todo = "Name a recipe or a model (--model; in a container: RECIPE or MODEL)."
+    raise UsageError("usage", what, todo=todo)
 
 
 def _revision(request: ServeRequest, recipe: Recipe | None) -> str:
@@ -243,11 +243,8 @@ def _variables(
     request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment
 ) -> dict[str, str]:
     own = recipe.variant(environment.vllm).variables if recipe else {}
-    variables = {**own, **request.variables}
-    if request.address:
-        variables["VLLM_HOST_IP"] = request.address
-    if request.download:
-        variables["HF_HUB_OFFLINE"] = "0"
+    given = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
+    variables = {**own, **request.variables, **{name: v for name, v in given.items() if v}}
     vllm_variables.check(variables, environment.package)
     return variables
 
@@ -265,16 +262,6 @@ def _flags(
     words = flags.merge(below, request.flags)
     flags.check(words, environment)
     return words
-
-
-def _check_machines(
-    request: ServeRequest, words: tuple[str, ...], machine: Machine, nodes: int, *, head: bool
-) -> None:
-    """Raise `UsageError` if one machine cannot serve the request alone."""
-    parallel = flags.number(words, "--tensor-parallel-size") or 1
-    if not head and (nodes > 1 or (machine.gpus and parallel > machine.gpus)):
-        what = f"{request.recipe or request.model} needs more than this machine."
-        raise UsageError("usage", what, todo="Start it with --ray-head and --nodes.")
 
 
 def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None) -> Recipe:

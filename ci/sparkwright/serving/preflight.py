@@ -8,10 +8,8 @@ the GPU has the host's memory, as on a GB10, or that there is no GPU.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -20,6 +18,7 @@ import psutil
 from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes.preflight import CheckpointSize, PreflightFinding
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.builder import host_info
 from sparkwright.core import process
 from sparkwright.serving import flags
 from sparkwright.serving.errors import ServeError
@@ -31,8 +30,6 @@ CACHE = "--kv-cache-memory-bytes"
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
 NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
-#: Folder of the NVIDIA driver with a folder per GPU.
-GPUS = Path("/proc/driver/nvidia/gpus")
 #: Megabytes from which a process is named as holding memory, and how many are.
 LARGE, SHOWN = 200, 6
 
@@ -56,14 +53,9 @@ class Machine(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls) -> Machine:
         """Return this machine, as the kernel and the driver describe it."""
-        texts = []
-        for path in sorted(GPUS.glob("*/information")):
-            with contextlib.suppress(OSError):
-                texts.append(path.read_text("utf-8", "replace"))
-        unified = any("GB10" in text for text in texts)
-        gpu = re.search(r"^Model:\s*(.+?)\s*$", "".join(texts[:1]), re.MULTILINE)
+        names = [gpu.name for gpu in host_info.gpus()]
         total = psutil.virtual_memory().total / GIB
-        return cls(total, len(texts), unified, gpu[1] if gpu else "")
+        return cls(total, len(names), any("GB10" in name for name in names), "".join(names[:1]))
 
     @property
     def shared(self) -> bool:
@@ -182,21 +174,18 @@ def check_memory(needed: float, floor: float) -> None:
     free = process.available_megabytes() * 1e6 / GIB
     if needed + floor <= free:
         return
-    sizes = []
-    for running in psutil.process_iter(["pid", "name", "memory_info"]):
-        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6:
-            sizes.append((running.info["memory_info"].rss, running.info))
-    raise ServeError(
-        "memory-held",
-        "There is not enough free memory for the server.",
-        details=[
-            f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
-            *(
-                f"process {info['pid']}, {info['name']}: {size / GIB:.1f} GiB"
-                for size, info in sorted(sizes, key=lambda pair: -pair[0])[:SHOWN]
-            ),
-        ],
-    )
+    sizes = {
+        f"process {running.pid}, {running.info['name']}": running.info["memory_info"].rss
+        for running in psutil.process_iter(["name", "memory_info"])
+        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6
+    }
+    largest = sorted(sizes, key=lambda name: -sizes[name])
+    details = [
+        f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
+        *(f"{name}: {sizes[name] / GIB:.1f} GiB" for name in largest[:SHOWN]),
+    ]
+    what = "There is not enough free memory for the server."
+    raise ServeError("memory-held", what, details=details)
 
 
 def check_port(host: str, port: int) -> None:

@@ -78,18 +78,6 @@ def command(environment: ServingEnvironment, *options: str) -> list[str]:
     return [*program, "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE}", *options]
 
 
-def head_command(environment: ServingEnvironment, host: str, port: int) -> list[str]:
-    """Return the command line of the head at *host* and *port*; raise as `command`."""
-    options = ("--head", f"--port={port}", f"--node-ip-address={host}")
-    return command(environment, *options, "--include-dashboard=false")
-
-
-def worker_command(environment: ServingEnvironment, head: str, own: str) -> list[str]:
-    """Return the command line that joins *head* as the machine *own* (or empty); see `command`."""
-    parse_address(head)
-    return command(environment, f"--address={head}", *[f"--node-ip-address={own}"] * bool(own))
-
-
 def start_head(words: list[str], host: str, port: int, settings: Mapping[str, str]) -> None:
     """
     Start the head with the command line *words*; it ends with the thread that called this, also
