@@ -21,7 +21,7 @@ from sparkwright.cherry_picks.upstream import Base
 from sparkwright.cli import main
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.lab import upkeep
-from sparkwright.lab.upkeep import Published
+from sparkwright.lab.upkeep import IssueUpdate
 
 
 @pytest.fixture(name="world")
@@ -46,7 +46,7 @@ def drift(*trials: Trial) -> Drift:
     return Drift("vllm", "2026.11", "2026-11-22", ("1.1.0",), trials)
 
 
-def update(world: World, *trials: Trial) -> Published:
+def update(world: World, *trials: Trial) -> IssueUpdate:
     return upkeep.update_issue(client(world), [drift(*trials)], author="github-actions[bot]")
 
 

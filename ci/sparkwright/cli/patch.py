@@ -439,7 +439,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
 
 def _propose(
     context: RunContext, arguments: argparse.Namespace, proposal: upkeep.Proposal
-) -> upkeep.Published:
+) -> upkeep.IssueUpdate:
     """Open or update the pull request of *proposal*."""
     repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
     pull = upkeep.propose(repository, context.project.root, proposal, base=arguments.base)

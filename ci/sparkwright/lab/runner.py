@@ -83,7 +83,7 @@ class RunnerError(SparkwrightError):
     }
 
 
-class Finding(msgspec.Struct, frozen=True, order=True):
+class RunnerFinding(msgspec.Struct, frozen=True, order=True):
     """
     The result of one check.
 
@@ -98,9 +98,9 @@ class Finding(msgspec.Struct, frozen=True, order=True):
     message: str = ""
 
 
-def _finding(name: str, problem: str, good: str = "") -> Finding:
+def _finding(name: str, problem: str, good: str = "") -> RunnerFinding:
     """Return the result of the check *name*, which is bad if there is a *problem*."""
-    return Finding(name, "bad" if problem else "ok", problem or good)
+    return RunnerFinding(name, "bad" if problem else "ok", problem or good)
 
 
 def variables(path: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def variables(path: Path) -> dict[str, str]:
 # Workflow files.
 
 
-def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> list[Finding]:
+def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> list[RunnerFinding]:
     """
     Return each job that somebody without write access can start on a machine with *machine_labels*.
 
@@ -136,13 +136,13 @@ def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> list
             workflows[name] = _workflow(text, name)
         except FileError as error:
             reason = " ".join((error.what, *error.details))
-            found.append(Finding(f"workflow {name}", "bad", f"it cannot be read: {reason}"))
+            found.append(RunnerFinding(f"workflow {name}", "bad", f"it cannot be read: {reason}"))
     ours = frozenset(label.lower() for label in machine_labels)
     for name, workflow in workflows.items():
         triggers = sorted(_untrusted_triggers(name, workflows))
         for job, reason in _reaching_jobs(workflow, ours) if triggers else ():
             problems = (f"{job}: {trigger}: {reason}" for trigger in triggers)
-            found += [Finding(f"workflow {name}", "bad", problem) for problem in problems]
+            found += [RunnerFinding(f"workflow {name}", "bad", problem) for problem in problems]
     return sorted(found)
 
 
@@ -313,7 +313,9 @@ class _File(msgspec.Struct, frozen=True):
     content: str = ""
 
 
-def settings_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
+def settings_findings(
+    repository: Repository, settings: Mapping[str, str]
+) -> Iterator[RunnerFinding]:
     """
     Yield what the settings of *repository* and its workflow files at GitHub let strangers do.
 
@@ -342,14 +344,14 @@ def settings_findings(repository: Repository, settings: Mapping[str, str]) -> It
     yield from _workflow_findings(repository, settings)
 
 
-def _fork_finding(repository: Repository, private: bool) -> Finding:
+def _fork_finding(repository: Repository, private: bool) -> RunnerFinding:
     """Return whether pull requests of strangers run before somebody approves them."""
     name, path = "workflows of forks", "/actions/permissions/"
     if private:
         path += "fork-pr-workflows-private-repos"
         forks = repository.request("GET", path, _PrivateForks, "workflows of forks")
         if not forks.run_workflows_from_fork_pull_requests:
-            return Finding(name, "ok", "the repository is private, and forks run nothing")
+            return RunnerFinding(name, "ok", "the repository is private, and forks run nothing")
         problems = {
             "run without approval": not forks.require_approval_for_fork_pr_workflows,
             "get a token that may write": forks.send_write_tokens_to_workflows,
@@ -366,7 +368,7 @@ def _fork_finding(repository: Repository, private: bool) -> Finding:
 
 def _environment_findings(
     repository: Repository, settings: Mapping[str, str], branch: str
-) -> Iterator[Finding]:
+) -> Iterator[RunnerFinding]:
     """Yield whether the default *branch* alone may deploy to each environment."""
     path = "/environments?per_page=100"
     record = repository.request("GET", path, _Environments, "environments")
@@ -394,18 +396,18 @@ def _deploying(repository: Repository, environment: _Environment) -> list[_Polic
     return repository.request("GET", path, _Policies, what).branch_policies
 
 
-def _branch_finding(repository: Repository, branch: str) -> Finding:
+def _branch_finding(repository: Repository, branch: str) -> RunnerFinding:
     """Return whether a rule protects the default *branch*, from which everything is signed."""
     name, path = f"branch {branch}", quote(branch, safe="")
     if repository.request("GET", f"/branches/{path}", _Branch, name).protected:
-        return Finding(name, "ok")
+        return RunnerFinding(name, "ok")
     rules = repository.request("GET", f"/rules/branches/{path}", list[_Rule], f"rules of {name}")
     if any(rule.type == "pull_request" for rule in rules):
-        return Finding(name, "ok")
-    return Finding(name, "look", "nothing protects it: whoever may push to it may sign")
+        return RunnerFinding(name, "ok")
+    return RunnerFinding(name, "look", "nothing protects it: whoever may push to it may sign")
 
 
-def _group_finding(repository: Repository, about: _Repository) -> Finding:
+def _group_finding(repository: Repository, about: _Repository) -> RunnerFinding:
     """Return whether public repositories of the organization may use its groups of runners."""
     name = repository.repository.partition("/")[2]
     path = f"/orgs/{about.owner.login}/actions/runner-groups?visible_to_repository={name}"
@@ -418,13 +420,15 @@ def _group_finding(repository: Repository, about: _Repository) -> Finding:
             raise
         # Runners of this repository are in no group of the organization.
         message = f"the token may not read those of {about.owner.login}"
-        return Finding(what, "look", message)
+        return RunnerFinding(what, "look", message)
     public = [group.name for group in groups if group.allows_public_repositories]
     problem = f"public repositories may use {', '.join(public)}" if public else ""
     return _finding(what, problem)
 
 
-def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
+def _workflow_findings(
+    repository: Repository, settings: Mapping[str, str]
+) -> Iterator[RunnerFinding]:
     folder = "/contents/.github/workflows"
     files = repository.request("GET", folder, list[_File], "workflow files")
     names = [file.name for file in files if file.name.endswith((".yml", ".yaml"))]
@@ -435,13 +439,15 @@ def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> I
     found = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
     yield from found
     if not found:
-        yield Finding("workflows", "ok", f"no stranger starts a job of {len(names)} files there")
+        yield RunnerFinding(
+            "workflows", "ok", f"no stranger starts a job of {len(names)} files there"
+        )
 
 
 # The machine.
 
 
-def machine_findings(root: Path) -> Iterator[Finding]:
+def machine_findings(root: Path) -> Iterator[RunnerFinding]:
     """
     Yield whether this machine is set up as docs/howto/set-up-a-runner.md says.
 
@@ -450,7 +456,7 @@ def machine_findings(root: Path) -> Iterator[Finding]:
     """
     path = CONFIG / "runner.env"
     if not path.is_file():
-        yield Finding("machine", "not-run", f"it takes no jobs: there is no {path}")
+        yield RunnerFinding("machine", "not-run", f"it takes no jobs: there is no {path}")
         return
     settings, shipped = variables(path), root / "ci" / "runner"
     yield from _file_findings(shipped, settings)
@@ -463,7 +469,7 @@ def machine_findings(root: Path) -> Iterator[Finding]:
     yield _finding("labels", problem if unsupported else "")
 
 
-def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
+def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[RunnerFinding]:
     unit, installed = shipped / UNIT, UNIT_FOLDER / UNIT
     same = installed.is_file() and installed.read_bytes() == unit.read_bytes()
     overridden = installed.with_name(f"{UNIT}.d").exists()
@@ -487,19 +493,19 @@ def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[Findi
     yield _finding("token", "" if private else problem)
 
 
-def _user_finding(user: str) -> Finding:
+def _user_finding(user: str) -> RunnerFinding:
     """Return whether *user* has no right but its own."""
     name = f"user {user}"
     try:
         own = pwd.getpwnam(user).pw_gid
     except KeyError:
-        return Finding(name, "bad", "it does not exist")
+        return RunnerFinding(name, "bad", "it does not exist")
     others = [group.gr_name for group in grp.getgrall() if user in group.gr_mem]
     if others or own == 0:
-        return Finding(name, "bad", f"it is in {', '.join(others) or 'the group of root'}")
+        return RunnerFinding(name, "bad", f"it is in {', '.join(others) or 'the group of root'}")
     if not shutil.which("sudo"):
-        return Finding(name, "ok")
+        return RunnerFinding(name, "ok")
     if os.geteuid():
-        return Finding(name, "not-run", "only root can read what sudo lets it do")
+        return RunnerFinding(name, "not-run", "only root can read what sudo lets it do")
     rights = host_info.command_output("sudo", "-n", "-l", "-U", user)
     return _finding(name, "" if "not allowed" in rights else "it may use sudo")

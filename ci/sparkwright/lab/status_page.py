@@ -81,7 +81,7 @@ class PublishedRelease(msgspec.Struct, frozen=True):
         return {name: worst(gate.state for gate in gates if gate.name == name) for name in names}
 
 
-class Speed(msgspec.Struct, frozen=True):
+class WheelSpeed(msgspec.Struct, frozen=True):
     """
     The speed of one wheel in one workload.
 
@@ -103,7 +103,7 @@ class History(msgspec.Struct, frozen=True):
     number: int
     recipe: str
     gpu: str
-    speeds: list[Speed]
+    speeds: list[WheelSpeed]
 
     @property
     def chart(self) -> Chart | None:
@@ -207,7 +207,7 @@ class StatusPage:
         self.patches: dict[str, list[Line]] = {}
         self.pulls: dict[str, tuple[str, Record]] = {}
         self.runs: list[Run] | None = None
-        self._speeds: dict[tuple[str, str], list[Speed]] = {}
+        self._speeds: dict[tuple[str, str], list[WheelSpeed]] = {}
 
     @contextmanager
     def _noting(self, subject: str | Path) -> Iterator[None]:
@@ -252,7 +252,7 @@ class StatusPage:
         for cell in result.cells:
             values = {metric: value for metric in METRICS if (value := view.value(cell, metric))}
             if values:
-                speeds.append(Speed(release, cell.name, wheel.sha256, values))
+                speeds.append(WheelSpeed(release, cell.name, wheel.sha256, values))
 
     @property
     def histories(self) -> list[History]:

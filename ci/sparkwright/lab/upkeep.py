@@ -43,7 +43,7 @@ _Id = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=300_000)]
 
 
-class Published(msgspec.Struct, frozen=True):
+class IssueUpdate(msgspec.Struct, frozen=True):
     """An issue or a pull request after an update; without a number if there is none."""
 
     action: Literal["opened", "updated", "unchanged", "closed", "none"]
@@ -148,7 +148,7 @@ def drift_text(drifts: Sequence[Drift], run: str = "") -> str:
 
 def update_issue(
     repository: Repository, drifts: Sequence[Drift], *, author: str, run: str = ""
-) -> Published:
+) -> IssueUpdate:
     """
     Open, update or close the issue about *drifts*.
 
@@ -175,16 +175,16 @@ def update_issue(
     record: dict[str, Any] = {"title": title, "body": text}
     if issue is None:
         if not unusable:
-            return Published("none")
+            return IssueUpdate("none")
         issue = repository.request("POST", "/issues", _Issue, "a new issue", record)
-        return Published("opened", issue.number, issue.html_url)
+        return IssueUpdate("opened", issue.number, issue.html_url)
     if unusable and issue.body == text:
-        return Published("unchanged", issue.number, issue.html_url)
+        return IssueUpdate("unchanged", issue.number, issue.html_url)
     if not unusable:
         record = {"body": text, "state": "closed", "state_reason": "completed"}
     what = f"the issue {issue.number}"
     repository.request("PATCH", f"/issues/{issue.number}", _Issue, what, record)
-    return Published("updated" if unusable else "closed", issue.number, issue.html_url)
+    return IssueUpdate("updated" if unusable else "closed", issue.number, issue.html_url)
 
 
 def require_clean(root: Path) -> None:
@@ -226,7 +226,7 @@ def changed_sources(objects: Objects, before: str, after: str) -> str:
     return f"Upstream changed {len(paths)} files: {parts}."
 
 
-def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str) -> Published:
+def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str) -> IssueUpdate:
     """
     Open or update the pull request of *proposal* against the branch *base*, if it has a bump.
 
@@ -241,7 +241,7 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
     """
     stack, bump = proposal.stack, proposal.bump
     if bump is None:
-        return Published("none")
+        return IssueUpdate("none")
     request, words = repository.request, [stack, bump.fork, bump.base.name]
     branch = "bump/" + "-".join(re.sub(r"[^\w.]+", "-", word, flags=re.A) for word in words)
     title = f"{bump.fork} of {stack} to {bump.base.name}"
@@ -263,7 +263,7 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
         what = f"the commit {pull.head.sha}"
         commit = request("GET", f"/git/commits/{pull.head.sha}", _Commit, what)
         if commit == _Commit(tree, (_Object(head),)):
-            return Published("unchanged", pull.number, pull.html_url)
+            return IssueUpdate("unchanged", pull.number, pull.html_url)
     record: dict[str, Any] = {"message": f"{title}\n\n{body}", "tree": tree.sha, "parents": [head]}
     _set_branch(
         repository, branch, request("POST", "/git/commits", _Object, "a commit", record).sha
@@ -272,10 +272,10 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
     if pull:
         what = f"the pull request {pull.number}"
         request("PATCH", f"/pulls/{pull.number}", _Pull, what, record)
-        return Published("updated", pull.number, pull.html_url)
+        return IssueUpdate("updated", pull.number, pull.html_url)
     record |= {"head": branch, "base": base}
     pull = request("POST", "/pulls", _Pull, "a pull request", record)
-    return Published("opened", pull.number, pull.html_url)
+    return IssueUpdate("opened", pull.number, pull.html_url)
 
 
 def _entries(repository: Repository, files: Mapping[str, bytes | None]) -> Iterator[dict[str, Any]]:
