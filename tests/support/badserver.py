@@ -65,6 +65,8 @@ class _Handler(socketserver.StreamRequestHandler):
             head = b""
             while (line := self.rfile.readline()).strip():
                 head += line
+            if not head:  # a client that left before it asked
+                return
             length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
             self.rfile.read(int(length[1]) if length else 0)
             path = head.split()[1].decode()
