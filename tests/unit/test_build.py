@@ -291,6 +291,7 @@ def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(mini: M
         files = {name: source.read(name) for name in source.namelist()}
     name = next(name for name in files if name.endswith("/sparkwright.json"))
     files[name] = record if isinstance(record, bytes) else json.dumps({**json.loads(files[name]), "stack": record}).encode()
+    path.unlink()
     with zipfile.ZipFile(path, "w") as target:
         for item in files.items():
             target.writestr(*item)

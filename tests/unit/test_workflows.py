@@ -38,6 +38,9 @@ SPARK = ["self-hosted", "linux", "ARM64", "gb10"]
 #: The lock of whoever changes what is published.
 LOCK = {"group": "published", "cancel-in-progress": False, "queue": "max"}
 
+programs = pytest.mark.skipif(
+    not (shutil.which("jq") and shutil.which("curl")), reason="jq and curl, which GitHub's machines have, are not here: apt-get install jq curl"
+)
 each_run = pytest.mark.parametrize("text", [text for _, text in RUNS], ids=[name for name, _ in RUNS])
 
 
@@ -288,6 +291,7 @@ SHELL = (
 )  # fmt: skip
 
 
+@programs
 @pytest.mark.parametrize(
     ("stack", "recipes", "channel", "said", "chosen"),
     [
@@ -326,6 +330,7 @@ def test_sigstore_signs_where_the_lab_says_true(tmp_path: Path, variable: str, a
     assert (status, said.split()[1], "--identity" in said.split()) == (0, action, identity), said
 
 
+@programs
 @pytest.mark.parametrize(
     ("state", "channel", "refused"),
     [
@@ -382,6 +387,7 @@ def test_a_folder_is_what_the_job_that_made_it_states(tmp_path: Path, change: Ca
     assert not list(tmp_path.rglob("evil"))
 
 
+@programs
 @pytest.mark.parametrize(
     ("run", "changes", "refused"),
     [
