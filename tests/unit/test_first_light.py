@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour
@@ -18,6 +19,7 @@ from sparkwright.cli import doctor, gate, main, options
 from sparkwright.cli.doctor import MachineCheck
 from sparkwright.cli.first_light import FirstSteps
 from sparkwright.core.errors import CommandError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.core.verdict import Check, Verdict, not_run, passed
 from sparkwright.lab import first_light
 from sparkwright.lab.first_light import StepRecord
@@ -33,10 +35,11 @@ def verdict(gate: str, *checks: Check) -> StepRecord:
 def test_a_question_is_answered_by_its_check_alone() -> None:
     """A gate that ran without the check, or not at all, answers nothing."""
     probe, line = passed("fp4-conversion", "0 numbers differ"), passed("kernels-moe", "cutlass in decode")
-    served = verdict("G3", line, not_run("log", "none", "log"))
+    optional = replace(not_run("backends", "no reference", "reference-unnamed"), required=False)
+    served = verdict("G3", line, not_run("log", "none", "log"), optional)
     answers = first_light.open_questions({"device": verdict("G2", probe), "serve": served, "quick": ABSENT})
     assert answers["Does the GPU run the native E2M1 conversion?"] == ("pass", "fp4-conversion: 0 numbers differ")
-    assert answers["Which backend serves?"] == ("pass", "kernels-moe: cutlass in decode")
+    assert answers["Which backend serves?"] == ("pass", "kernels-moe: cutlass in decode; backends: no reference")
     without = first_light.open_questions({"device": verdict("G2", line), "serve": ABSENT, "quick": ABSENT})
     assert {state for state, _ in without.values()} == {"not-run"}
 
@@ -75,11 +78,14 @@ def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
 
     def climb(*arguments: Any) -> None:
         tried.append(arguments[3])
+        if arguments[3] == ("G1",):
+            raise SourceError("offline", "It is not in the store.")
         raise CommandError("command-failed", "It broke.")
 
     monkeypatch.setattr(gate, "climb", climb)
     records = steps.run()
-    assert [name for name, record in records.items() if record.state == "fail"] == ["audit", "numerics", "device", "serve"]
+    assert [name for name, record in records.items() if record.state == "fail"] == ["audit", "device", "serve"]
+    assert (records["numerics"].state, records["numerics"].message) == ("not-run", "It is not in the store.")
     assert "command-failed: It broke." in records["serve"].message
     assert (records["quick"].state, list(records["quick"].looks)) == (
         "measured",

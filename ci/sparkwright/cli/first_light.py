@@ -36,6 +36,8 @@ from sparkwright.lab.first_light import FirstLightError, StepRecord, redacted
 #: The file of the steps that ran in an output folder, by step and inputs.
 STEPS = "steps.json"
 NOT_MEASURED = "not measured"
+#: References of errors after which a step is not-run, and not failed.
+UNAVAILABLE = ("offline", "source-unreachable")
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
 #: Characters of the message of a step.
@@ -214,7 +216,8 @@ class FirstSteps:
             record = work()
             key = self._key(name)
         except SparkwrightError as error:
-            lacks = isinstance(error, FirstLightError)
+            # A file that cannot be had says nothing of the wheel.
+            lacks = isinstance(error, FirstLightError) or error.reference in UNAVAILABLE
             says = " ".join((f"{error.reference}: {error.what}", error.todo, *error.details))
             failure = StepRecord("fail", one_line(says, LONGEST))
             record = StepRecord("not-run", error.what) if lacks else failure

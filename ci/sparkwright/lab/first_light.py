@@ -102,7 +102,8 @@ def open_questions(records: Mapping[str, StepRecord]) -> dict[str, tuple[StepSta
             if any(fnmatchcase(check.name, name) for name in names)
         ]
         says = "; ".join(f"{check.name}: {check.message}" for check in checks)
-        return worst(check.state for check in checks), says or records[step].message
+        deciding = [check for check in checks if check.required] or checks
+        return worst(check.state for check in deciding), says or records[step].message
 
     quick = records["quick"]
 
