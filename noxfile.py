@@ -55,7 +55,7 @@ TESTS = {
 }
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server or workflows"
-FAST = f"not (network or toolchain or launches or {SLOW})"
+FAST = f"not (network or toolchain or {SLOW})"
 #: One process more than there are cores, because some tests wait for servers.
 WORKERS = str((os.cpu_count() or 1) + 1)
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
@@ -166,12 +166,10 @@ def properties(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
-    """Run the tests on the real sources, and those that compile or launch (long on first run)."""
-    # A compiler leaves a core idle at its beginning and end. A test that measures times, or is
-    # killed at a time, has the machine for itself.
-    marks = f"(network or toolchain) and not (launches or {SLOW})"
+    """Run the tests on the real sources, and those that compile (long on first run)."""
+    # A compiler leaves a core idle at its beginning and end.
+    marks = f"(network or toolchain) and not ({SLOW})"
     pytest(session, marks, "--numprocesses", "2", "--dist", "loadfile", seconds=900)
-    pytest(session, f"launches and not ({SLOW})", seconds=900)
 
 
 def add_tests(name: str, marks: str, text: str) -> None:

@@ -98,7 +98,6 @@ def test_a_candidate_that_is_wrong_never_passes(
 
 
 @pytest.mark.server
-@pytest.mark.launches
 def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) -> None:
     """Keyed by machine and model: a gate of another wheel finds the block; a second gate says so."""
     base = environment(place, "base")
