@@ -233,9 +233,11 @@ def test_wheels_that_passed_for_real_are_verified(tmp_path: Path, host: githubap
     lab = Lab(tmp_path, Path(PASSED), {ADDRESS: host.api, UPLOADS: host.uploads})
     lab.world.stub = {"request": {"result": "success", "outputs": {"began": "2026-11-23T00:00:00Z", "recipes": ""}}}
     for kind, job, output in (("wheels", "build", "wheels"), ("audited", "audit", "verdicts"), ("gated", "gate", "verdicts")):
-        folder = shutil.copytree(Path(PASSED, kind), lab.world.folder / "artifacts" / kind / kind)
+        # An artifact's number begins with that of its run.
+        artifact = f"{lab.world.run_id + 1}{kind}"
+        folder = shutil.copytree(Path(PASSED, kind), lab.world.folder / "artifacts" / artifact / kind)
         digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-        lab.world.stub[job] = {"result": "success", "outputs": {output: kind, "digests": json.dumps(digests)}}
+        lab.world.stub[job] = {"result": "success", "outputs": {output: artifact, "digests": json.dumps(digests)}}
     results = lab.pipeline(stack=Path(PASSED, "stack").read_text().strip(), channel="verified")
     assert results["decide"] == results["publish"] == results["record"] == "success", workflows.told(lab.world.steps)
     [wheel] = Path(PASSED, "wheels").glob("vllm-*.whl")
