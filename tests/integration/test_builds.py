@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import Redis
 from tests.integration.conftest import PATIENCE, Demo
 from tests.support.waiting import until
+from tests.unit.test_tuning import NAME, record
 from uv import find_uv_bin
 
 from sparkwright.builder import toolchain
@@ -24,7 +25,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 from sparkwright.core import process, strict_yaml
 from sparkwright.demo import upstreams
 from sparkwright.forks.lock import Lock
-from sparkwright.forks.stack import MACHINES
+from sparkwright.forks.stack import MACHINES, MOE_CONFIGS
 
 pytestmark = pytest.mark.toolchain
 
@@ -111,14 +112,16 @@ def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> 
 
 
 def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) -> None:
-    """A header of the tree is included by its CUDA units but not by the bindings, which are not compiled again."""
+    """A header is included by its CUDA units but not by the bindings, which are not compiled again; a file of tuned experts is packed."""
     units = built_demo.units()
+    record(built_demo.folder / "project" / "build" / "demo" / "moe")
     built_demo.add_patch("smaller-blocks", "csrc/launch.cuh", "kThreads = 256;", "kThreads = 128;")
 
     built_demo.build()
 
     assert built_demo.compiled() == [unit for unit in units if unit.endswith(".cu")]
     assert set(units) - set(built_demo.compiled()) == {"csrc/bindings.cpp", "csrc/moe/bindings.cpp"}
+    assert f"mini_vllm/{MOE_CONFIGS}/{NAME}" in built_demo.members()
 
 
 # Kills.

@@ -310,6 +310,8 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert lines.stat().st_mtime_ns == written
     shown = capsys.readouterr().err
     assert (f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in shown, "as ordered" in shown) == (True, True)
+    prompts.prompt_file(path, store, datasets={digest: "sharegpt"})
+    assert "the expected file of sharegpt" in capsys.readouterr().err
     # Lines of prompts are taken as they are.
     assert prompts.prompt_file(lines, store) == lines
 

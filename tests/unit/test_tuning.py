@@ -203,10 +203,7 @@ def record(folder: Path, content: bytes = b'{"triton_version": "3.6.0", "1": {"B
 
 
 def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
-    """
-    A graft packs every file of the package that its tree adds to the release (tests/integration/test_rules_and_graft.py), and serve looks
-    for it there (test_serving.py).
-    """
+    """A graft packs it (tests/integration/test_builds.py), and serve looks for it in the wheel (test_serving.py)."""
     plain, inputs = source_tree(mini.context(), "vllm"), mini.context().source_inputs("vllm")
     record(mini.root / "build" / "demo" / "moe")
     context = mini.context()

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
-from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
@@ -111,7 +110,6 @@ def bench(arguments: argparse.Namespace) -> None:
     context = options.checkout(arguments)
     recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
     kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
-    known = workloads.load(context.project.root).known if arguments.texts else {}
     candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
     spec = ExperimentSpec(
         kind,
@@ -124,7 +122,7 @@ def bench(arguments: argparse.Namespace) -> None:
         tuple(arguments.flag),
         dict(arguments.variable),
         tuple(arguments.workload),
-        prompt_file(arguments.texts, context.store, arguments.sha256, known),
+        options.prompts(context, arguments),
         arguments.at_once,
         calibrate or arguments.launches or (1 if arguments.server else 0),
         arguments.fresh,

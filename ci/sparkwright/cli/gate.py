@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.audit import wheel
-from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
 from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
 from sparkwright.core.console import console
@@ -124,8 +122,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
     if not arguments.wheel and not arguments.server:
         named["wheel"] = _newest_wheel(context)
-    known = workloads.load(context.project.root).known if arguments.texts else {}
-    named["texts"] = prompt_file(arguments.texts, context.store, arguments.sha256, known)
+    named["texts"] = options.prompts(context, arguments)
     gate_options = GateOptions(**named)
     names = [name for name in GATES if not gate_options.only or name in gate_options.only]
     with GateBuilder(context, gate_options, facts) as builder:

@@ -254,3 +254,19 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         targets=tuple(name for name in targets.split(",") if name),
         target=getattr(arguments, "target", ""),
     )
+
+
+def prompts(context: RunContext, arguments: argparse.Namespace) -> Path | None:
+    """
+    Return the file of prompts of ``--texts``, or None if it is not named.
+
+    Raises:
+        file-invalid: As `sparkwright.bench.load.prompts.prompt_file`.
+    """
+    from sparkwright.bench.load.prompts import prompt_file
+    from sparkwright.bench.recipes import workloads
+
+    if not arguments.texts:
+        return None
+    datasets = workloads.load(context.project.root).datasets
+    return prompt_file(arguments.texts, context.store, arguments.sha256, datasets)

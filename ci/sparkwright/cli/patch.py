@@ -389,13 +389,12 @@ def _show_ideas(context: RunContext) -> int:
 
 def run_bump(arguments: argparse.Namespace) -> int:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
-    given = bool(arguments.given)
     options.refuse(
-        (given == bool(arguments.to), "Give either --to VERSION or --given FILE."),
-        (given and not arguments.pull, "--given FILE goes with --pull."),
+        (bool(arguments.given) == bool(arguments.to), "Name either --to VERSION or --given FILE."),
+        (arguments.given and not arguments.pull, "--given FILE goes with --pull."),
     )
     context = options.checkout(arguments)
-    if given:
+    if arguments.given:
         proposal = upkeep.read_proposal(arguments.given)
         console.document({"pull": _propose(context, arguments, proposal)})
         return 0

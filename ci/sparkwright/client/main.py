@@ -132,16 +132,16 @@ def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseS
     # Markers hold addresses without credentials.
     stored = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
     for address in dict.fromkeys(marker.index for marker in installed.values()):
-        place, trust = (arguments.index, arguments.trust) if address == stored else (address, "")
+        url, trust = (arguments.index, arguments.trust) if address == stored else (address, "")
         try:
-            found = open_index(prefix.root / "trust", place, trust or "", PATIENCE).states
+            current = open_index(prefix.root / "trust", url, trust or "", PATIENCE).states
         except SparkwrightError as error:
             why = f"{error.what} ({error.reference})"
             console.warn(f"whether a release was yanked is not known: {why}")
             continue
         states |= {
-            name: found[name]
-            for name in found.keys() & installed
+            name: current[name]
+            for name in current.keys() & installed
             if installed[name].index == address
         }
     return states

@@ -34,14 +34,14 @@ def prompt_file(
     path: Path | None,
     store: Store,
     sha256: str | None = None,
-    known: Mapping[str, str] = MappingProxyType({}),
+    datasets: Mapping[str, str] = MappingProxyType({}),
 ) -> Path | None:
     """
     Return a file of JSON lines with the prompts in *path*, which may be ShareGPT's JSON.
 
     Args:
         sha256: That *path* must have; None for any.
-        known: Names of the files that people have, by sha256; said, and not required.
+        datasets: Names by the sha256 of their files. A message says whether *path* is one of them.
 
     Raises:
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
@@ -80,7 +80,7 @@ def prompt_file(
         ) from error
     with lines.open("rb") as stream:
         count = sum(1 for _ in stream)
-    expected = f"the expected file of {known[digest]}" if digest in known else ""
+    expected = f"the expected file of {datasets[digest]}" if digest in datasets else ""
     checked = expected or ("as ordered" if sha256 else "another file than any of workloads.yaml")
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
     return lines

@@ -138,8 +138,8 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: {', '.join(sorted(unknown))} is not among the texts")
 
     @property
-    def known(self) -> dict[str, str]:
-        """The names of the datasets by the sha256 of their files, where we know it."""
+    def datasets(self) -> dict[str, str]:
+        """The names of the datasets whose file has a stated sha256, by that."""
         return {dataset.sha256: name for name, dataset in self.texts.items() if dataset.sha256}
 
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:
