@@ -13,7 +13,7 @@ from tests.refusals import allowed, refusal
 from tests.support import wheels
 
 from sparkwright.client.records import Release
-from sparkwright.release import decision, gate_results, policy, wheel_facts
+from sparkwright.release import decision, gate_results, policy, release_draft, wheel_facts
 from sparkwright.release.gate_results import GateResults
 
 if TYPE_CHECKING:
@@ -87,6 +87,21 @@ def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateRe
             assert entry.gate in {lack.gate for lack in missing}
     with refusal("verdict-foreign"):
         decision.decide(replace(wheel, sha256="0" * 64), results, rules)
+
+
+def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(
+    rehearsed: tuple[WheelFacts, GateResults],
+) -> None:
+    """The wheel, the checks and the machine of the verdicts are refused, each by itself."""
+    rules, (wheel, results) = policy.load(wheels.ROOT), rehearsed
+    with refusal("release-gpu-foreign"):
+        release_draft.require_gpu(rules, {"vllm": "9.0a"})
+    with refusal("verdict-hollow"):
+        decision.decide(wheel, results, rules)
+    gates = policy.load(wheels.ROOT, "9.0a").file.gates
+    relaxed = replace(rules, file=replace(rules.file, gates=gates))
+    missing = decision.decide(wheel, results, relaxed).missing
+    assert ("G2", "machine-other") in {(lack.gate, lack.reference) for lack in missing}
 
 
 def without(results: GateResults, label: str) -> GateResults:
