@@ -350,7 +350,7 @@ class Objects:
             date: Of the author and the committer, in a form that git reads.
 
         Raises:
-            git-failed: git takes the author or the date for none.
+            git-failed: git refuses the author or the date.
         """
         name, _, address = author.partition(" <")
         env = {**COMMITTER, "GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address.rstrip(">")}

@@ -337,8 +337,8 @@ class Repository:
         Raises:
             github-refused: The list is too long; and as `request`.
         """
-        every: Any = list[kind]  # type: ignore[valid-type]
-        shape = msgspec.defstruct("Page", [(key, every)]) if key else every
+        records_type: Any = list[kind]  # type: ignore[valid-type]
+        shape = msgspec.defstruct("Page", [(key, records_type)]) if key else records_type
         for page in range(1, PAGES + 1):
             address = f"{path}?{f'{query}&' if query else ''}per_page={PAGE_SIZE}&page={page}"
             reply = self.request("GET", address, shape, what)

@@ -62,7 +62,7 @@ REASONS: Mapping[str, str] = {
 }
 
 
-#: Tokens of the longest prompt and answer in a record; larger numbers were made up.
+#: Largest number of tokens that a record may state.
 MOST_TOKENS = 1 << 40
 Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 

@@ -164,16 +164,16 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_texts(cells: Sequence[WorkloadCell], texts: Path | None) -> None:
     """
-    Raise if *cells* need a file of prompts and *texts* names none, or the other way round.
+    Check that *texts* names a file of prompts if, and only if, one of *cells* needs one.
 
     Raises:
-        UsageError: Because of either.
+        UsageError: The file is missing, or no cell uses it.
     """
-    needy = [cell.name for cell in cells if cell.texts]
-    if needy and not texts:
-        what = f"{needy[0]} needs a file of prompts."
+    users = [cell.name for cell in cells if cell.texts]
+    if users and not texts:
+        what = f"{users[0]} needs a file of prompts."
         raise UsageError("usage", what, todo="Name it with --texts FILE.")
-    if texts and not needy:
+    if texts and not users:
         what = f"{cells[0].name} is measured with random tokens, and not with the file of --texts."
         todo = 'Name a cell that has texts: --workload "sharegpt 1024/256 c10".'
         raise UsageError("usage", what, todo=todo)
