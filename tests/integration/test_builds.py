@@ -24,8 +24,7 @@ from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 from sparkwright.core import process, strict_yaml
 from sparkwright.demo import upstreams
-from sparkwright.forks.lock import Lock
-from sparkwright.forks.stack import MACHINES, MOE_CONFIGS
+from sparkwright.forks.stack import MACHINES, MOE_CONFIGS, Lock
 
 pytestmark = pytest.mark.toolchain
 

@@ -31,10 +31,9 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import lock, resolve
+from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import FileLock, Lock, Project, VendoredLock, render_lock
 
 pytestmark = pytest.mark.toolchain
 
@@ -174,7 +173,7 @@ class Parts:
             for name, spec in context.project.spec.forks.items()
         }
         forks["widget"] = msgspec.structs.replace(forks["widget"], bases={platform.machine(): base})
-        (self.root / "forks/parts/lock.yaml").write_text(lock.render(lock.Lock(1, "parts", forks)))
+        (self.root / "forks/parts/lock.yaml").write_text(render_lock(Lock(1, "parts", forks)))
         self.patch("headers", *OURS)
 
     def _base(self) -> FileLock:
@@ -188,7 +187,7 @@ class Parts:
         path = path.rename(self.store.folder("downloads", sha256) / path.name)
         return FileLock("widget", "1.5", path.name, sha256, path.stat().st_size)
 
-    def lock(self) -> dict[str, lock.VendoredLock]:
+    def lock(self) -> dict[str, VendoredLock]:
         """Read the vendored sources from CMake into the lock, and return them."""
         lock_vendored(self.context("all"), "widget")
         return self.context().lock.forks["widget"].vendored

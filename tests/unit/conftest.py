@@ -27,10 +27,21 @@ from sparkwright.core.files import sha256_file
 from sparkwright.core.git import Objects
 from sparkwright.core.github import PullRequest
 from sparkwright.demo import upstreams
-from sparkwright.forks import lock, resolve
+from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
+from sparkwright.forks.stack import (
+    FileLock,
+    ForkLock,
+    ForkSpec,
+    GitLock,
+    GitSpec,
+    Lock,
+    SdistSpec,
+    SourceSpecs,
+    StackSpec,
+    VendoredLock,
+    render_lock,
+)
 
 # The programs under test compute on no GPU that this machine may have: their verdicts would differ,
 # and tests that run at the same time would disturb each other on it.
@@ -177,7 +188,7 @@ def locked_mini(tmp_path_factory: pytest.TempPathFactory) -> Mini:
     lines = stack.read_text("utf-8").splitlines(keepends=True)
     stack.write_text("".join(line for line in lines if "bases:" not in line and "mini-vllm" not in line), "utf-8")
     upstreams.write_repositories(made.upstreams)
-    (made.root / "forks" / "demo" / "lock.yaml").write_text(lock.render(resolve.resolve(made.context())), "utf-8")
+    (made.root / "forks" / "demo" / "lock.yaml").write_text(render_lock(resolve.resolve(made.context())), "utf-8")
     shutil.rmtree(made.cache)
     return made
 
@@ -249,7 +260,7 @@ class Host:
             folder.mkdir(parents=True, exist_ok=True)
         (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
         locked = ForkLock(git=git, sdist=sdist, vendored=dict(vendored))
-        (self.root / "forks" / self.stack / "lock.yaml").write_text(lock.render(Lock(1, self.stack, {self.fork: locked})), "utf-8")
+        (self.root / "forks" / self.stack / "lock.yaml").write_text(render_lock(Lock(1, self.stack, {self.fork: locked})), "utf-8")
         self.write()
 
     def files(self) -> dict[str, bytes]:

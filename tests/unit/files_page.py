@@ -28,8 +28,7 @@ from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.client.environment import Marker
 from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
-from sparkwright.forks.lock import Lock
-from sparkwright.forks.stack import StackSpec
+from sparkwright.forks.stack import Lock, StackSpec
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 

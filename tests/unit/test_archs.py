@@ -31,7 +31,7 @@ from sparkwright.builder.workspace import source_tree
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.git import REGULAR, Objects
 from sparkwright.forks import resolve
-from sparkwright.forks.lock import ForkLock, VendoredLock
+from sparkwright.forks.stack import ForkLock, VendoredLock
 
 TEXT = """\
 if(TOOLKIT VERSION_GREATER_EQUAL 13.4)

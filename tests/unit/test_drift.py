@@ -16,8 +16,8 @@ from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.client.records import ForkSource, ReleasePatch
 from sparkwright.core.files import sha256_file
-from sparkwright.forks import lock, resolve
-from sparkwright.forks.lock import FileLock
+from sparkwright.forks import resolve
+from sparkwright.forks.stack import FileLock, render_lock
 from sparkwright.lab import upkeep
 from sparkwright.release import release_notes
 
@@ -225,7 +225,7 @@ class Upstream:
         """Write the stack, and lock it."""
         self.stack.write_text(STACK.format(version=version, tag=TAG))
         context = self.host.context()
-        context.project.lock_file.write_text(lock.render(resolve.resolve(context)))
+        context.project.lock_file.write_text(render_lock(resolve.resolve(context)))
 
     def bump(self, version: str, *words: str) -> int:
         return main.run(["patch", "bump", *self.host.words, "--to", version, *words])

@@ -38,8 +38,7 @@ from sparkwright.bench.report import terminal
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.forks import lock
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, read_lock
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "load_generator.yaml", GeneratorPolicy)
@@ -106,7 +105,7 @@ def test_prompts_are_shorter_by_the_tokens_that_the_tokenizer_adds(tmp_path: Pat
 
 def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> None:
     store, data = Store(tmp_path), b"#!/bin/sh\n"
-    base = lock.read(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
+    base = read_lock(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
     wheel = store.folder("downloads", base.sha256) / base.filename
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("vllm/vllm-rs", data)

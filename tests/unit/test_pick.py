@@ -19,7 +19,7 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli import main
 from sparkwright.core import github, strict_yaml
 from sparkwright.demo import upstreams
-from sparkwright.forks.lock import UNRESOLVED
+from sparkwright.forks.stack import UNRESOLVED
 
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
 LOGIN_PAGE = b"<html><title>Sign in to the guest network</title></html>"

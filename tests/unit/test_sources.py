@@ -19,9 +19,8 @@ from sparkwright.core.store import Store
 from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import UNRESOLVED, FileLock, SdistProof, VendoredLock
 from sparkwright.forks.mirror import mirrored
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import UNRESOLVED, FileLock, Project, SdistProof, VendoredLock
 
 ROOT = Path(__file__).parents[2]
 SDIST = FileLock("widget-kit", "1", "widget_kit-1.tar.gz", "0" * 64, 1, tree="0" * 40)

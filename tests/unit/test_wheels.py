@@ -40,8 +40,7 @@ from sparkwright.core import process, strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import FileLock, VendoredLock
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import FileLock, Project, VendoredLock
 
 NAME = "mini-1.0-py3-none-any.whl"
 INFO, NEW = "mini-1.0.dist-info", "mini-1.0+a.dist-info"

@@ -27,9 +27,8 @@ from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import ForkLock, VendoredLock
 from sparkwright.forks.resolve import require_safe
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import ForkLock, SourceError, VendoredLock
 
 #: Folder of the file API's requests and replies, in the build folder.
 API = ".cmake/api/v1"

@@ -35,8 +35,7 @@ from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
 LAYOUT = 6

@@ -18,8 +18,15 @@ from sparkwright.cherry_picks.ledger import render
 from sparkwright.cherry_picks.upstream import Base, Upstream, base_of
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.forks import fetch, lock, package_index, resolve
-from sparkwright.forks.stack import ForkSpec, Project, SourceError, StackSpec, WheelSpec
+from sparkwright.forks import fetch, package_index, resolve
+from sparkwright.forks.stack import (
+    ForkSpec,
+    Project,
+    SourceError,
+    StackSpec,
+    WheelSpec,
+    render_lock,
+)
 
 
 class Bump(msgspec.Struct, frozen=True):
@@ -67,7 +74,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
     gone |= {
         trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
     }
-    lock_text = lock.render(
+    lock_text = render_lock(
         msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     )
     files = {

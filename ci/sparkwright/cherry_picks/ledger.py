@@ -18,7 +18,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.forks.lock import UNRESOLVED
+from sparkwright.forks.stack import UNRESOLVED
 
 PullState = Literal["open", "merged", "closed", "unresolved"]
 

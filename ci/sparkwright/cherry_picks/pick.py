@@ -21,8 +21,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import ADDRESS, GitHub, PullRequest, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import UNRESOLVED
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import UNRESOLVED, SourceError
 
 
 def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:

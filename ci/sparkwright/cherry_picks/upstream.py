@@ -26,9 +26,8 @@ from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import FileLock, SourceError
 
 _NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
 

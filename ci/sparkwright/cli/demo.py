@@ -31,9 +31,9 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks import fetch, lock, resolve
+from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project, SourceError
+from sparkwright.forks.stack import Lock, Project, SourceError, render_lock
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
@@ -118,10 +118,10 @@ def official(context: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
         yield wheel_path
 
 
-def lock_stack(context: RunContext) -> lock.Lock:
+def lock_stack(context: RunContext) -> Lock:
     """Lock the demo's stack against its repositories and its index."""
     locked = resolve.resolve(context)
-    context.project.lock_file.write_text(lock.render(locked), "utf-8")
+    context.project.lock_file.write_text(render_lock(locked), "utf-8")
     return locked
 
 

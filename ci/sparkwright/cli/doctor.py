@@ -17,9 +17,9 @@ from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
 from sparkwright.core import config
 from sparkwright.core.console import console, size
-from sparkwright.forks import lock, package_index, resolve
+from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, read_lock
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -152,7 +152,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
             otherwise="not-run",
         )
     if project.lock_file.is_file():
-        lines = resolve.unresolved(project, lock.read(project))
+        lines = resolve.unresolved(project, read_lock(project))
         yield _check(
             "lock",
             not lines,

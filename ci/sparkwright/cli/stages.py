@@ -22,11 +22,17 @@ from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import fetch as sources
-from sparkwright.forks import lock as locks
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
-from sparkwright.forks.stack import MACHINES, SourceError
+from sparkwright.forks.stack import (
+    MACHINES,
+    UNRESOLVED,
+    ForkLock,
+    SourceError,
+    VendoredLock,
+    read_lock,
+    render_lock,
+)
 
 #: Requirements of G6's lm-eval that have no wheels, or that only tasks need that G6 does not ask.
 HARNESS_EXCLUDED = ("nltk", "rouge-score", "sqlitedict", "tiktoken", "word2number")
@@ -127,7 +133,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
     project = context.project
-    resolved = resolve.resolve(context, locks.read(project) if project.lock_file.exists() else None)
+    resolved = resolve.resolve(context, read_lock(project) if project.lock_file.exists() else None)
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
     folder = project.root / "ci" / "gates" / "harness"
@@ -137,7 +143,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
             excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
             text = pylock.resolve(context.store, folder / "requirements.in", *excluded)
             context.store.write(folder / "pylock.toml", text.encode())
-    context.store.write(project.lock_file, locks.render(resolved).encode())
+    context.store.write(project.lock_file, render_lock(resolved).encode())
     context.store.write(project.build_folder / "pylock.toml", tools.encode())
     grafts = [fork for fork, spec in project.spec.forks.items() if spec.build == "graft"]
     if grafts and not toolchain.installed(context):
@@ -149,7 +155,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         except SparkwrightError as error:
             what = f"{error.what} ({error.reference})"
             console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
-    written = locks.read(project)
+    written = read_lock(project)
     unresolved = resolve.unresolved(context.project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
@@ -186,7 +192,7 @@ def lock_vendored(context: RunContext, fork: str) -> None:
                 if locked == context.lock.forks[fork]:
                     raise
         forks = {**context.lock.forks, fork: locked}
-        text = locks.render(msgspec.structs.replace(context.lock, forks=forks))
+        text = render_lock(msgspec.structs.replace(context.lock, forks=forks))
         context.store.write(context.project.lock_file, text.encode())
 
 

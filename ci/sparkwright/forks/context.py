@@ -12,9 +12,8 @@ from typing import Literal
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
-from sparkwright.forks import lock
 from sparkwright.forks.mirror import Mirror, mirrored
-from sparkwright.forks.stack import Project, SourceKind
+from sparkwright.forks.stack import Lock, Project, SourceKind, read_lock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +60,9 @@ class RunContext:
         return Mirror(self.store, self.objects, url, self.mirrored(url), offline=self.offline)
 
     @cached_property
-    def lock(self) -> lock.Lock:
+    def lock(self) -> Lock:
         """The lock of the stack."""
-        return lock.read(self.project)
+        return read_lock(self.project)
 
     @property
     def machine(self) -> str:

@@ -16,8 +16,16 @@ from sparkwright.core.files import content_key
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
-from sparkwright.forks.stack import KINDS, Project, SourceError, SourceKind
+from sparkwright.forks.stack import (
+    KINDS,
+    UNRESOLVED,
+    ForkLock,
+    GitLock,
+    Project,
+    SourceError,
+    SourceKind,
+    VendoredLock,
+)
 
 #: Raise it when `FetchedSource` changes: 2 added the submodules.
 FORM = 2

