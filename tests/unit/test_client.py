@@ -64,7 +64,7 @@ CHUNKED = head("application/json", None, "200 OK", "transfer-encoding: chunked")
 NAN = {"error": {"message": "Out of range float values are not JSON compliant: nan", "code": 400}}
 
 WRONG: dict[str, tuple[bytes, str]] = {
-    "HTML": (head("text/html") + b"<html>hello</html>", "server-html"),
+    "HTML": (head("text/html") + b"<html>hello</html>", "answer-unreadable"),
     "HTML that calls itself JSON": (head() + b"<!DOCTYPE html><p>login", "answer-unreadable"),
     "half a reply": (head() + SOUND.partition(b"\r\n\r\n")[2][:-80], "stream-truncated"),
     "less than Content-Length": (head(length=5000) + b"{", "stream-truncated"),
@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "invalid UTF-8": (SOUND.replace(b"<5><6>", b"\xff\xfe><6>"), "answer-unreadable"),
     "NaN": (whole(completion(logprobs={**LOGPROBS, "token_logprobs": [math.nan, 0]})), "answer-unreadable"),
     "deep JSON": (whole(b'{"extra": ' + b"[" * 200_000), "answer-unreadable"),
-    "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", "answer-unreadable"),
+    "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", "server-unreachable"),
     "a length that is no number": (head("application/json", None, "200 OK", "content-length: 1e9"), "answer-unreadable"),
     "a packed reply": (head("application/json", None, "200 OK", "content-encoding: gzip") + b"\x1f\x8b", "answer-unreadable"),
     "a stream": (head("text/event-stream") + b"data: {}\n\n", "answer-unreadable"),
@@ -114,8 +114,8 @@ def test_wrong_reply_is_refused_with_its_reason(name: str, listen: Listen) -> No
 
 BAD: dict[str, tuple[Say, str]] = {
     "an endless text": (endless(b"x" * 10_000, head() + b'{"text": "'), "answer-too-large"),
-    "headers without end": (endless(b"x-more: " + b"y" * 1000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"), "answer-unreadable"),
-    "a header without end": (endless(b"y" * 10_000, b"HTTP/1.1 200 OK\r\nx-more: "), "answer-unreadable"),
+    "headers without end": (endless(b"x-more: " + b"y" * 1000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"), "server-unreachable"),
+    "a header without end": (endless(b"y" * 10_000, b"HTTP/1.1 200 OK\r\nx-more: "), "server-unreachable"),
     "interim replies without end": (endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "server-silent"),
     "trailers without end": (endless(b"x-more: y\r\n" * 100, CHUNKED + b"0\r\n"), "server-slow"),
     "an endless error page": (

@@ -193,7 +193,7 @@ def scored(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict
     ({"answer": scored(lambda place: {key: {"logprob": -9999.0} for key in place})}, "not-a-number", "fail"),
     ({"answer": scored(lambda place: {key: {"logprob": min(score["logprob"] + 1.0, 0.0)} for key, score in place.items()})}, "not-a-number", "fail"),
     ({"answer": scored(lambda place: dict([*place.items()][:2]))}, "too-few-logprobs", "invalid"),
-    ({"answer": lambda _: "<html>welcome</html>"}, "server-html", "invalid"),
+    ({"answer": lambda _: "<html>welcome</html>"}, "answer-unreadable", "invalid"),
     ({"answer": lambda _: [[]]}, "answer-unreadable", "invalid"),
     ({"shift": 1}, "reference-other-model", "invalid"),
     ({"limit": 64}, "prompt-too-long", "invalid"),

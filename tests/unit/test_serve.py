@@ -177,11 +177,6 @@ def test_no_server_outlives_a_gate_that_is_killed(by: signal.Signals, make: Make
     assert gone(left)
 
 
-def test_missing_python_is_a_missing_tool(make: Make, tmp_path: Path) -> None:
-    with refusal("tool-missing"):
-        Server(make(python=tmp_path / "python"), tmp_path / "log")
-
-
 @pytest.fixture(scope="module", name="environment")
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an empty environment."""
@@ -214,6 +209,6 @@ def test_wrong_wheel_and_environment_are_refused(environment: Path, tmp_path: Pa
     for path in (Path(__file__), tmp_path / "missing.whl"):
         with refusal("wheel-invalid"):
             mismatches(environment, path)
-    for python in (Path("/bin/false"), Path("/bin/true"), environment):
+    for python in (Path("/bin/false"), Path("/bin/true"), tmp_path / "missing", environment):
         with refusal("environment-unusable"):
             version(python, "absent")

@@ -15,7 +15,6 @@ later releases may add to them. Calls share no state, so threads may use one cli
 from __future__ import annotations
 
 import contextlib
-import http.client
 import math
 import re
 from collections import defaultdict
@@ -33,19 +32,17 @@ from sparkwright.core.http import LARGEST, HttpFailure, Reply
 
 #: Why a reply does not count: stable reference → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "server-unreachable": "Nothing listens at the address, or it closed the connection without a "
-    "reply. Check that the server still runs.",
+    "server-unreachable": "No server of HTTP listens at the address, or it closed the connection "
+    "without a reply. Check that the server still runs.",
     "server-silent": (
         "The connection is open, but no reply began in time. The server hangs, "
         "or is still loading its model."
     ),
     "server-slow": "The reply began, but was not complete in time. Look at the server's log, and "
     "at what else uses the machine.",
-    "server-html": "A web page came instead of a reply of vLLM. A proxy or another program listens "
-    "at the address.",
-    "server-refused": ("The server answered with an error or a redirect. Its message is quoted."),
-    "answer-unreadable": "The reply does not have the form of vLLM's replies. Another program or "
-    "an unknown release of vLLM answers.",
+    "server-refused": "The server answered with an error or a redirect. Its message is quoted.",
+    "answer-unreadable": "The reply does not have the form of vLLM's replies. A proxy, another "
+    "program or an unknown release of vLLM answers.",
     "answer-too-large": "The reply has more bytes or more tokens than were asked for. The server "
     "does not end its replies.",
     "stream-truncated": "The reply ended before it was complete. The server or a proxy broke down; "
@@ -65,6 +62,11 @@ REASONS: Mapping[str, str] = {
 
 #: The words of vLLM 0.32.0 for log probabilities that JSON cannot hold.
 NOT_A_NUMBER = "Out of range float values"
+#: A line of Prometheus' text format: name, labels, value, and perhaps a time.
+METRIC = re.compile(
+    r"([^\s{]+)(\{.*\})?\s+(NaN|[+-]?(?:Inf|[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?))(?:\s+[0-9]+)?\s*",
+    re.IGNORECASE,
+)
 #: The most bytes of one log probability and of one token as JSON.
 PER_LOGPROB, PER_TOKEN = 400, 1000
 
@@ -255,16 +257,13 @@ class Client:
         for line in body.decode("utf-8", "replace").splitlines():
             if not line.strip() or line.startswith("#"):
                 continue
-            match = re.fullmatch(r"([^\s{]+)(\{.*\})?\s+([^\s}]+)(?:\s+\d+)?\s*", line)
-            try:
-                name, labels, value = match.groups("") if match else ("", "", "")
-                number = float(value)
-            except ValueError:
-                message = f"a line is no metric: {line[:80]!r}"
-                raise ServerInvalid("answer-unreadable", message) from None
-            values[name] += number
+            match = METRIC.fullmatch(line)
+            if match is None:
+                raise ServerInvalid("answer-unreadable", f"a line is no metric: {line[:80]!r}")
+            name, labels, value = match.groups()
+            values[name] += float(value)
             if labels:
-                values[name + labels] = number
+                values[name + labels] = float(value)
         return dict(values)
 
     @contextlib.contextmanager
@@ -453,51 +452,41 @@ class Client:
             body = b"" if request is None else msgspec.json.encode(request)
         except UnicodeEncodeError as error:
             raise ServerInvalid("prompt-unreadable", f"the prompt is no text: {error}") from None
-        options: dict[str, Any] = {"token": self._key, "seconds": self.deadline, "data": body}
-        # The deadline alone decides: vLLM may compute for minutes before the first byte.
-        options |= {"stall": self.deadline + 60, "direct": True}
-        options["headers"] = {"Content-Type": "application/json"}
         began = False
         try:
-            with bounded_http.exchange(method, self.url + path, **options) as reply:
+            with bounded_http.exchange(
+                method,
+                self.url + path,
+                headers={"Content-Type": "application/json"},
+                data=body,
+                token=self._key,
+                direct=True,
+                seconds=self.deadline,
+                # The deadline alone decides: vLLM may compute for minutes before the first byte.
+                stall=self.deadline + 60,
+            ) as reply:
                 began = True
                 _require(reply, media_type)
                 reply.read(limit)
                 return reply.body
         except HttpFailure as failure:
-            raise ServerInvalid(_reason(failure, began=began), str(failure)) from None
-
-
-def _reason(failure: HttpFailure, *, began: bool) -> str:
-    """Return the key of `REASONS` for *failure*; *began* states whether headers arrived."""
-    reasons = {
-        "slow": "server-slow" if began else "server-silent",
-        "size": "answer-too-large",
-        "broken": "stream-truncated" if began else "answer-unreadable",
-    }
-    cause: BaseException | None = failure
-    while cause and not isinstance(cause, http.client.HTTPException):
-        cause = cause.__context__
-    unanswered = cause is None or isinstance(cause, http.client.RemoteDisconnected)
-    default = "server-unreachable" if unanswered else "answer-unreadable"
-    return reasons.get(failure.kind, default)
+            reasons = {
+                "slow": "server-slow" if began else "server-silent",
+                "size": "answer-too-large",
+                "broken": "stream-truncated" if began else "answer-unreadable",
+            }
+            reason = reasons.get(failure.kind, "server-unreachable")
+            raise ServerInvalid(reason, str(failure)) from None
 
 
 def _require(reply: Reply, media_type: str) -> None:
     """Raise `ServerInvalid` unless *reply* succeeded with an unpacked body of *media_type*."""
-    status = reply.status
-    actual = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if 300 <= status < 400:
-        location = reply.headers.get("location", "")
-        message = f"status {status}: redirected to {location}"
-        raise ServerInvalid("server-refused", message, status)
-    if actual == "text/html":
-        raise ServerInvalid("server-html", f"a web page came, status {status}", status)
-    if status != 200:
+    if reply.status != 200:
         reply.read()
-        words = reply.body.decode("utf-8", "replace")
+        words = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
         reason = "not-a-number" if NOT_A_NUMBER in words else "server-refused"
-        raise ServerInvalid(reason, f"status {status}: {words[:300]}", status)
+        raise ServerInvalid(reason, f"status {reply.status}: {words[:300]}", reply.status)
+    actual = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
     packed = reply.headers.get("content-encoding", "identity").strip().lower()
     if media_type and (actual, packed) != (media_type, "identity"):
         message = f"the reply is {actual or 'of no type'} ({packed}) instead of {media_type}"

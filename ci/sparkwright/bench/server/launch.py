@@ -29,7 +29,7 @@ from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScann
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.process import wrap_with_limits
 
@@ -70,145 +70,6 @@ FATAL = {
 SUPERVISOR = (sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py")))
 
 
-def as_user(user: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """
-    Return the command line that runs *command* as *user* with exactly *environment*.
-
-    Root changes the user by util-linux's setpriv, without any capability; others by sudo, which
-    must not ask for a password.
-    """
-    words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *command]
-    if os.geteuid():
-        return ["sudo", "-n", "-u", user, "--", *words]
-    account = pwd.getpwnam(user)
-    ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
-    return ["setpriv", *ids, "--bounding-set=-all", "--no-new-privs", "--", *words]
-
-
-class SupervisedProcess:
-    """
-    A command and all its descendants, which end when this process does.
-
-    Args:
-        environment: All its variables.
-        log: The file for its output.
-        grace: Seconds between the request to end and the kill.
-        reserve: Megabytes that must stay available on the machine, else it is killed, whatever
-            the caller does meanwhile; 0 for no floor.
-        pass_fds: Descriptors that stay open as long as any of its processes runs.
-        user: The user that it runs as; empty for that of the caller.
-
-    Attributes:
-        failure: Why it does not run as it should, in a sentence; empty while it does.
-        reason: ``server-died``, ``memory-low``, ``kernel-no-memory``, ``log-unreadable``, the name
-            of a line of `FATAL`, or the reason given to `end`.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        *,
-        grace: float = 20.0,
-        reserve: int = 0,
-        pass_fds: Sequence[int] = (),
-        user: str = "",
-    ) -> None:
-        self.log, self.failure, self.reason = log, "", ""
-        self._grace, self._stopped = grace, threading.Event()
-        self._scanner = LogScanner(FATAL)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        words = [*SUPERVISOR, str(grace), *wrap_with_limits(command, path=environment.get("PATH"))]
-        if user:
-            words = as_user(user, words, environment)
-        with log.open("wb") as sink:
-            self._process = subprocess.Popen(
-                words,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
-        if reserve:
-            watched = reserve, self.kill, self._stopped
-            threading.Thread(target=watch_memory, args=watched, daemon=True).start()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def processes(self) -> list[psutil.Process]:
-        """Return its processes, whatever session they are in."""
-        try:
-            supervisor = psutil.Process(self._process.pid)
-            while supervisor.name() == "sudo":
-                supervisor = supervisor.children()[0]
-            return supervisor.children(recursive=True)
-        except (psutil.NoSuchProcess, IndexError):
-            return []
-
-    def guard(self) -> bool:
-        """
-        Return whether it runs as it should; call this repeatedly.
-
-        It is ended if its log requires that.
-        """
-        if not self.failure:
-            try:
-                self._scanner.read(self.log)
-            except FileNotFoundError:
-                pass
-            except LogInvalid as error:
-                self.end("log-unreadable", f"its log cannot be used: {error}")
-            for name, lines in self._scanner.lines.items():
-                if lines.count:
-                    self.end(name, lines.texts[0])
-        if not self.failure and not self.running:
-            self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
-        return not self.failure
-
-    def end(self, reason: str, failure: str) -> None:
-        """End it for *reason*, and wait until it is gone; may be repeated, the first counts."""
-        self.failure, self.reason = self.failure or failure, self.reason or reason
-        self.stop()
-
-    def kill(self, reason: str, failure: str) -> None:
-        """Do as `end`, without the grace, from any thread."""
-        # First the cause: the one who notices its death must not have to guess it.
-        self.failure, self.reason = self.failure or failure, self.reason or reason
-        self.ask_to_end(at_once=True)
-        self.stop()
-
-    def ask_to_end(self, *, at_once: bool = False) -> None:
-        """Ask it to end, or kill it *at_once*, and do not wait; may be repeated."""
-        assert self._process.stdin
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(b"k" if at_once else b"t")
-
-    def stop(self) -> None:
-        """End it and wait until it is gone; may be repeated."""
-        left = self.processes()
-        self.ask_to_end()
-        try:
-            self._process.wait(timeout=self._grace + KILL_SECONDS + 20)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            assert self._process.stdin
-            # A supervisor of another user cannot be killed; it ends when its input does.
-            with contextlib.suppress(PermissionError):
-                self._process.kill()
-            self._process.stdin.close()
-            self._process.wait()
-        for process in left:  # none, unless the supervisor was killed
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._stopped.set()
-        self.failure = self.failure or "it was stopped"
-
-
 class LaunchPlan(msgspec.Struct, frozen=True):
     """
     How a server is started.
@@ -221,7 +82,10 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             environment; an empty value removes one.
         name: The name under which the model is served.
         timeout: Seconds until it must be ready.
-        reserve, grace, user: As of `SupervisedProcess`.
+        reserve: Megabytes that must stay available on the machine, else the server is killed,
+            whatever the caller does meanwhile; 0 for no floor.
+        grace: Seconds between the request to end and the kill.
+        user: The user that it runs as; empty for that of the caller.
     """
 
     python: Path
@@ -260,47 +124,57 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         return [*program, str(self.model), *address, *self.flags]
 
 
-def _home(user: str) -> Path:
-    try:
-        return Path(pwd.getpwnam(user).pw_dir)
-    except KeyError:
-        raise UsageError(
-            "usage", f"There is no user {user!r:.80} on this machine.", todo="Make it: useradd."
-        ) from None
-
-
-class Server(SupervisedProcess):
+class Server:
     """
-    A server inside its ``with`` block, which is entered when it is ready or has failed.
+    A server and all its descendants, which end when this process does. Its ``with`` block is
+    entered when the server is ready or has failed.
 
     Raises:
-        tool-missing, environment-unusable: There is no such Python.
+        environment-unusable: There is no such Python.
         variable-refused: The installed vLLM does not read a variable of *plan*.
 
     Attributes:
         plan: How it was started.
+        log: The file with its output.
         url: Its address.
-        reason: As of `SupervisedProcess`, or ``server-late``.
+        failure: Why it does not run as it should, in a sentence; empty while it does.
+        reason: ``server-late``, ``server-died``, ``memory-low``, ``kernel-no-memory``,
+            ``log-unreadable``, the name of a line of `FATAL`, or the reason given to `end`.
     """
 
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
-        if not plan.python.exists():
-            raise CommandError("tool-missing", f"There is no Python at {plan.python}.")
         package = wheel_identity.site_packages(plan.python) / "vllm"
         vllm_variables.check(plan.variables, package)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
-        self.plan, self.url = plan, f"http://127.0.0.1:{port}"
-        command, environment = plan.command(port), plan.environment()
-        super().__init__(
-            command, environment, log, grace=plan.grace, reserve=plan.reserve, user=plan.user
-        )
+        self.plan, self.log, self.url = plan, log, f"http://127.0.0.1:{port}"
+        self.failure, self.reason = "", ""
+        self._scanner, self._stopped = LogScanner(FATAL), threading.Event()
+        environment = plan.environment()
+        command = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
+        command = [*SUPERVISOR, str(plan.grace), *command]
+        if plan.user:
+            command = _as_user(plan.user, command, environment)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+        if plan.reserve:
+            watched = plan.reserve, self.kill, self._stopped
+            threading.Thread(target=watch_memory, args=watched, daemon=True).start()
 
     def __enter__(self) -> Self:
         begin = time.monotonic()
         try:
             with console.progress("start the server", 0) as progress:
-                while self.guard() and not is_ready(self.url, self.plan.name):
+                while self.guard() and not self._answers():
                     seconds = time.monotonic() - begin
                     if seconds > self.plan.timeout:
                         self.end("server-late", f"it does not answer after {seconds:.0f} s")
@@ -320,20 +194,101 @@ class Server(SupervisedProcess):
     def ready(self) -> bool:
         return not self.failure
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def client(self, *, deadline: float = 900.0) -> Client:
         """Return a client; the first request for logprobs may compile for minutes."""
         return Client(self.url, self.plan.name, deadline=deadline)
 
+    def _answers(self) -> bool:
+        # /health says 200 before /v1/models lists the model.
+        client = self.client(deadline=10)
+        try:
+            client.health()
+            return bool(client.model())
+        except ServerInvalid:
+            return False
 
-def is_ready(url: str, name: str, key: str = "") -> bool:
-    """
-    Return whether the server at *url* serves the model *name*.
+    def processes(self) -> list[psutil.Process]:
+        """Return its processes, whatever session they are in."""
+        try:
+            supervisor = psutil.Process(self._process.pid)
+            while supervisor.name() == "sudo":
+                supervisor = supervisor.children()[0]
+            return supervisor.children(recursive=True)
+        except (psutil.NoSuchProcess, IndexError):
+            return []
 
-    ``/health`` says 200 before ``/v1/models`` lists the model, so both are asked.
+    def guard(self) -> bool:
+        """
+        Return whether it runs as it should; call this repeatedly.
+
+        It is ended if its log requires that.
+        """
+        if not self.failure:
+            try:
+                self._scanner.read(self.log)
+            except LogInvalid as error:
+                self.end("log-unreadable", f"its log cannot be used: {error}")
+            for name, lines in self._scanner.lines.items():
+                if lines.count:
+                    self.end(name, lines.texts[0])
+        if not self.failure and not self.running:
+            self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
+        return not self.failure
+
+    def end(self, reason: str, failure: str, order: bytes = b"t") -> None:
+        """End it for *reason*, as `stop` does; may be repeated, the first reason counts."""
+        # First the cause: the one who notices its death must not have to guess it.
+        self.failure, self.reason = self.failure or failure, self.reason or reason
+        self.stop(order)
+
+    def kill(self, reason: str, failure: str) -> None:
+        """Do as `end`, without the grace, from any thread."""
+        self.end(reason, failure, b"k")
+
+    def stop(self, order: bytes = b"t") -> None:
+        """Send *order* to the supervisor, and wait until the server is gone; may be repeated."""
+        processes, supervisor = self.processes(), self._process
+        assert supervisor.stdin
+        with contextlib.suppress(OSError, ValueError):
+            supervisor.stdin.write(order)
+        try:
+            supervisor.wait(timeout=self.plan.grace + KILL_SECONDS + 20)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            # A supervisor of another user cannot be killed; it ends when its input does.
+            with contextlib.suppress(PermissionError):
+                supervisor.kill()
+            supervisor.stdin.close()
+            supervisor.wait()
+        for process in processes:  # none is left, unless the supervisor was killed
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._stopped.set()
+        self.failure = self.failure or "it was stopped"
+
+
+def _as_user(user: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """
+    Return the command line that runs *command* as *user* with exactly *environment*.
+
+    Root changes the user by util-linux's setpriv, without any capability; others by sudo, which
+    must not ask for a password.
+    """
+    words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *command]
+    if os.geteuid():
+        return ["sudo", "-n", "-u", user, "--", *words]
+    account = pwd.getpwnam(user)
+    ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
+    return ["setpriv", *ids, "--bounding-set=-all", "--no-new-privs", "--", *words]
+
+
+def _home(user: str) -> Path:
     try:
-        client = Client(url, name, deadline=10, key=key)
-        client.health()
-        return bool(client.model())
-    except ServerInvalid:
-        return False
+        return Path(pwd.getpwnam(user).pw_dir)
+    except KeyError:
+        raise UsageError(
+            "usage", f"There is no user {user!r:.80} on this machine.", todo="Make it: useradd."
+        ) from None

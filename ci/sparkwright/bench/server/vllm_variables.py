@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from sparkwright.core import config, strict_yaml
-from sparkwright.core.errors import Advice, FileError, SparkwrightError
+from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import read_text
 
 
@@ -58,23 +58,16 @@ def advice(variable: str) -> str:
     return f"gone since {removed.gone}{now}" if removed else ""
 
 
-def read_by(package: Path) -> frozenset[str]:
-    """Return the variables in the table of ``envs.py`` in *package*; empty if there is none."""
-    try:
-        text = read_text(package / "envs.py")
-    except FileError:
-        return frozenset()
-    return frozenset(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
-
-
 def check(variables: Mapping[str, str], package: Path) -> None:
     """
-    Check the ``VLLM_`` *variables* against those of the installed *package*.
+    Check the ``VLLM_`` *variables* against the table in ``envs.py`` of the installed *package*.
 
     Raises:
         variable-refused: vLLM does not read one, so it would change nothing.
     """
-    read = read_by(package)
+    table = package / "envs.py"
+    text = read_text(table) if table.exists() else ""
+    read = re.findall(r"""["'](VLLM_\w+)["']\s*:""", text)
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return

@@ -11,7 +11,7 @@ import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, PythonError, WheelError
+from sparkwright.core.errors import CommandError, PythonError
 from sparkwright.core.zips import zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
@@ -36,15 +36,11 @@ def site_packages(python: Path) -> Path:
     """
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
     try:
-        folder = Path(process.output([python, "-I", "-c", script], timeout=60).strip())
-        if not folder.is_dir():
-            raise OSError(f"{str(folder)!r:.200} is no folder")
-    except (CommandError, OSError) as error:
-        if isinstance(error, CommandError) and error.reference != "command-failed":
-            raise
+        return Path(process.output([python, "-I", "-c", script], timeout=60).strip())
+    except CommandError as error:
         message = f"{python} is no Python of an environment."
-        raise PythonError("environment-unusable", message, details=[str(error)]) from None
-    return folder
+        details = [error.what, *error.details]
+        raise PythonError("environment-unusable", message, details=details) from None
 
 
 def version(python: Path, name: str = "vllm") -> str:
@@ -69,14 +65,9 @@ def mismatches(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
 
     Raises:
         environment-unusable: *python* is none.
-        wheel-invalid: *wheel* is none, or a file of the environment cannot be read.
+        wheel-invalid: *wheel* is none.
     """
-    site = site_packages(python)
-    try:
-        return tuple(itertools.islice(_compare(wheel, site), MOST))
-    except OSError as error:
-        message = f"{wheel.name} cannot be compared with the environment."
-        raise WheelError("wheel-invalid", message, details=[str(error)]) from error
+    return tuple(itertools.islice(_compare(wheel, site_packages(python)), MOST))
 
 
 def _compare(wheel: Path, site: Path) -> Iterator[Mismatch]:
