@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Speculation, Subject

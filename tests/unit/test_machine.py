@@ -27,8 +27,7 @@ from sparkwright.bench.machine.state_checks import (
     start_reasons,
 )
 from sparkwright.bench.machine.watchdog import watch_memory
-from sparkwright.bench.model import decode_bytes
-from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
@@ -156,7 +155,7 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
     machine = MachineMonitor(SMALL, store, python=fake)
     assert machine.settle(0.01) == ()
     assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002)
-    assert machine.bandwidth == store.get(*decode_bytes.BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "measured", "fake")
+    assert machine.bandwidth == store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "measured", "fake")
     before = machine.snapshot()
     for probed, reference in (("1.5", "slow-state"), ("0", "probe-silent")):
         milliseconds.write_text(probed)

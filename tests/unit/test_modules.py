@@ -20,8 +20,7 @@ from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import Tensor
-from sparkwright.bench.model.decode_bytes import distinct_experts
-from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.model.modules import ModuleAudit, distinct_experts
 from sparkwright.bench.recipes import preflight
 
 
@@ -101,7 +100,7 @@ def test_unquantised_layers_of_a_seed_report_are_in_the_table(tmp_path: Path) ->
 
     table = {"linear_attn.in_proj_qkvz": (30, 1440), "linear_attn.out_proj": (30, 480), "mlp.gate": (40, 40), "lm_head": (1, 970)}
     assert {name: rows[name] for name in table} == table
-    assert (found.findings, found.notes) == ((), ("the states of 30 layers of linear attention are not counted",))
+    assert (found.findings, found.notes) == ((), ())
     assert round(found.weights / 1e9, 1) == 3.9
     assert sum(row.read for row in found.rows if not row.quantised) / found.weights > 0.75
 
@@ -119,8 +118,7 @@ def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:
 
 
 def test_distinct_experts_follow_the_formula() -> None:
-    """For 8 of 256 experts and 32 tokens, and exhaustively for two tokens that take 1 of 3."""
-    assert math.isclose(distinct_experts(256, 8, 32), 256 * (1 - (1 - 8 / 256) ** 32))
+    """Exhaustively for two tokens that take 1 of 3."""
     assert math.isclose(distinct_experts(3, 1, 2), sum(len({a, b}) for a in range(3) for b in range(3)) / 9)
     assert distinct_experts(4, 4, 9) == 4
 
@@ -192,28 +190,9 @@ def test_the_tensors_of_a_matrix_tell_its_format_and_faults(tmp_path: Path, name
     assert [finding.reference for finding in found.findings] == [fault][: len(fault)]
 
 
-EIGHT = small(quant_method="x", config_groups={"g": {"weights": {"num_bits": 8}}})
-THREE = [t for layer in (0, 2) for number in range(4) for t in plain(f"model.layers.{layer}.mlp.experts.{number}.up_proj", 64, 256)]
-
-
-@pytest.mark.parametrize(
-    ("config", "tensors", "scheme", "findings"),
-    [
-        (small(), nvfp4(NAME, 64, 256), "NVFP4", {"quantisation-not-declared": "weights are NVFP4 (modelopt)"}),
-        (EIGHT, SCHEMES["packed integers"][0], "INT8 (x)", {}),
-        ({**small(), "num_hidden_layers": 3, "num_experts": 8}, THREE, "",
-         {"layers-missing": "1 of 3 layers: 1", "experts-differ": "layers have 4 of 8"}),
-        ({**small(), "num_hidden_layers": 3, "num_experts": 4}, THREE[:5] + THREE[6:], "",
-         {"layers-missing": "1 of 3 layers: 1", "experts-differ": "layers have 3 of 4"}),
-    ],
-)  # fmt: skip
-def test_contradictions_of_checkpoint_and_config_are_found(
-    config: dict[str, Any], tensors: list[Told], scheme: str, findings: dict[str, str], tmp_path: Path
-) -> None:
-    """Packed weights that no config declares, and layers and experts that are not there."""
-    audit = audited(write(tmp_path / "m", config, tensors))
-    assert {finding.reference: finding.message for finding in audit.findings} == findings
-    assert audit.scheme.startswith(scheme)
+def test_bits_of_packed_integers_are_those_of_their_scheme(tmp_path: Path) -> None:
+    config = small(quant_method="x", config_groups={"g": {"weights": {"num_bits": 8}}})
+    assert audited(write(tmp_path / "m", config, SCHEMES["packed integers"][0])).scheme == "INT8 (x)"
 
 
 # What a token does not read.
@@ -344,10 +323,10 @@ def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_pa
 
 def test_the_verb_fails_on_a_finding(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """Exit code 1 with a stable reference, and the audit itself in the document."""
-    done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), nvfp4(NAME, 64, 256)))
+    done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), nvfp4(NAME, 64, 256)[:1]))
     document = json.loads(done.stdout)
     assert (done.returncode, document["error"]["reference"]) == (1, "modules-unexpected")
-    assert document["audit"]["findings"][0]["reference"] == "quantisation-not-declared"
+    assert document["audit"]["findings"][0]["reference"] == "scale-missing"
 
 
 # The files.

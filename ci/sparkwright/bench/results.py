@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_bytes

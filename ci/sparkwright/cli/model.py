@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sparkwright.bench.model import checkpoint, decode_bytes, modules, tuning
+from sparkwright.bench.model import checkpoint, modules, tuning
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import host_info, moe_configs
@@ -116,13 +116,13 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     model = checkpoint.read(arguments.model)
     audit = modules.audit(model, context=arguments.context, batch=batch)
     measured = (
-        decode_bytes.Bandwidth(arguments.bandwidth, "given")
+        modules.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
-        else context.store.get(*decode_bytes.BANDWIDTH, decode_bytes.Bandwidth)
+        else context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
     )
     _show(audit, batch, arguments.context)
     ceilings = []
-    for bandwidth in filter(None, (measured, decode_bytes.GB10)):
+    for bandwidth in filter(None, (measured, modules.GB10)):
         rate = bandwidth.gigabytes * 1e9 / audit.step
         ceilings.append({"bandwidth": bandwidth, "request": rate, "together": rate * batch})
         device = f"{bandwidth.device}, " if bandwidth.device else ""

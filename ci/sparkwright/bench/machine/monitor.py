@@ -28,8 +28,7 @@ from sparkwright.bench.machine.state_checks import (
     normal_reasons,
     start_reasons,
 )
-from sparkwright.bench.model import decode_bytes
-from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.core import process
@@ -275,7 +274,7 @@ class MachineMonitor:
             seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
             gigabytes = round(device.bytes / seconds / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
-            store.put(*decode_bytes.BANDWIDTH, self.bandwidth)
+            store.put(*BANDWIDTH, self.bandwidth)
         self._telemetry = Telemetry(self._device.uuid if self._device else "")
         self.policy = self._telemetry.adapt(policy)
 

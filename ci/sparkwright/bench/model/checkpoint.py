@@ -60,8 +60,8 @@ class ModelError(SparkwrightError):
             "with --download.",
         ),
         "modules-unexpected": Advice(
-            "The model's tensors contradict each other or its config: layers, experts or "
-            "scales are missing, or a format is undeclared or unknown.",
+            "Scales of quantised tensors are missing or do not belong to their weight, or their "
+            "format is unknown.",
             "Look at the modules named above. Ask the model's publisher for a sound checkpoint.",
         ),
         "tuning-unavailable": Advice(

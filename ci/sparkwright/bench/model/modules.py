@@ -1,23 +1,25 @@
 """
 The modules of a checkpoint: how each is stored, and the bytes of it that a decode step reads.
 
-The audit explains a decode speed: each step reads every weight that it uses, and one unquantised
-projection in thirty layers may weigh more than all experts of a token. The names, types and shapes
-of the tensors are facts; ``config.json`` is asked only for what they do not tell: how many layers
-and experts a token takes, whether tables are shared, and which layers forget.
+The audit explains a decode speed: each step reads every weight that it uses once, however many
+requests share it, and the context of each request; the bandwidth of the memory by these bytes is
+the most steps per second. One unquantised projection in thirty layers may weigh more than all
+experts of a token. The names, types and shapes of the tensors are facts; ``config.json`` is asked
+only for what they do not tell: how many layers and experts a token takes, whether tables are
+shared, and which layers forget.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError, Tensor, invalid
-from sparkwright.bench.model.decode_bytes import distinct_experts
+from sparkwright.bench.records import Reason
 
 #: Parameters of a module; a tensor of another name is a module of its own.
 _PARAMETER = re.compile(
@@ -73,18 +75,26 @@ _SCALED = (
 #: for ``auto``.
 DTYPES: Mapping[str, str] = {"BF16": "", "F16": "", "FP8": "fp8_w8a8", "INT4": "int4_w4a16"}
 
-#: Reference of a finding → what it means and what to do.
-REASONS: Mapping[str, str] = {
-    "quantisation-not-declared": "Weights are packed and no config says how; a server would load "
-    "them as something else.",
-    "scale-missing": "A packed weight has no scales, so its values are unknown. Do not serve it.",
-    "scale-shape": "The scales do not belong to their weight: its values would be wrong. Do not "
-    "serve it.",
-    "format-unknown": "The tensors are of no quantisation format that is understood here, so "
-    "nothing shows that its scales belong to its weights.",
-    "layers-missing": "The checkpoint lacks layers that the config counts.",
-    "experts-differ": "The checkpoint holds another number of experts than the config states.",
-}
+
+class Bandwidth(msgspec.Struct, frozen=True):
+    """
+    How fast memory is read.
+
+    Attributes:
+        gigabytes: 10^9 bytes per second.
+        origin: ``nominal`` is the maker's figure, which no program reaches.
+        device: The device that was measured or is meant.
+    """
+
+    gigabytes: float
+    origin: Literal["measured", "given", "nominal"]
+    device: str = ""
+
+
+#: Kind and key of the record of the bandwidth that was measured on this machine.
+BANDWIDTH = "bandwidth", "this-machine"
+#: NVIDIA's figure for the GB10 of a DGX Spark (LPDDR5X); reading was measured at 231 to 234 GB/s.
+GB10 = Bandwidth(273.0, "nominal", "GB10")
 
 
 class Module(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +108,8 @@ class Module(msgspec.Struct, frozen=True, gc=False):
         group: ``layers``, or the first name of `_GROUPS`.
         parts: Its tensors by parameter.
         scheme: How its weight is stored, such as ``NVFP4 (modelopt)`` or ``BF16``.
-        fault: One of `REASONS` if its tensors contradict each other, else empty.
+        fault: ``scale-missing`` (its values are unknown), ``scale-shape`` (they would be wrong),
+            ``format-unknown`` (nothing shows that its scales are its own); empty if it is sound.
     """
 
     layer: int | None
@@ -112,6 +123,11 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     @property
     def bytes(self) -> int:
         return sum(tensor.bytes for tensor in self.parts.values())
+
+    @property
+    def rows(self) -> int:
+        """The largest first dimension of its tensors."""
+        return max((tensor.shape[0] for tensor in self.parts.values() if tensor.shape), default=0)
 
 
 class ModuleRow(msgspec.Struct, frozen=True):
@@ -134,26 +150,20 @@ class ModuleRow(msgspec.Struct, frozen=True):
     read: float
 
 
-class ModuleFinding(msgspec.Struct, frozen=True):
-    """A contradiction in a checkpoint; *reference* is one of `REASONS`."""
-
-    reference: str
-    message: str
-
-
 class ModuleAudit(msgspec.Struct, frozen=True):
     """
     A model, audited.
 
     Attributes:
         model: The family of its architecture, ``model_type`` of its config.
-        scheme: That of most bytes that are quantised; empty if none are.
+        scheme: That of the largest modules that are quantised; empty if none are.
         experts: Of a layer: all, those of a token, and those that a step is expected to read.
         bytes: Size of the checkpoint.
         token_numbers: Numbers of the cache for each token of context; 0 if they are unknown.
         number_bytes: Bytes of such a number, by the checkpoint's own wish.
         weights: Bytes of the weights that a step reads, for all requests together.
         cache: Bytes of context that a step reads, for all requests together.
+        findings: Faults of modules; see `Module`.
         notes: Parts that were left out or assumed.
     """
 
@@ -167,7 +177,7 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     weights: float
     cache: float
     rows: tuple[ModuleRow, ...]
-    findings: tuple[ModuleFinding, ...]
+    findings: tuple[Reason, ...]
     notes: tuple[str, ...]
 
     @property
@@ -190,50 +200,62 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
     config = _text_config(checkpoint.config)
     layers = _layers(config)
     listed = _modules(checkpoint, layers)
-    experts = _experts(listed, config)
+    every, taken = _experts(listed, config)
+    experts = (every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0)
     groups = {module.group for module in listed}
     shared = config.get("tie_word_embeddings", "lm_head" not in groups) is True
-    tied = shared and "embeddings" in groups
+    # The part that a step reads of a group, if that is not all of it.
+    parts = {**dict.fromkeys(APART, 0.0), "experts": experts[2] / every if every else 1.0}
+    if shared and "embeddings" in groups:
+        parts["lm_head"] = 0.0
+    else:  # a row for each token
+        tables = [module.rows for module in listed if module.group == "embeddings"]
+        parts["embeddings"] = batch / max([1, *tables])
     alike: dict[tuple[str, str, str], list[Module]] = defaultdict(list)
     for module in listed:
         alike[module.group, module.short, module.scheme].append(module)
-    rows = [
-        ModuleRow(
-            group,
-            short,
-            scheme,
-            _quantised(scheme),
-            len(members),
-            sum(module.bytes for module in members),
-            sum(_read(module, batch, experts, tied=tied) for module in members),
-        )
-        for (group, short, scheme), members in sorted(alike.items())
-    ]
+    rows = []
+    for (group, short, scheme), members in sorted(alike.items()):
+        stored = sum(module.bytes for module in members)
+        read = stored * parts.get(group, 1.0)
+        quantised = scheme.startswith(("NVFP4", "MXFP", "FP8", "INT", "packed"))
+        rows.append(ModuleRow(group, short, scheme, quantised, len(members), stored, read))
     if not (weights := sum(row.read for row in rows)):
         raise invalid("There is no weight in the checkpoint that writing a token would read.")
-    sizes = Counter[str]()
-    for row in rows:
-        if row.quantised and row.group not in APART:
-            sizes[row.scheme] += row.bytes
-    every, taken = experts
+    packed = [row for row in rows if row.quantised and row.group not in APART]
     cached, notes = _cached_numbers(listed, config)
     width = 1 if _fp8(checkpoint.quantization) else 2
     windows = _windows(config, layers)
     spans = {layer: min(context, windows.get(layer, context)) for layer in cached}
+    faults = Counter((module.fault, module.short, module.scheme) for module in listed)
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
-        scheme=sizes.most_common(1)[0][0] if sizes else "",
+        scheme=max(packed, key=lambda row: row.bytes).scheme if packed else "",
         layers=layers,
-        experts=(every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0),
+        experts=experts,
         bytes=sum(row.bytes for row in rows),
         token_numbers=sum(cached.values()),
         number_bytes=width,
         weights=weights,
         cache=float(batch * width * sum(spans[layer] * count for layer, count in cached.items())),
         rows=tuple(rows),
-        findings=tuple(_findings(listed, checkpoint, layers, experts, config)),
+        findings=tuple(
+            Reason(fault, f"{count} × {short}, {scheme}")
+            for (fault, short, scheme), count in faults.items()
+            if fault
+        ),
         notes=tuple(notes),
     )
+
+
+def distinct_experts(experts: int, taken: int, tokens: int) -> float:
+    """
+    Return how many of *experts* are expected to be read: E·(1−(1−k/E)^N).
+
+    Each of N *tokens* takes k of them, independently and equally likely; real tokens agree more, so
+    this is an upper bound.
+    """
+    return experts * (1 - (1 - taken / experts) ** tokens)
 
 
 class ExpertLayer(msgspec.Struct, frozen=True):
@@ -334,7 +356,8 @@ def _scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> tup
     if "blocks" in parts:  # gpt-oss: 16 bytes, which are 32 numbers, have one scale
         return "MXFP4", "" if scale.shape == weight.shape[:-1] else "scale-shape"
     if weight.dtype == "I32":
-        return f"INT{_bits(quantization)} ({_method(quantization)})", ""
+        method = str(quantization.get("quant_method", "")).lower()[:30]
+        return f"INT{_bits(quantization)} ({method})", ""
     maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"
     for name, weights, scales, group in _SCALED:
         if weight.dtype in weights and scale.dtype in scales:
@@ -348,15 +371,6 @@ def _scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> tup
     if weight.dtype in (*_FP8, "I8"):
         return "INT8" if weight.dtype == "I8" else "FP8", ""
     return "packed", "format-unknown"
-
-
-def _quantised(scheme: str) -> bool:
-    return scheme.startswith(("NVFP4", "MXFP", "FP8", "INT", "packed"))
-
-
-def _method(quantization: Mapping[str, Any]) -> str:
-    """Return the config's name of its method; empty without a config."""
-    return str(quantization.get("quant_method", "")).lower()[:30]
 
 
 def _bits(quantization: Mapping[str, Any]) -> str:
@@ -412,13 +426,14 @@ def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, 
     Raises:
         checkpoint-invalid: The config does not state the latter.
     """
-    experts = 0
-    for module in listed:
-        if module.group == "experts":
-            stacked = max(
-                (part.shape[0] for part in module.parts.values() if part.shape), default=0
-            )
-            experts = max(experts, stacked if module.expert is None else module.expert + 1)
+    experts = max(
+        (
+            module.rows if module.expert is None else module.expert + 1
+            for module in listed
+            if module.group == "experts"
+        ),
+        default=0,
+    )
     taken = _number(
         config, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k",
         "moe_topk", "top_k_experts",
@@ -430,41 +445,23 @@ def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, 
     return experts, taken
 
 
-def _read(module: Module, batch: int, experts: tuple[int, int], *, tied: bool) -> float:
-    """Return the bytes that a step for *batch* tokens reads of *module*."""
-    if module.group in APART or (module.group == "lm_head" and tied):
-        return 0.0
-    if module.group == "embeddings" and not tied:
-        # A row for each token; a table that is the output layer as well is read whole.
-        rows = max((part.shape[0] for part in module.parts.values() if part.shape), default=1)
-        return batch * module.bytes / max(rows, 1)
-    if module.group == "experts" and experts[0]:
-        return module.bytes * distinct_experts(*experts, batch) / experts[0]
-    return float(module.bytes)
-
-
 def _cached_numbers(
     listed: Sequence[Module], config: Mapping[str, Any]
 ) -> tuple[dict[int, int], list[str]]:
     """Return how many numbers each layer caches for a token, and notes on the unknown ones."""
     cached: dict[int, int] = defaultdict(int)
     unknown = [f"{name} of config.json" for name in UNREAD if config.get(name)]
-    states = set()
     for module in listed:
         if module.layer is None or module.group in APART:
             continue
         if _FUSED.search(module.short):
             unknown.append(module.short)
-        if module.short.endswith("A_log"):
-            states.add(module.layer)
         if _KEPT.search(module.short):
             tensor = next((module.parts[name] for name in _ROWS if name in module.parts), None)
             shape = (tensor.shape if tensor else ()) or (0,)
             # Packed integers transpose a weight, and its scales have a column for each row.
             cached[module.layer] += shape[-1 if "qweight" in module.parts else 0]
     notes = [f"the context is unknown, by {_few(set(unknown))}"] if unknown else []
-    if states:
-        notes.append(f"the states of {len(states)} layers of linear attention are not counted")
     return {} if unknown else dict(cached), notes
 
 
@@ -482,29 +479,3 @@ def _windows(config: Mapping[str, Any], layers: int) -> dict[int, int]:
 def _few(values: Collection[object]) -> str:
     listed = sorted(map(str, values))
     return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
-
-
-def _findings(
-    listed: Sequence[Module],
-    checkpoint: Checkpoint,
-    layers: int,
-    experts: tuple[int, int],
-    config: Mapping[str, Any],
-) -> Iterator[ModuleFinding]:
-    faults = Counter((module.fault, module.short, module.scheme) for module in listed)
-    for (fault, short, scheme), count in faults.items():
-        if fault:
-            yield ModuleFinding(fault, f"{count} × {short}, {scheme}")
-    packed = sorted({module.scheme for module in listed if _quantised(module.scheme)})
-    if packed and not _method(checkpoint.quantization):
-        yield ModuleFinding("quantisation-not-declared", f"weights are {_few(packed)}")
-    present = {module.layer for module in listed if module.group not in APART}
-    if missing := set(range(layers)) - present:
-        message = f"{len(missing)} of {layers} layers: {_few(missing)}"
-        yield ModuleFinding("layers-missing", message)
-    names = "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
-    stated = _number(config, *names, most=65536) or experts[0]
-    numbered = {(module.layer, module.expert) for module in listed if module.group == "experts"}
-    counts = Counter(layer for layer, expert in numbered if expert is not None)
-    if experts[0] and (differing := {experts[0], *counts.values()} - {stated}):
-        yield ModuleFinding("experts-differ", f"layers have {_few(differing)} of {stated}")

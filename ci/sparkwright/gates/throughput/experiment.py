@@ -22,7 +22,7 @@ from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import ModelError
-from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
