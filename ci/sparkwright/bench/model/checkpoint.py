@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError
+from sparkwright.core.files import read_bytes
 from sparkwright.forks.stack import SourceError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
@@ -40,6 +40,7 @@ BITS: Mapping[str, int] = {
     "F6_E3M2": 6,
     "F4": 4,
 }
+
 
 T = TypeVar("T")
 
@@ -105,9 +106,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]]
 
 
-def invalid(message: str, details: object = "") -> ModelError:
+def invalid(message: str, *, details: Sequence[object] = ()) -> ModelError:
     """Return the error ``checkpoint-invalid``."""
-    lines = [str(details)[:300]] if details else []
+    lines = [str(detail)[:300] for detail in details]
     return ModelError("checkpoint-invalid", message, details=lines)
 
 
@@ -119,22 +120,23 @@ def read(folder: Path) -> Checkpoint:
         not-provided: There is no such folder, or no model in it.
         checkpoint-invalid: A file is damaged or hostile.
     """
-    config = _document(folder / "config.json", CONFIG, dict[str, Any])
-    index = folder / "model.safetensors.index.json"
+    config_path, index = folder / "config.json", folder / "model.safetensors.index.json"
+    _require(config_path)
+    config = _document(config_path, CONFIG, dict[str, Any])
     shard_of = _document(index, INDEX, _Index).weight_map if index.exists() else {}
-    shards = sorted(set(shard_of.values())) or _shards(folder)
     tensors: dict[str, Tensor] = {}
-    with console.progress(f"headers of {folder.name}", len(shards)) as progress:
-        for shard in shards:
-            for name, tensor in header(folder / shard).items():
-                if shard_of.get(name, shard) != shard or name in tensors:
-                    raise invalid(f"{shard} holds {name[:200]!r}, as does another shard.")
-                tensors[name] = tensor
-            if len(tensors) > MOST_TENSORS:
-                raise invalid(f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
-            progress.update(progress.done + 1)
+    for shard in sorted(set(shard_of.values())) or _shards(folder):
+        _require(folder / shard)
+        for name, tensor in header(folder / shard).items():
+            if shard_of.get(name, shard) != shard or name in tensors:
+                raise invalid(f"{shard} holds {name[:200]!r}, as does another shard.")
+            tensors[name] = tensor
+        if len(tensors) > MOST_TENSORS:
+            raise invalid(f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
     if lost := sorted(shard_of.keys() - tensors.keys()):
-        raise invalid(f"The index names {len(lost):,} tensors that no shard holds.", lost[:5])
+        raise invalid(
+            f"The index names {len(lost):,} tensors that no shard holds.", details=lost[:5]
+        )
     return Checkpoint(config, _quantization(folder, config), tensors)
 
 
@@ -145,21 +147,23 @@ def header(path: Path) -> dict[str, Tensor]:
     Raises:
         checkpoint-invalid: Its header does not describe it.
     """
-    with _open(path) as stream:
+    if not path.is_file():  # a pipe of that name would hang
+        raise invalid(f"{path.name} is no file.")
+    with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER):
             text = f"{path.name} states a header of {length:,} bytes in a file of {size:,}"
             raise invalid(f"{text}; the format allows {HEADER:,}.")
-        document = _decode(path.name, stream.read(length), dict[str, msgspec.Raw])
+        document = _decode(path, stream.read(length), dict[str, msgspec.Raw])
     document.pop("__metadata__", None)
-    entries = [(_decode(path.name, raw, _Entry), name) for name, raw in document.items()]
+    entries = {name: _decode(path, entry, _Entry) for name, entry in document.items()}
     end, tensors = 0, {}
-    for entry, name in sorted(entries, key=lambda item: (item[0].data_offsets, item[1])):
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0])):
         count, rest = divmod(math.prod(entry.shape, start=BITS.get(entry.dtype, 0)), 8)
         if entry.dtype not in BITS or rest or entry.data_offsets != (end, end + count):
             text = f"{path.name}: {name[:200]!r} has an unknown type, or its data is not at"
-            raise invalid(f"{text} {end:,} to {end + count:,}.", entry)
+            raise invalid(f"{text} {end:,} to {end + count:,}.", details=[entry])
         end += count
         tensors[name] = Tensor(entry.dtype, entry.shape, count)
     if end != size - 8 - length:
@@ -168,34 +172,23 @@ def header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _open(path: Path) -> BinaryIO:
-    """Return the regular file at *path*, which may be a link into a cache, opened."""
+def _require(path: Path) -> None:
     if not path.exists():
         message = f"The model has no {path.name}."
         todo = "Name the folder of a whole model: config.json and *.safetensors."
         raise SourceError("not-provided", message, details=[str(path)], todo=todo)
-    if not path.is_file():  # a pipe of that name would hang
-        raise invalid(f"{path.name} is no file.")
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise invalid(f"{path.name} cannot be read.", error) from error
 
 
-def _document(path: Path, most: int, kind: type[T]) -> T:
-    """Return the JSON document at *path*, of at most *most* bytes, as a *kind*."""
-    with _open(path) as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise invalid(f"{path.name} has more than {most:,} bytes.")
-    return _decode(path.name, data, kind)
+def _document(path: Path, limit: int, kind: type[T]) -> T:
+    """Return the JSON document at *path*, of at most *limit* bytes, as a *kind*."""
+    return _decode(path, read_bytes(path, limit=limit, failure=invalid), kind)
 
 
-def _decode(name: str, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+def _decode(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise invalid(f"{name} is no JSON of the form that it should have.", error) from error
+        raise invalid(f"{path.name} is no JSON of the expected form.", details=[error]) from error
 
 
 def _shards(folder: Path) -> list[str]:
