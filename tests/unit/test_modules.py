@@ -21,7 +21,6 @@ from tests.unit.conftest import Cli, Mini
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import Tensor
 from sparkwright.bench.model.modules import ModuleAudit, distinct_experts
-from sparkwright.bench.recipes import preflight
 
 
 def plain(name: str, rows: int, columns: int) -> list[Told]:
@@ -242,7 +241,6 @@ def test_what_attention_keeps_follows_its_projections(tmp_path: Path, config: di
     folder = write(tmp_path / "m", {**small(), "num_hidden_layers": 4, **config}, tensors)
     found = audited(folder, context=1000)
     assert (found.token_numbers * found.number_bytes, found.cache) == (kept, read)
-    assert preflight.checkpoint_size(folder).token == 2 * found.token_numbers
     assert bool(kept) or "unknown" in found.notes[0]
 
 

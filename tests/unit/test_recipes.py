@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.checkpoints import write
 
+from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
-from sparkwright.bench.recipes.preflight import CheckpointSize
 from sparkwright.bench.recipes.recipe import PublishedFigure, Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
@@ -148,7 +149,6 @@ WRONG: dict[str, tuple[Recipe, str]] = {
     "a flag of the plan by its other name": (served("--device-memory-utilization=0.9"), "flag-planned"),
     "a flag of the measurement": (served("--no-enable-prefix-caching"), "flag-planned"),
     "drafts without a head": (changed(speculation={"method": "mtp", "tokens": 3}), "speculation-headless"),
-    "another workload": (changed(workloads=["fastest"]), "workload-unknown"),
     "a cell that is too long": (planned(max_model_len=4096), "cell-too-long"),
     "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
     "no memory left": (planned(weights=110), "memory-short"),
@@ -187,23 +187,23 @@ TENSORS = ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v
 )
 def test_checkpoint_has_its_bytes_and_drafting_layers(changes: dict[str, Any], tensors: tuple[str, ...], drafts: bool, tmp_path: Path) -> None:
     """Nemotron-H drafts only if its config says so."""
-    size = preflight.checkpoint_size(model(tmp_path / "model", CONFIG | changes, *TENSORS, *tensors))
-    assert (size.weights, size.drafts) == ((2 + len(tensors)) * 2 * 64 * 64, drafts)
+    size = modules.audit(checkpoint.read(model(tmp_path / "model", CONFIG | changes, *TENSORS, *tensors)))
+    assert (size.bytes, size.drafts) == ((2 + len(tensors)) * 2 * 64 * 64, drafts)
 
 
-GOOD = CheckpointSize(round(44.2 * 2**30), 24576, True, "qwen3_next", "NVFP4 (modelopt)")
+GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10, 10.0), round(44.2 * 2**30), True, 12288, 2, 1e9, 0.0, (), (), ())
 
 
 @pytest.mark.parametrize(
     ("changes", "servers", "references"),
     [
         ({}, 1, set()),
-        ({"token": 12288}, 1, set()),  # at one byte a number
+        ({"token_numbers": 6144}, 1, set()),  # at one byte a number
         ({"drafts": False}, 1, {"speculation-headless"}),
-        ({"token": 12288 * 3}, 1, {"token-differs"}),
-        ({"token": 0.0}, 1, {"token-unknown"}),
-        ({"weights": 50 * 2**30}, 1, {"weights-differ"}),
-        ({"weights": 90 * 2**30}, 1, {"memory-short", "weights-differ", "checkpoint-other"}),
+        ({"token_numbers": 6144 * 3}, 1, {"token-differs"}),
+        ({"token_numbers": 0}, 1, set()),  # the config states it in a way that is not understood
+        ({"bytes": 50 * 2**30}, 1, {"weights-differ"}),
+        ({"bytes": 90 * 2**30}, 1, {"memory-short", "weights-differ", "checkpoint-other"}),
         ({}, 2, {"memory-short"}),
     ],
 )
@@ -217,11 +217,11 @@ def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], serve
     ("name", "changes", "sound"),
     [
         ("qwen3-next-80b-nvfp4-marlin", {}, True),
-        ("qwen3-next-80b-nvfp4-marlin", {"architecture": "qwen3_moe"}, False),
+        ("qwen3-next-80b-nvfp4-marlin", {"model": "qwen3_moe"}, False),
         ("qwen3-next-80b-nvfp4-marlin", {"scheme": "FP8"}, False),
         ("qwen3-next-80b-nvfp4-marlin", {"scheme": ""}, False),
-        ("qwen3-next-80b-nvfp4-marlin", {"weights": 20 * 2**30}, False),
-        ("nemotron-3-nano-w4a4-b12x", {"architecture": "nemotron_h", "scheme": "NVFP4 (modelopt, W4A16)", "weights": 19 * 2**30}, False),
+        ("qwen3-next-80b-nvfp4-marlin", {"bytes": 20 * 2**30}, False),
+        ("nemotron-3-nano-w4a4-b12x", {"model": "nemotron_h", "scheme": "NVFP4 (modelopt, W4A16)", "bytes": 19 * 2**30}, False),
         ("qwen3-next-80b-awq", {"scheme": "INT4 (awq)"}, True),
         ("toy-cpu", {"scheme": ""}, True),
     ],
@@ -230,7 +230,8 @@ def test_checkpoint_of_another_model_is_refused(
     name: str, changes: dict[str, Any], sound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Architecture, format and size decide, not the name of the folder; a recipe for any model takes any."""
-    monkeypatch.setattr(preflight, "checkpoint_size", lambda _: replace(GOOD, **changes))
+    monkeypatch.setattr(preflight, "read", lambda _: None)
+    monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, **changes))
     with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="does not hold the checkpoint"):
         preflight.require_checkpoint(recipe.load(ROOT, name), Path("model"))
 

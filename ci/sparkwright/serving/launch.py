@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import ModelError
-from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import vllm_variables
@@ -178,12 +177,12 @@ def plan(
     floor = recipe.plan.floor if recipe else floor
     with models.missing_guard():
         path = model.checkpoint
-        size = recipe_preflight.checkpoint_size(path) if path else None
+        audit = modules.audit(checkpoint.read(path)) if path else None
     advice = preflight.check(
         words,
         machine,
         recipe=recipe,
-        checkpoint=size,
+        checkpoint=audit,
         weights=weights,
         floor=floor,
     )

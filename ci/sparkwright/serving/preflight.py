@@ -15,8 +15,9 @@ from typing import Literal
 import msgspec
 import psutil
 
+from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight as recipe_preflight
-from sparkwright.bench.recipes.preflight import CheckpointSize, PreflightFinding
+from sparkwright.bench.recipes.preflight import PreflightFinding
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.builder import host_info
 from sparkwright.core import process
@@ -68,7 +69,7 @@ def check(
     machine: Machine,
     *,
     recipe: Recipe | None,
-    checkpoint: CheckpointSize | None,
+    checkpoint: ModuleAudit | None,
     weights: float,
     floor: float,
 ) -> list[str]:
@@ -142,7 +143,7 @@ def _memory(
 
 
 def _speculation(
-    words: Sequence[str], checkpoint: CheckpointSize | None
+    words: Sequence[str], checkpoint: ModuleAudit | None
 ) -> Iterator[PreflightFinding]:
     """Yield what is wrong with speculative decoding."""
     settings = flags.speculation(words)
@@ -158,8 +159,8 @@ def _speculation(
             "none that are not (seed report 003). Set moe_backend (triton) in --speculative-config"
         )
         yield PreflightFinding("draft-b12x", message)
-    if method == "ngram" and checkpoint and checkpoint.architecture in NGRAM_LOSES:
-        loss = NGRAM_LOSES[checkpoint.architecture]
+    if method == "ngram" and checkpoint and checkpoint.model in NGRAM_LOSES:
+        loss = NGRAM_LOSES[checkpoint.model]
         message = f"prompt lookup made this model slower: {loss} (seed report 003)"
         yield PreflightFinding("ngram-slower", message, "advice")
 

@@ -159,6 +159,7 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         scheme: That of the largest modules that are quantised; empty if none are.
         experts: Of a layer: all, those of a token, and those that a step is expected to read.
         bytes: Size of the checkpoint.
+        drafts: Whether vLLM can draft with it (MTP).
         token_numbers: Numbers of the cache for each token of context; 0 if they are unknown.
         number_bytes: Bytes of such a number, by the checkpoint's own wish.
         weights: Bytes of the weights that a step reads, for all requests together.
@@ -172,6 +173,7 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     layers: int
     experts: tuple[int, int, float]
     bytes: int
+    drafts: bool
     token_numbers: int
     number_bytes: int
     weights: float
@@ -227,6 +229,10 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
     width = 1 if _fp8(checkpoint.quantization) else 2
     windows = _windows(config, layers)
     spans = {layer: min(context, windows.get(layer, context)) for layer in cached}
+    # vLLM 0.20 to 0.33 drafts with this family only if the config says so
+    # (vllm/config/speculative.py), and quantizers drop the field.
+    stated = checkpoint.config.get("num_nextn_predict_layers")
+    drafts = "mtp" in groups and (checkpoint.config.get("model_type") != "nemotron_h" or stated)
     faults = Counter((module.fault, module.short, module.scheme) for module in listed)
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
@@ -234,6 +240,7 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         layers=layers,
         experts=experts,
         bytes=sum(row.bytes for row in rows),
+        drafts=bool(drafts),
         token_numbers=sum(cached.values()),
         number_bytes=width,
         weights=weights,

@@ -19,9 +19,9 @@ import psutil
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
+from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
-from sparkwright.core.errors import UsageError
 
 #: Memory of a DGX Spark, in GiB (seed reports 000 and 001) and in MB, as `psutil` counts it.
 SPARK_GIB = 119.7
@@ -69,8 +69,6 @@ REASONS: Mapping[str, str] = {
     ),
     "token-differs": "A token takes more or less of the cache than the plan says, so the cache "
     "holds more or fewer. Correct `token`.",
-    "token-unknown": "The config states what its layers keep in a way that is not understood, so "
-    "the plan's bytes of a token were not compared. Compare them with vLLM's log.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
     "checkpoint-other": (
@@ -84,7 +82,6 @@ REASONS: Mapping[str, str] = {
     ),
     "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
     "them; vLLM refuses it (seed report 003).",
-    "workload-unknown": "ci/gates/workloads.yaml has no such set of cells.",
     "cell-too-long": "The cell's prompt and answer are longer than the server takes. Raise "
     "max_model_len, or measure with something else.",
     "cell-too-wide": "The cell asks for more requests at a time than the server takes. Raise "
@@ -107,26 +104,6 @@ class PreflightFinding(msgspec.Struct, frozen=True):
     weight: Literal["error", "advice"] = "error"
 
 
-class CheckpointSize(msgspec.Struct, frozen=True):
-    """
-    The size of a checkpoint on disk.
-
-    Attributes:
-        weights: Bytes of all tensors.
-        token: Bytes of a token in the cache, at two bytes a number; half of it with fp8; 0 if the
-            config states it in a way that is not understood.
-        drafts: Whether vLLM can draft with it (MTP).
-        architecture: ``model_type`` of its config.json.
-        scheme: Format of most of its quantised bytes; empty if none are.
-    """
-
-    weights: int
-    token: float
-    drafts: bool
-    architecture: str = ""
-    scheme: str = ""
-
-
 def setting(flag: str) -> str:
     """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
     name = flag.partition("=")[0]
@@ -135,35 +112,18 @@ def setting(flag: str) -> str:
     return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
 
 
-def checkpoint_size(folder: Path) -> CheckpointSize:
-    """
-    Return the size of the model in *folder*.
-
-    Raises:
-        not-provided: There is no such folder, or no model in it.
-        checkpoint-invalid: A file is damaged.
-    """
-    checkpoint = read(folder)
-    audit = modules.audit(checkpoint)
-    drafts = any(row.group == "mtp" for row in audit.rows)
-    # vLLM 0.20 to 0.33 drafts with this family only if the config says so
-    # (vllm/config/speculative.py), and quantizers drop the field.
-    if audit.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
-        drafts = False
-    return CheckpointSize(audit.bytes, 2 * audit.token_numbers, drafts, audit.model, audit.scheme)
-
-
 def require_checkpoint(recipe: Recipe, folder: Path) -> None:
     """
     Raise unless the model in *folder* can be the checkpoint of *recipe*, by its files alone.
 
     Raises:
         recipe-unfit: It has another architecture, format or size.
-        not-provided, checkpoint-invalid: As `checkpoint_size`.
+        not-provided, checkpoint-invalid: As `checkpoint.read`.
     """
     if recipe.model.repository == "any":
         return
-    if details := [finding.message for finding in _other_model(recipe, checkpoint_size(folder))]:
+    checkpoint = modules.audit(read(folder))
+    if details := [finding.message for finding in _other_model(recipe, checkpoint)]:
         what = f"{folder} does not hold the checkpoint of {recipe.name}."
         raise RecipeError("recipe-unfit", what, details=[*details, REASONS["checkpoint-other"]])
 
@@ -187,12 +147,12 @@ def check(
 
     Raises:
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
-        not-provided, checkpoint-invalid: As `checkpoint_size`.
+        not-provided, checkpoint-invalid: As `checkpoint.read`.
     """
     if total is None:  # on a Spark the machine's memory is also its GPU's
         total = int(psutil.virtual_memory().total // 1_000_000)
-    size = checkpoint_size(model) if model else None
-    results = findings(recipe, workloads, total=total, checkpoint=size, servers=servers)
+    audit = modules.audit(read(model)) if model else None
+    results = findings(recipe, workloads, total=total, checkpoint=audit, servers=servers)
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
         for finding in results
@@ -209,7 +169,7 @@ def findings(
     workloads: Workloads | None,
     *,
     total: int = SPARK_MB,
-    checkpoint: CheckpointSize | None = None,
+    checkpoint: ModuleAudit | None = None,
     servers: int = 1,
 ) -> tuple[PreflightFinding, ...]:
     """
@@ -235,11 +195,11 @@ def findings(
     return tuple(sorted(dict.fromkeys(results), key=lambda finding: finding.weight != "error"))
 
 
-def _other_model(recipe: Recipe, checkpoint: CheckpointSize) -> Iterator[PreflightFinding]:
+def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightFinding]:
     """Yield what shows that *checkpoint* is not the one of *recipe*."""
     model, plan = recipe.model, recipe.plan
-    if model.architecture not in (UNRESOLVED, checkpoint.architecture):
-        message = f"its architecture is {checkpoint.architecture}, not {model.architecture}"
+    if model.architecture not in (UNRESOLVED, checkpoint.model):
+        message = f"its architecture is {checkpoint.model}, not {model.architecture}"
         yield PreflightFinding("checkpoint-other", message)
     name = model.quantization.partition(" ")[0]
     weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
@@ -247,7 +207,7 @@ def _other_model(recipe: Recipe, checkpoint: CheckpointSize) -> Iterator[Preflig
         scheme = checkpoint.scheme or "not quantised"
         message = f"it is {scheme}, and the recipe's model is {model.quantization}"
         yield PreflightFinding("checkpoint-other", message)
-    size = checkpoint.weights / 2**30 / recipe.nodes
+    size = checkpoint.bytes / 2**30 / recipe.nodes
     if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
         message = f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}"
         yield PreflightFinding("checkpoint-other", message)
@@ -266,11 +226,11 @@ def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:
 
 
 def _memory(
-    recipe: Recipe, machine: float, checkpoint: CheckpointSize | None, servers: int
+    recipe: Recipe, machine: float, checkpoint: ModuleAudit | None, servers: int
 ) -> Iterator[PreflightFinding]:
     """Yield what is wrong with the memory plan on a *machine* with so many GiB."""
     plan, share = recipe.plan, recipe.plan.gpu_memory_utilization or 0.0
-    weights = checkpoint.weights / 2**30 / recipe.nodes if checkpoint else plan.weights
+    weights = checkpoint.bytes / 2**30 / recipe.nodes if checkpoint else plan.weights
     needed = servers * (weights + plan.cache + plan.reserve) + plan.floor
     if needed > machine:
         message = (
@@ -292,23 +252,18 @@ def _memory(
     if plan.weights and abs(weights - plan.weights) > TOLERANCE * plan.weights:
         message = f"a node's checkpoint has {weights:.1f} GiB, and the plan says {plan.weights:g}"
         yield PreflightFinding("weights-differ", message, "advice")
-    if checkpoint and plan.token:
-        token = checkpoint.token / recipe.nodes
-        # In fp8 a token takes half.
-        if all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2)):
-            message = f"the plan says {plan.token:,} bytes a token, the config {token or 'nothing'}"
-            reference = "token-differs" if token else "token-unknown"
-            yield PreflightFinding(reference, message, "advice")
+    # Two bytes a number; in fp8 a token takes half.
+    token = 2 * checkpoint.token_numbers / recipe.nodes if checkpoint else 0
+    comparable = plan.token and token
+    if comparable and all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2)):
+        message = f"the plan says {plan.token:,} bytes a token, the config {token:,}"
+        yield PreflightFinding("token-differs", message, "advice")
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:
     """Yield what the recipe's server cannot be measured with."""
     plan = recipe.plan
-    try:
-        cells = workloads.cells(*recipe.workloads) if workloads else ()
-    except UsageError as error:
-        yield PreflightFinding("workload-unknown", error.what)
-        return
+    cells = workloads.cells(*recipe.workloads) if workloads else ()
     for cell in cells:
         if cell.length > plan.max_model_len:
             message = f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens"
