@@ -68,7 +68,7 @@ def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_p
     root = (user.world.root / "metadata/1.root.json").read_bytes()
     carried = (user.world.url, user.world.fingerprint, root)
     made, again = (
-        client_wheel.write(folder, *carried, label="1") for folder in (tmp_path, user.folder)
+        client_wheel.write(folder, *carried, label="1")[1] for folder in (tmp_path, user.folder)
     )
     assert made.read_bytes() == again.read_bytes()
     unpacked = tmp_path / "unpacked"

@@ -35,8 +35,8 @@ from sparkwright.gates.core.verdict import (
     failed,
 )
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.release import decision, gate_results, policy, wheel_facts
-from sparkwright.release.gate_results import GateResults
+from sparkwright.release import decision, policy, wheel_facts
+from sparkwright.release.decision import GateResults
 from sparkwright.release.policy import ReleasePolicy, ThroughputRule
 from sparkwright.release.wheel_facts import WheelFacts
 
@@ -500,21 +500,21 @@ def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> No
     file.write_bytes(edit(before))
     assert file.read_bytes() != before
     with refusal(kind):
-        gate_results.read_beside(path)
+        decision.read_results(path)
 
 
 def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     """Verdicts may lie in a folder of their own; where there are none, there are none."""
     path = case.served.path
-    assert gate_results.read_beside(path) == GateResults()
+    assert decision.read_results(path) == GateResults()
     made.write(tmp_path / path.name, case.ladder)
     made.write_result(tmp_path / path.name, case.result)
-    found = gate_results.read_beside(path, tmp_path)
+    found = decision.read_results(path, tmp_path)
     assert (found.ladder, found.throughput) == (case.ladder, case.result)
     for other in (replace(case.result, seconds=1.0), replace(case.result, format=9)):
         made.write_result(tmp_path / path.name, other)
         with refusal("verdict-hollow", match="agree"):
-            gate_results.read_beside(path, tmp_path)
+            decision.read_results(path, tmp_path)
 
 
 def test_control_characters_do_not_reach_records(case: Case) -> None:

@@ -100,7 +100,7 @@ def resolved(
         **changed,
     }
     return locked_set.resolve(
-        own_wheels(index, paths), MACHINE, SetRule(**rule), index_url=index_url or index.url, torch=torch, cache=tmp_path / "cache"
+        own_wheels(index, paths), MACHINE, SetRule(**rule), index_url=index_url or index.url, torch=torch
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from tests.refusals import allowed, refusal
 from tests.support import wheels
 
 from sparkwright.client.records import Release
-from sparkwright.release import decision, gate_results, policy, release_draft, wheel_facts
-from sparkwright.release.gate_results import GateResults
+from sparkwright.release import decision, policy, release_draft, wheel_facts
+from sparkwright.release.decision import GateResults
 
 if TYPE_CHECKING:
     from tests.support.publisher import IndexOwner
@@ -73,7 +73,7 @@ def _rehearsed() -> tuple[WheelFacts, GateResults]:
     [source] = [fork for fork in release.forks if fork.name == "vllm"]
     # The SBOM lies in the index, and is no evidence of the gates.
     facts = wheel_facts.from_record(replace(wheel, sbom=None), source, release.stack, REHEARSAL)
-    return replace(facts, sbom=b"{}"), gate_results.read_beside(facts.path, REHEARSAL)
+    return replace(facts, sbom=b"{}"), decision.read_results(facts.path, REHEARSAL)
 
 
 def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateResults]) -> None:

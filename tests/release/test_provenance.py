@@ -11,13 +11,13 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from tests.support import wheels
 
-from sparkwright.release import provenance, wheel_facts
+from sparkwright.release import release_draft, wheel_facts
 
 
 def test_every_kind_of_wheel_has_a_statement_of_in_toto_and_slsa(tmp_path: Path) -> None:
     for facts in wheel_facts.read_all(wheels.release(tmp_path, judged=False)):
-        data = provenance.statement(facts, "ab" * 32)
-        assert provenance.statement(facts, "ab" * 32) == data
+        data = release_draft.provenance(facts, "ab" * 32)
+        assert release_draft.provenance(facts, "ab" * 32) == data
         statement: Any = Statement.copy_from_pb(json_format.Parse(data, statement_pb2.Statement()))
         statement.validate()
         assert dict(statement.pb.subject[0].digest) == {"sha256": facts.sha256}

@@ -22,7 +22,7 @@ from sparkwright.client.records import (
     ReleasePatch,
     Speed,
 )
-from sparkwright.release import release_notes
+from sparkwright.release import pages
 
 BASE = "ab" * 32
 FAST = Speed("1024/1024 c1", "tpot", "pass", 0.95, 0.94, 0.96)
@@ -70,7 +70,7 @@ def test_release_before_decides_what_is_compared() -> None:
         forks=(replace(release().forks[0], version="0.32.0", patches=(replace(PATCHES[0], sha256="9" * 64), replace(PATCHES[1], name="c.patch"))),),
     )  # fmt: skip
     new = release(locks=(lock(torch="2.14.0", numpy="2.4.0", added="1.0", same="1"),))
-    text = release_notes.markdown(new, old)
+    text = pages.notes(new, old)
     rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text, flags=re.M)
     assert rows[-4:] == [
         ("added", "–", "1.0"),
@@ -83,8 +83,8 @@ def test_release_before_decides_what_is_compared() -> None:
     changes = re.findall(r"^\| vllm \| `([^`]+)` \| [^|]+ \| (\w+) \|", text, flags=re.M)
     assert changes == [("a.patch", "changed"), ("#35568", "added"), ("#35568", "dropped")]
     gone = "The record of 2026.11.1 is no longer in the index."
-    assert gone in release_notes.markdown(new, None)
-    assert "first release of the stack" in release_notes.markdown(replace(new, before=""), None)
+    assert gone in pages.notes(new, None)
+    assert "first release of the stack" in pages.notes(replace(new, before=""), None)
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_release_before_decides_what_is_compared() -> None:
 def test_notes_claim_no_speed_that_was_not_measured(change: dict[str, Any], says: str) -> None:
     proof = replace(PROOF, **change)
     wheel = replace(release().wheels[0], project="vllm", proof=proof)
-    text = release_notes.markdown(release(wheels=(wheel,)), None)
+    text = pages.notes(release(wheels=(wheel,)), None)
     assert says in text.replace("\u200b", "").replace("\\", "")
     assert ("It was not shown" in text) == bool(change)
 
 
 def test_notes_say_what_is_not_known() -> None:
     fork = replace(release().forks[0], resolved=False, isolation="", patches=())
-    text = release_notes.markdown(release(forks=(fork,), proof=Proof(policy="0" * 64)), None)
+    text = pages.notes(release(forks=(fork,), proof=Proof(policy="0" * 64)), None)
     for says in ("(not resolved)", "not recorded", "No gate was run.", "No patches."):
         assert says in text
     all_upstream = release(forks=(replace(fork, patches=PATCHES[1:]),))
     says = "Upstream has every patch of this release."
-    assert says in release_notes.markdown(all_upstream, None)
+    assert says in pages.notes(all_upstream, None)
 
 
 HOSTILE = "</td><script>alert(1)</script>|`x`[a](http://evil.example)<img src=x onerror=y>**@all** #7 &amp;\u202e"
@@ -150,8 +150,8 @@ class Elements(html.parser.HTMLParser):
 
 def page(record: Release, yanked: str) -> tuple[str, Elements]:
     """Return the page of a release, and its elements."""
-    state, view = replace(tufindex.state(record), yanked=yanked), release_notes.view(record, None)
-    text = release_notes.template("release.html").render(
+    state, view = replace(tufindex.state(record), yanked=yanked), pages.view(record, None)
+    text = pages.template("release.html").render(
         title=record.name,
         state=state,
         url="https://a.example/",
@@ -166,7 +166,7 @@ def test_no_string_of_a_record_becomes_markup_and_a_page_runs_nothing() -> None:
 
     def kinds(record: Release) -> set[str]:
         parser = MarkdownIt("commonmark").enable("table")
-        tokens = parser.parse(release_notes.markdown(record, None))
+        tokens = parser.parse(pages.notes(record, None))
         return {part.type for token in tokens for part in (token.children or [token])}
 
     good = release()
@@ -174,7 +174,7 @@ def test_no_string_of_a_record_becomes_markup_and_a_page_runs_nothing() -> None:
     (shown, plain), (_, hostile) = page(good, "bad"), page(bad, HOSTILE)
     assert (hostile.attributes, hostile.links) == (plain.attributes, plain.links)
     assert kinds(bad) <= kinds(good)
-    text = release_notes.markdown(bad, None)
+    text = pages.notes(bad, None)
     assert ("\u202e" in text, "script" in text) == (False, True)
     # One file, whose policy forbids scripts and anything that is fetched.
     assert {"script", "img", "iframe", "form"}.isdisjoint(plain.attributes)

@@ -15,7 +15,7 @@ from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.release import wheel_content, wheel_facts
+from sparkwright.release import wheel_facts
 from sparkwright.release.wheel_facts import WheelFacts
 
 Members = dict[str, bytes]
@@ -165,8 +165,8 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     subprocess.run([*command, "--no-index", "--no-deps", path, theirs], check=True)
     [site] = tmp_path.glob("env/lib/*/site-packages")
     expected = {"content vllm": read(path).content}
-    assert wheel_content.of_environment(site) == expected
+    assert wheel_facts.content_of_environment(site) == expected
     (site / "vllm" / "__init__.py").write_bytes(b"print(2)")
-    assert wheel_content.of_environment(site) not in (expected, {})
+    assert wheel_facts.content_of_environment(site) not in (expected, {})
     (site / "vllm" / "__init__.py").unlink()
-    assert wheel_content.of_environment(site) == {}
+    assert wheel_facts.content_of_environment(site) == {}

@@ -28,7 +28,6 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Result, Subject
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
@@ -50,7 +49,7 @@ from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import runner
 from sparkwright.release import policy as release_policies
-from sparkwright.release import wheel_content, wheel_facts
+from sparkwright.release import wheel_facts
 
 #: What a machine tells of itself; the architecture is the wheel's.
 HOST = {
@@ -92,11 +91,7 @@ def ladder(
     """
     about = wheels.subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
-    contents = {one: wheel_facts._contents(one).files for one in companions}
-    beside = {
-        f"content {wheels.subject(one).name}": wheel_content.of_wheel(files, WheelName.of(one.name).info)
-        for one, files in contents.items()
-    }
+    beside = {f"content {one.project}": one.content for one in wheel_facts.read_all(companions)}
     facts = {**HOST, "architecture": machine, **beside}
     subject = replace(about, sha256=sha256 or about.sha256)
     gates = GATES if about.name == "vllm" else ("G0",)

@@ -19,7 +19,7 @@ from sparkwright.core.files import sha256_file
 from sparkwright.forks import resolve
 from sparkwright.forks.stack import FileLock, render_lock
 from sparkwright.lab import upkeep
-from sparkwright.release import release_notes
+from sparkwright.release import pages
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Index
@@ -119,7 +119,7 @@ def known(host: Host) -> dict[str, tuple[str, str]]:
         name=host.fork, version="1.0", kind="git", origin=host.url, pin="1" * 40, tree="2" * 40, resolved=True, built="backend",
         source_tree="3" * 40, patches=patches,
     )  # fmt: skip
-    noted = release_notes.with_upstream(host.context(), source).patches
+    noted = pages.with_upstream(host.context(), source).patches
     return {patch.name: (patch.upstream, patch.upstream_says) for patch in noted}
 
 

@@ -25,7 +25,7 @@ from sparkwright.gates.core.ladder import GATES, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.core.verdict_file import VerdictFile
-from sparkwright.release import policy, wheel_content
+from sparkwright.release import policy, wheel_facts
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -203,7 +203,9 @@ def climb(
         host={
             **facts,
             **(
-                wheel_content.of_environment(wheel_identity.site_packages(python)) if python else {}
+                wheel_facts.content_of_environment(wheel_identity.site_packages(python))
+                if python
+                else {}
             ),
         },
         keep_going=keep_going,

@@ -370,14 +370,13 @@ def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
-    from sparkwright.release import release_notes, repository
+    from sparkwright.release import pages, repository
 
     index = repository.IndexFolder(arguments.at).require()
     entry = index.entry(arguments.release or ["yet", *index.entries][-1])
-    before = index.entries.get(entry.release.before)
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
-    markdown = release_notes.markdown(entry.release, before.release if before else None)
+    markdown = pages.notes(entry.release, index.before(entry.release))
     console.result(markdown)
     return {"name": entry.release.name, "state": entry.state, "markdown": markdown}
 

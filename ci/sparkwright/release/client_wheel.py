@@ -15,15 +15,19 @@ import sparkwright
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
+from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.release.repository import ClientWheel
 
 PACKAGE = Path(sparkwright.__file__).parent
 #: Names the requirements and the modules of the distribution.
 PROJECT = PACKAGE / "client" / "pyproject.toml"
 
 
-def write(folder: Path, url: str, fingerprint: str, root: bytes, *, label: str = "") -> Path:
+def write(
+    folder: Path, url: str, fingerprint: str, root: bytes, *, label: str
+) -> tuple[ClientWheel, Path, bytes]:
     """
-    Write the wheel to *folder*, and return its path.
+    Write the wheel to *folder*, and return its record, its path and its METADATA.
 
     Args:
         url: The address of the index.
@@ -38,7 +42,7 @@ def write(folder: Path, url: str, fingerprint: str, root: bytes, *, label: str =
     lines = f"{url}\n{fingerprint}\n".encode()
     for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
-    version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    version = archive.labelled(sparkwright.__version__, label)
     name = WheelName(project["name"].replace("-", "_"), version, "py3-none-any")
     wanted = [*project["dependencies"]]
     extras = project["optional-dependencies"].items()
@@ -54,4 +58,13 @@ def write(folder: Path, url: str, fingerprint: str, root: bytes, *, label: str =
     scripts = "".join(f"{script} = {target}\n" for script, target in project["scripts"].items())
     dist_info = {"entry_points.txt": f"[console_scripts]\n{scripts}".encode()}
     text = "\n".join(metadata) + "\n"
-    return archive.write(folder, name, files, text, pure=True, dist_info=dist_info)
+    path = archive.write(folder, name, files, text, pure=True, dist_info=dist_info)
+    record = ClientWheel(
+        name=path.name,
+        size=path.stat().st_size,
+        sha256=sha256_file(path),
+        version=version,
+        metadata=sha256_bytes(text.encode()),
+        requires_python=project["requires-python"],
+    )
+    return record, path, text.encode()

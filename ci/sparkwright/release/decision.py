@@ -1,28 +1,40 @@
 """
-The decision: what is shown of a wheel, and what it lacks for ``verified``.
+The decision: what is shown of a wheel by the files that the gates wrote of it, and what it lacks
+for ``verified``.
 
-It is a pure function of bytes, verdicts and policy, and total: what is not shown is in
-`Proof.missing`, and the wheel is verified exactly if that is empty. Verdicts about something else,
-or a pass without the checks behind it, are a fault and are refused.
+The files are read as untrusted: bounded, typed, and consistent. The decision is a pure function of
+bytes, verdicts and policy, and total: what is not shown is in `Proof.missing`, and the wheel is
+verified exactly if that is empty. Verdicts about something else, or a pass without the checks
+behind it, are a fault and are refused.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.results import CellResult, Result, Series
-from sparkwright.client.records import GateResult, Missing, Proof, Speed, line
+from sparkwright.bench.results import CellResult, Result, Series, decode_result
+from sparkwright.client.records import (
+    LARGEST_EVIDENCE,
+    GateResult,
+    Missing,
+    Proof,
+    Speed,
+    line,
+)
+from sparkwright.core.files import read_bytes
 from sparkwright.core.states import State
 from sparkwright.gates.core import policy as gate_policy
+from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
-from sparkwright.release.errors import ReleaseError
-from sparkwright.release.gate_results import GateResults, require_subject
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
 
@@ -45,6 +57,48 @@ REASONS: Mapping[str, str] = {
 }
 
 
+class GateResults(msgspec.Struct, frozen=True):
+    """
+    The verdicts and the throughput measurement of a wheel.
+
+    Attributes:
+        files: What the files hold: ``verdicts`` or ``throughput`` → bytes.
+    """
+
+    ladder: Ladder | None = None
+    throughput: Result | None = None
+    files: dict[str, bytes] = {}
+
+
+def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
+    """
+    Return the results in *folder*, or beside *wheel*, under the name of the wheel.
+
+    Raises:
+        evidence-invalid: A file is not what the gates write.
+        verdict-hollow: A file states what does not follow from its own checks, or G8 was measured
+            by another file than the one that lies there.
+    """
+    stem, failure = wheel.name.removesuffix(".whl"), partial(TrustError, "evidence-invalid")
+    files = {
+        kind: read_bytes(path, limit=LARGEST_EVIDENCE, failure=failure)
+        for kind in ("verdicts", "throughput")
+        if (path := (folder or wheel.parent) / f"{stem}.{kind}.json").exists()
+    }
+    try:
+        ladder = verdict_file.read(files["verdicts"]) if "verdicts" in files else None
+        throughput = decode_result(files["throughput"]) if "throughput" in files else None
+        if ladder and throughput and ladder.states.get("G8", "not-run") != "not-run":
+            verdict_file.require_evidence(ladder, files["throughput"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"A file of the gates about {wheel.name} is not what `sparkwright gate` writes."
+        raise failure(what, details=[str(error)]) from error
+    except ValueError as error:
+        what = f"The files of the gates about {wheel.name} do not agree with themselves."
+        raise ReleaseError("verdict-hollow", what, details=[str(error)]) from error
+    return GateResults(ladder, throughput, files)
+
+
 def decide_all(
     wheels: Sequence[WheelFacts], results: Mapping[str, GateResults], policy: ReleasePolicy
 ) -> dict[str, Proof]:
@@ -57,24 +111,21 @@ def decide_all(
     Raises:
         verdict-foreign, verdict-hollow: As `decide`.
     """
-    ladders = {
-        (wheel.source.name, wheel.machine): results[wheel.name].ladder
-        for wheel in wheels
-        if wheel.name in results
-    }
-
-    def serving(wheel: WheelFacts) -> Ladder | None:
+    proofs = {}
+    for wheel in wheels:
         rule = policy.file.forks.get(wheel.source.name)
-        if not rule or not rule.served_by:
-            return None
-        matching = [ladder for (fork, _), ladder in ladders.items() if fork == rule.served_by]
-        own = ladders.get((rule.served_by, wheel.machine))
-        return own or (matching[0] if wheel.machine == "any" and len(matching) == 1 else None)
-
-    return {
-        wheel.name: decide(wheel, results.get(wheel.name, GateResults()), policy, serving(wheel))
-        for wheel in wheels
-    }
+        serving = [
+            results[other.name].ladder
+            for other in wheels
+            if rule
+            and rule.served_by == other.source.name
+            # A wheel for any machine goes with the only one that serves.
+            and wheel.machine in ("any", other.machine)
+        ]
+        proofs[wheel.name] = decide(
+            wheel, results[wheel.name], policy, serving[0] if len(serving) == 1 else None
+        )
+    return proofs
 
 
 def decide(
@@ -93,25 +144,28 @@ def decide(
         verdict-foreign: The results are about other bytes.
         verdict-hollow: A pass does not have the checks or the measurements that it rests on.
     """
-    require_subject(wheel, results)
+    _require_subject(wheel, results)
     ladder, throughput = results.ladder, results.throughput
-    if ladder:
-        _require_checks(ladder, policy)
-    verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts} if ladder else {}
-    measured = verdicts.get(("G8", throughput.recipe if throughput else ""))
-    if ladder and measured and measured.state not in ("pass", "not-run"):
-        # The measurement beside the wheel belongs to a recipe whose G8 is no pass, so it replaced
-        # those of other recipes, and nothing shows their passes any more.
-        own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) != ("G8", "pass")]
-        ladder = replace(ladder, verdicts=tuple(own))
-        verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts}
-    if any(entry.gate == "G8" and entry.state == "pass" for entry in verdicts.values()):
-        throughput_recheck.require(measured, throughput, policy)
+    verdicts = ladder.verdicts if ladder else ()
+    _require_checks(wheel, verdicts, policy)
+    if ladder and throughput:
+        # The measurement of a later recipe replaces the file of an earlier one, of whose pass
+        # nothing is left.
+        verdicts = tuple(
+            verdict
+            for verdict in verdicts
+            if verdict.recipe == throughput.recipe
+            or (verdict.gate, verdict.state) != ("G8", "pass")
+        )
+        ladder = replace(ladder, verdicts=verdicts)
+    for verdict in verdicts:
+        if (verdict.gate, verdict.state) == ("G8", "pass"):
+            throughput_recheck.require(verdict, throughput, policy)
     rule = policy.file.forks.get(wheel.source.name)
     recipes: tuple[str, ...] = ()
     if rule:
         gates = _Gates(wheel, rule, verdicts, policy)
-        missing = [*gates.missing(measured, throughput), *_wheel(wheel, rule)]
+        missing = [*gates.missing(throughput), *_wheel(wheel, rule)]
         missing += _companion(wheel, rule, serving)
         recipes = gates.recipes
     else:
@@ -119,22 +173,61 @@ def decide(
         missing = [Missing("policy", "not-run", "fork-unknown", text)]
     states = ladder.states if ladder else {}
     baseline = throughput.baseline if throughput else None
+    compared = throughput if throughput and throughput.kind == "gate" else None
     return Proof(
         policy=policy.digest,
         missing=tuple(
             sorted(set(missing), key=lambda entry: (entry.gate, entry.reference, entry.says))
         ),
         gates=tuple(
-            _gate_result(name, states.get(name), verdicts.values(), policy)
+            _gate_result(name, states.get(name), verdicts, policy)
             for name in GATES
             if name in states or (rule and name in rule.gates)
         ),
         recipes=recipes,
-        speeds=_speeds(throughput),
+        speeds=tuple(
+            _speed(cell, series)
+            for cell in (compared.cells if compared else ())
+            for series in cell.series
+        ),
         baseline=line(f"{baseline.label} ({baseline.sha256[:16]})") if baseline else "",
         margin=throughput.margin if throughput else None,
         host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )
+
+
+def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
+    """
+    Require that *results* are about *wheel*.
+
+    Raises:
+        verdict-foreign: They are about other bytes, other device code, or of another stack.
+    """
+    about: dict[str, str] = {}
+    faults = []
+    if ladder := results.ladder:
+        about["the verdicts"] = ladder.wheel.sha256 if ladder.wheel else ""
+        about |= {verdict.gate: verdict.wheel for verdict in ladder.verdicts}
+        # Only G0 reads device code.
+        audited = ladder.device_code or any(verdict.gate == "G0" for verdict in ladder.verdicts)
+        if audited and ladder.device_code != wheel.device_code:
+            codes = f"{ladder.device_code or 'none'}, of the wheel: {wheel.device_code or 'none'}"
+            faults.append(f"device code: {codes}")
+        if wheel.stack and ladder.stack != wheel.stack:
+            faults.append(f"judged as of stack {ladder.stack}, built from {wheel.stack}")
+    if results.throughput:
+        about["the throughput"] = results.throughput.candidate.sha256
+    faults += [
+        f"{what}: {sha256 or 'no wheel'}"
+        for what, sha256 in about.items()
+        if sha256 != wheel.sha256
+    ]
+    if faults:
+        raise ReleaseError(
+            "verdict-foreign",
+            f"The verdicts are not about {wheel.name} ({wheel.sha256}).",
+            details=faults[:20],
+        )
 
 
 class _Gates:
@@ -149,70 +242,66 @@ class _Gates:
         self,
         wheel: WheelFacts,
         rule: ForkRule,
-        verdicts: Mapping[tuple[str, str], Verdict],
+        verdicts: Sequence[Verdict],
         policy: ReleasePolicy,
     ) -> None:
-        self._wheel, self._rule, self._verdicts, self._policy = wheel, rule, verdicts, policy
+        self._wheel, self._rule, self._policy = wheel, rule, policy
+        self._verdicts: dict[tuple[str, str | None], Verdict] = {
+            (verdict.gate, verdict.recipe): verdict for verdict in verdicts
+        }
         self._served = [name for name in rule.gates if name in SERVED and name != "G8"]
         self._groups = policy.file.recipes if self._served else {}
-        named = dict.fromkeys(recipe for group in self._groups.values() for recipe in group)
-        self._by_recipe = {recipe: self._of(self._served, recipe) for recipe in named}
+        self._by_recipe = {
+            recipe: [lack for name in self._served for lack in self._lacks(name, recipe)]
+            for group in self._groups.values()
+            for recipe in group
+        }
         self.recipes = tuple(recipe for recipe, lacks in self._by_recipe.items() if not lacks)
 
-    def missing(self, measured: Verdict | None, throughput: Result | None) -> Iterator[Missing]:
+    def missing(self, throughput: Result | None) -> Iterator[Missing]:
         """
         Yield what is missing.
 
         Of each group of recipes one has to be shown; if none is, the one that lacks least counts.
         The throughput counts for any recipe of the policy.
-
-        Args:
-            measured: The verdict of G8 to which the measurement *throughput* belongs.
         """
-        yield from self._of([name for name in self._rule.gates if name not in SERVED])
+        for name in self._rule.gates:
+            if name not in SERVED:
+                yield from self._lacks(name)
         for group in self._groups.values():
             yield from min((self._by_recipe[recipe] for recipe in group), key=len)
         if "G8" in self._rule.gates:
-            # A pass counts only with its measurement.
-            compared = [measured] if measured else []
-            compared += [
-                verdict
-                for (gate, _), verdict in self._verdicts.items()
-                if gate == "G8" and verdict.state != "pass" and verdict != measured
-            ]
-            counts = next((entry for entry in compared if entry.recipe in self._by_recipe), None)
-            yield from self._lacks("G8", counts, counts.recipe if counts else "")
-            if counts and counts.state == "pass" and throughput:
+            compared = {
+                verdict.state: verdict
+                for verdict in self._verdicts.values()
+                if verdict.gate == "G8" and verdict.recipe in self._by_recipe
+            }
+            best = max(compared, key=ORDER.index, default=None)
+            yield from self._lacks("G8", compared[best].recipe if best else None)
+            if best == "pass" and throughput:
                 yield from throughput_recheck.missing(throughput, self._policy)
         for recipe in self._policy.file.faulty if self._served else ():
             for name in self._served:
+                # A fail is looked at below.
                 verdict = self._verdicts.get((name, recipe))
                 if verdict is None or verdict.state in ("pass", "not-run"):
-                    yield from self._lacks(name, verdict, recipe)
+                    yield from self._lacks(name, recipe)
         for verdict in self._verdicts.values():
             stops = verdict.state in ("fail", "invalid") and not _excuse(verdict, self._policy)
             if stops and verdict.gate in self._rule.gates:
                 yield Missing(verdict.gate, verdict.state, *_reason(verdict))
 
-    def _of(self, names: Iterable[str], recipe: str = "") -> list[Missing]:
-        return [
-            missing
-            for name in names
-            for missing in self._lacks(name, self._verdicts.get((name, recipe)), recipe)
-        ]
-
-    def _lacks(self, name: str, verdict: Verdict | None, recipe: str) -> Iterator[Missing]:
+    def _lacks(self, name: str, recipe: str | None = "") -> Iterator[Missing]:
+        """Yield why the gate *name* is not the pass that the policy asks for with *recipe*."""
+        verdict = self._verdicts.get((name, recipe))
         if verdict is None:
             served = f" and the recipe {recipe}" if recipe else ""
             text = f"{name} was not run with these bytes{served}: {GATES[name]}"
             yield Missing(name, "not-run", "not-climbed", line(text))
-        elif verdict.state != "pass":
+            return
+        if verdict.state != "pass":
             yield Missing(name, verdict.state, *_reason(verdict))
-        else:
-            yield from self._other(verdict)
-
-    def _other(self, verdict: Verdict) -> Iterator[Missing]:
-        """Yield why a pass is not the one that the policy asks for."""
+            return
         rule = self._policy.file.gates[verdict.gate]
         expected = self._policy.expected_digest(verdict.gate, self._wheel.stack, verdict.recipe)
         if expected and verdict.policy != expected:
@@ -230,25 +319,22 @@ class _Gates:
             yield Missing(verdict.gate, "invalid", "machine-other", line(text))
 
 
-def _require_checks(ladder: Ladder, policy: ReleasePolicy) -> None:
+def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: ReleasePolicy) -> None:
     """
-    Require that every pass of *ladder* rests on the checks that the policy names.
+    Require that every pass of *verdicts* rests on the checks that the policy names.
 
     Raises:
         verdict-hollow: A pass does not, or a gate has two verdicts.
     """
-    labels = [verdict.label for verdict in ladder.verdicts]
+    labels = [verdict.label for verdict in verdicts]
     faults = [f"{label}: it has two verdicts" for label in set(labels) if labels.count(label) > 1]
-    for verdict in ladder.verdicts:
+    for verdict in verdicts:
         if verdict.state == "pass":
             rule = policy.file.gates.get(verdict.gate)
             faults += _faults(verdict, rule) if rule else [f"{verdict.gate}: there is no such gate"]
     if faults:
-        raise ReleaseError(
-            "verdict-hollow",
-            f"A pass of {ladder.wheel.file if ladder.wheel else 'a server'} has no evidence.",
-            details=faults[:30],
-        )
+        what = f"A pass of {wheel.name} has no evidence."
+        raise ReleaseError("verdict-hollow", what, details=faults[:30])
 
 
 def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
@@ -327,24 +413,14 @@ def _excuse(verdict: Verdict, policy: ReleasePolicy) -> str:
     """Return why the fail *verdict* is one of the official wheel; empty if it is not."""
     fault = policy.file.upstream_faults.get(verdict.label)
     failing = {check.name for check in verdict.checks if check.state in ("fail", "invalid")}
-    return (
-        fault.reason if fault and verdict.state == "fail" and failing <= set(fault.checks) else ""
-    )
-
-
-def _speeds(throughput: Result | None) -> tuple[Speed, ...]:
-    """Return the series of a throughput gate; only those that decide have a state."""
-    if throughput is None or throughput.kind != "gate":
-        return ()
-    return tuple(_speed(cell, series) for cell in throughput.cells for series in cell.series)
+    excused = fault and verdict.state == "fail" and failing <= set(fault.checks)
+    return fault.reason if fault and excused else ""
 
 
 def _speed(cell: CellResult, series: Series) -> Speed:
-    figures: dict[str, float | None] = {"low": series.low, "high": series.high}
+    """Return *series* as the record of the release has it; only one that decides has a state."""
+    ratio = None
     if series.candidate is not None and series.baseline:
-        figures["ratio"] = series.candidate / series.baseline
-    finite = {
-        name: value for name, value in figures.items() if value is not None and math.isfinite(value)
-    }
+        ratio = series.candidate / series.baseline
     state = series.state if series.primary else "not-run"
-    return replace(Speed(line(cell.name), series.metric, state), **finite)
+    return Speed(line(cell.name), series.metric, state, ratio, series.low, series.high)

@@ -11,13 +11,13 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
-from packaging.utils import parse_wheel_filename
+from packaging.pylock import PackageWheel, Pylock, PylockSelectError
+from uv import find_uv_bin
 
 from sparkwright.builder import pylock
 from sparkwright.client.locked_wheels import LockedWheel
@@ -42,16 +42,11 @@ _SOURCES = (
 
 
 class LockedSet(msgspec.Struct, frozen=True):
-    """The bytes of the lock, its wheels, and the Python versions that it is for."""
+    """The bytes of the lock, what it holds (normalised name → version), and its Pythons."""
 
     lock: bytes
-    wheels: tuple[LockedWheel, ...]
+    packages: dict[str, str]
     pythons: tuple[str, ...]
-
-    @property
-    def packages(self) -> dict[str, str]:
-        """Normalised name → version."""
-        return {wheel.project: wheel.version for wheel in self.wheels}
 
 
 def torch_version(build_lock: Path) -> str:
@@ -70,7 +65,6 @@ def resolve(
     *,
     index_url: str,
     torch: str = "",
-    cache: Path | None = None,
 ) -> LockedSet:
     """
     Return the set of wheels of ours for *machine*.
@@ -79,7 +73,6 @@ def resolve(
         own: Each, with its address once it is published, and its file.
         rule: The Pythons, further requirements and overrides of the stack.
         torch: The version that the wheels were compiled against; empty for any.
-        cache: The folder of uv's cache; the user's own by default.
 
     Raises:
         set-unresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
@@ -89,17 +82,14 @@ def resolve(
         console.step(f"lock the set for {machine}"),
         tempfile.TemporaryDirectory(prefix="set-") as folder,
     ):
-        resolver = _Resolver(own, machine, rule, index_url, Path(folder), cache)
-        resolved = resolver.agree(pythons, (f"{TORCH}=={torch}",) if torch else ())
+        resolver = _Resolver(own, machine, rule, index_url, Path(folder))
+        resolved = resolver.agree(pythons, [f"{TORCH}=={torch}"] if torch else [])
     needed: dict[LockedWheel, list[str]] = {}
-    for python, packages in resolved.items():
-        for package in packages:
-            needed.setdefault(resolver.wheel(package, python), []).append(python)
-    return LockedSet(
-        write(needed, machine, pythons),
-        tuple(sorted(needed, key=msgspec.structs.astuple)),
-        pythons,
-    )
+    for python, wheels in resolved.items():
+        for wheel in wheels:
+            needed.setdefault(wheel, []).append(python)
+    packages = {wheel.project: wheel.version for wheel in sorted(needed)}
+    return LockedSet(write(needed, machine, pythons), packages, pythons)
 
 
 class _Resolver:
@@ -112,42 +102,45 @@ class _Resolver:
         rule: SetRule,
         index_url: str,
         folder: Path,
-        cache: Path | None,
     ) -> None:
-        self._own = {wheel.project: (wheel, path) for wheel, path in own.items()}
-        self._machine, self._rule, self._index_url = machine, rule, index_url
-        self._folder, self._cache = folder, cache
+        self._own = {wheel.project: wheel for wheel in own}
+        self._machine, self._index_url, self._folder = machine, index_url, folder
+        direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
+        self._write("requirements.in", [*sorted(direct), *rule.requires])
+        self._write("overrides.txt", [override.requirement for override in rule.overrides])
 
-    def agree(self, pythons: Sequence[str], pins: tuple[str, ...]) -> dict[str, list[Any]]:
+    def _write(self, name: str, lines: Sequence[str]) -> Path:
+        path = self._folder / name
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        return path
+
+    def agree(self, pythons: Sequence[str], pins: list[str]) -> dict[str, list[LockedWheel]]:
         """
-        Return the packages of each Python, every package in one version.
+        Return the wheels of each Python, every package in one version.
 
         A Python that cannot have the versions of those before it is resolved by itself, close to
         them; the versions in which it differs then hold for all.
         """
         for _ in range(ROUNDS):
-            resolved: dict[str, list[Any]] = {}
+            resolved: dict[str, list[LockedWheel]] = {}
+            versions: dict[str, str] = {}
             for python in pythons:
-                before = {
-                    package["name"]: package["version"]
-                    for packages in resolved.values()
-                    for package in packages
-                    if package["name"] not in self._own
-                }
-                others = tuple(f"{name}=={version}" for name, version in before.items())
+                others = [f"{project}=={version}" for project, version in versions.items()]
                 try:
-                    resolved[python] = self._compile(python, (*pins, *others))
+                    resolved[python] = self._compile(python, [*pins, *others])
                 except ReleaseError:
                     if not resolved:
                         raise
                     alone = self._compile(python, pins, close_to=list(resolved)[-1])
-                    pins += tuple(
-                        f"{package['name']}=={package['version']}"
-                        for package in alone
-                        if before.get(package["name"], package.get("version"))
-                        != package.get("version")
-                    )
+                    pins += [
+                        f"{wheel.project}=={wheel.version}"
+                        for wheel in alone
+                        if versions.get(wheel.project, wheel.version) != wheel.version
+                    ]
                     break
+                for wheel in resolved[python]:
+                    if wheel.project not in self._own:
+                        versions[wheel.project] = wheel.version
             else:
                 return resolved
         raise ReleaseError(
@@ -156,92 +149,63 @@ class _Resolver:
             f"{self._machine}.",
         )
 
-    def _compile(self, python: str, pins: Sequence[str], *, close_to: str = "") -> list[Any]:
+    def _compile(
+        self, python: str, pins: Sequence[str], *, close_to: str = ""
+    ) -> list[LockedWheel]:
         """Return what uv resolves, near to what it resolved for the Python *close_to*."""
-        from uv import find_uv_bin
-
-        direct = [
-            f"{project} @ {path.resolve().as_uri()}"
-            for project, (_, path) in sorted(self._own.items())
-        ]
-        overrides = [override.requirement for override in self._rule.overrides]
-        inputs: dict[str, Iterable[str]] = {
-            "requirements.in": [*direct, *self._rule.requires],
-            "overrides.txt": overrides,
-            "constraints.txt": pins,
-        }
-        for name, lines in inputs.items():
-            (self._folder / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
         output = self._output(python)
         output.unlink(missing_ok=True)
         if close_to:
             # uv prefers the versions of the file that it writes.
             shutil.copyfile(self._output(close_to), output)
-        options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-        options += ["--only-binary", ":all:", "--output-file", str(output)]
-        platform = f"{self._machine}-manylinux_2_{pylock.GLIBC}"
-        options += ["--python-version", python, "--python-platform", platform]
-        # Otherwise uv asks every Python of this machine for its version, which takes seconds.
-        options += ["--python", sys.executable, "--default-index", self._index_url]
-        options += ["--overrides", str(self._folder / "overrides.txt")]
-        options += ["--constraints", str(self._folder / "constraints.txt")]
+        command = [
+            *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
+            *("--format", "pylock.toml", "--only-binary", ":all:", "--output-file", str(output)),
+            *("--python-version", python, "--default-index", self._index_url),
+            *("--python-platform", f"{self._machine}-manylinux_2_{pylock.GLIBC}"),
+            # Otherwise uv asks every Python of this machine for its version, which takes seconds.
+            *("--python", sys.executable, "--overrides", str(self._folder / "overrides.txt")),
+            *("--constraints", str(self._write("constraints.txt", pins))),
+            str(self._folder / "requirements.in"),
+        ]
         environment = process.clean_environment(
-            UV_NO_CONFIG="1",
-            UV_PYTHON_DOWNLOADS="never",
-            UV_CACHE_DIR=str(self._cache or ""),
-            **dict.fromkeys(_SOURCES, ""),
+            UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
         )
-        source = str(self._folder / "requirements.in")
         try:
-            process.output([find_uv_bin(), "pip", "compile", *options, source], env=environment)
-        except CommandError as error:
-            if error.reference != "command-failed":
+            process.output(command, env=environment)
+            return self._wheels(Pylock.from_dict(tomllib.loads(output.read_text("utf-8"))), python)
+        except (CommandError, PylockSelectError, KeyError) as error:
+            if isinstance(error, CommandError) and error.reference != "command-failed":
                 raise
+            details = error.details if isinstance(error, CommandError) else [str(error)]
             raise ReleaseError(
                 "set-unresolved",
                 f"No set for Python {python} on {self._machine} satisfies these wheels.",
-                details=[line for line in error.details if line.strip()][-SHOWN:],
+                details=[line for line in details if line.strip()][-SHOWN:],
             ) from error
-        packages: list[Any] = tomllib.loads(output.read_text("utf-8"))["packages"]
-        return packages
+
+    def _wheels(self, lock: Pylock, python: str) -> list[LockedWheel]:
+        """Return the wheels of *lock* for *python*, those of ours at their addresses."""
+        wheels = []
+        interpreter = pylock.Interpreter(f"{python}.0", self._machine)
+        for package, file in lock.select(**interpreter.selection()):
+            if isinstance(file, PackageWheel) and package.name not in self._own:
+                wheel = LockedWheel(
+                    package.name,
+                    str(package.version),
+                    file.filename,
+                    _public(file.url or ""),
+                    file.hashes["sha256"],
+                    file.size or 0,
+                )
+            else:
+                # uv takes our files for archives.
+                wheel = self._own[package.name]
+            wheels.append(wheel)
+        return wheels
 
     def _output(self, python: str) -> Path:
         return self._folder / f"pylock.py{python.replace('.', '')}.toml"
-
-    def wheel(self, package: Mapping[str, Any], python: str) -> LockedWheel:
-        """Return the wheel of *package* for *python*."""
-        name, version = package["name"], package.get("version", "")
-        if name in self._own:
-            return self._own[name][0]
-        ranks = {tag: n for n, tag in enumerate(pylock.tags(_number(python), self._machine))}
-        rated = [
-            (min(fitting), filename, wheel)
-            for wheel in package.get("wheels", ())
-            for filename in [_filename(wheel)]
-            if (
-                fitting := [ranks[tag] for tag in parse_wheel_filename(filename)[3] if tag in ranks]
-            )
-        ]
-        if not rated:
-            raise ReleaseError(
-                "set-unresolved",
-                f"{name} {version} has no wheel for Python {python} on {self._machine}.",
-            )
-        _, filename, wheel = min(rated, key=lambda entry: entry[:2])
-        sha256 = wheel.get("hashes", {}).get("sha256", "")
-        if not sha256:
-            raise ReleaseError(
-                "set-unresolved",
-                f"The package index states no sha256 of {filename}.",
-                todo="Use an index that does.",
-            )
-        url = _public(wheel["url"])
-        return LockedWheel(name, version, filename, url, sha256, int(wheel.get("size", 0)))
-
-
-def _filename(wheel: Mapping[str, Any]) -> str:
-    last = urlsplit(str(wheel.get("url", ""))).path.rpartition("/")[2]
-    return str(wheel.get("name") or unquote(last))
 
 
 def _public(url: str) -> str:
@@ -273,7 +237,7 @@ def write(
         'created-by = "sparkwright"',
     ]
     packages: dict[tuple[str, str], dict[LockedWheel, Sequence[str]]] = {}
-    for wheel, own in sorted(needed.items(), key=lambda item: msgspec.structs.astuple(item[0])):
+    for wheel, own in sorted(needed.items()):
         packages.setdefault((wheel.project, wheel.version), {})[wheel] = own
     for (project, version), wheels in packages.items():
         lines += ["", "[[packages]]", f"name = {_string(project)}", f"version = {_string(version)}"]

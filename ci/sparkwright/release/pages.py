@@ -1,38 +1,79 @@
 """
-The pages of an index, generated from its signed releases: for people, and for pip and uv.
+What people, pip and uv read of an index: notes of releases in Markdown, and pages, made from its
+signed records.
 
-`simple/<channel>/` is the simple API as HTML (PEP 503), with yanks (592) and METADATA (658, 714).
-The pages carry no signature. They are written after the
-signed metadata; what a killed run left old, the next command writes again.
+Notes and pages state what records prove. What was not measured or not looked up is written so, and
+never counts for the fork. `simple/<channel>/` is the simple API as HTML (PEP 503), with yanks (592)
+and METADATA (658, 714). The pages carry no signature. They are written after the signed metadata;
+what a killed run left old, the next command writes again.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkwright.client.records import CHANNELS, Channel, ReleaseFile, ReleaseWheel
+from msgspec.structs import replace
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.bench.records import METRICS
+from sparkwright.cherry_picks import drift, ledger
+from sparkwright.cherry_picks.drift import Trial
+from sparkwright.client.records import (
+    CHANNELS,
+    Channel,
+    ForkSource,
+    Missing,
+    Release,
+    ReleaseFile,
+    ReleaseLock,
+    ReleasePatch,
+    ReleaseWheel,
+    Speed,
+    line,
+)
+from sparkwright.core import pages
 from sparkwright.core.console import size
 from sparkwright.core.store import write_file
-from sparkwright.release import release_notes
-from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
+from sparkwright.forks.context import RunContext
+from sparkwright.release.repository import ClientWheel, IndexFolder
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 #: The version of the simple API (PEP 629).
 SIMPLE_VERSION = "1.0"
 #: The project of the client.
 CLIENT = "sparkwright-install"
+#: Written where nothing was measured.
+NOT_MEASURED = "not measured"
 
 Wheel = ReleaseWheel | ClientWheel
+
+
+@functools.cache
+def template(name: str) -> Template:
+    """Return a template of the pages or the notes."""
+    return pages.environment("sparkwright.release").get_template(name)
 
 
 def write(index: IndexFolder) -> None:
     """Write all pages of *index*, and remove those of what is no longer in it."""
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
-        _write_release(index, folder / "releases" / name / "index.html", entry)
+        page = template("release.html").render(
+            title=name,
+            state=entry.state,
+            url=index.facts.url,
+            link=lambda file: _link(file, 2),
+            **view(entry.release, index.before(entry.release)),
+        )
+        _write(folder / "releases" / name / "index.html", page)
     newest = list(entries.values())[::-1]
-    front = release_notes.template("index.html").render(
+    front = template("index.html").render(
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
         url=index.facts.url,
@@ -51,18 +92,6 @@ def write(index: IndexFolder) -> None:
         projects = _write_simple(folder / "simple" / channel, index, channel)
         _remove_others(folder / "simple" / channel, projects)
     _remove_others(folder / "releases", set(entries))
-
-
-def _write_release(index: IndexFolder, path: Path, entry: IndexEntry) -> None:
-    before = index.entries.get(entry.release.before)
-    page = release_notes.template("release.html").render(
-        title=entry.release.name,
-        state=entry.state,
-        url=index.facts.url,
-        link=lambda file: _link(file, 2),
-        **release_notes.view(entry.release, before.release if before else None),
-    )
-    _write(path, page)
 
 
 def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:
@@ -103,9 +132,7 @@ def _link(file: ReleaseFile, depth: int) -> str:
 
 
 def _write_page(folder: Path, title: str, links: list[dict[str, Any]]) -> None:
-    page = release_notes.template("simple.html").render(
-        title=title, links=links, version=SIMPLE_VERSION
-    )
+    page = template("simple.html").render(title=title, links=links, version=SIMPLE_VERSION)
     _write(folder / "index.html", page)
 
 
@@ -121,3 +148,202 @@ def _remove_others(folder: Path, names: set[str]) -> None:
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and path.name not in names:
             shutil.rmtree(path)
+
+
+def notes(release: Release, before: Release | None) -> str:
+    """
+    Return the notes of *release*.
+
+    Args:
+        before: The release of the same stack before it; None for the first, or if it was removed.
+    """
+    return template("notes.md").render(view(release, before))
+
+
+def view(release: Release, before: Release | None) -> dict[str, Any]:
+    """Return what the templates of notes and release pages show."""
+    machines = dict.fromkeys(wheel.machine for wheel in release.wheels if wheel.machine != "any")
+    torch = {lock.packages["torch"]: None for lock in release.locks if "torch" in lock.packages}
+    return {
+        "release": release,
+        "before": before,
+        "forks": ", ".join(
+            [f"{fork.name} {fork.version}" for fork in release.forks]
+            + [f"torch {version}" for version in torch]
+        ),
+        "machines": ", ".join(machines),
+        "size": size(sum(wheel.size for wheel in release.wheels)),
+        "missing": [(wheel, entry) for wheel in release.wheels for entry in wheel.proof.missing],
+        "patches": list(_patches(release, before)),
+        "summary": _summary(release),
+        "sources": list(_source_changes(release, before)) if before else [],
+        "packages": [_package_changes(lock, before) for lock in release.locks] if before else [],
+        "speeds": {
+            wheel.name: [_speed_row(speed) for speed in wheel.proof.speeds]
+            for wheel in release.wheels
+        },
+        "sizes": list(_sizes(release, before)),
+        "reasons": reasons,
+    }
+
+
+def reasons(missing: Iterable[Missing]) -> dict[str, list[str]]:
+    """Return each kind of reason why a wheel is not for ``verified``, with its gates."""
+    groups: dict[str, dict[str, None]] = {}
+    for entry in missing:
+        groups.setdefault(f"{entry.state} ({entry.reference})", {})[entry.gate] = None
+    return {reason: list(gates) for reason, gates in groups.items()}
+
+
+def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
+    """
+    Return *source* with what is known of its patches upstream: by the last `patch drift`, and by
+    the merges that the ledger records.
+    """
+    last, records = drift.last(context, source.name), {}
+    if any(patch.pick for patch in source.patches):
+        records = dict(ledger.load_ledger(context.project.root, source.name).by_number)
+    patches = []
+    for patch in source.patches:
+        tried = [
+            trial
+            for trial in (last.of(patch.name) if last else ())
+            if trial.sha256 == patch.sha256 and _later(trial.base, source.version)
+        ]
+        merge = records[patch.pick].merge if patch.pick in records else ""
+        patches.append(_with_state(patch, tried, merge))
+    return replace(source, patches=tuple(patches))
+
+
+def _with_state(patch: ReleasePatch, tried: list[Trial], merge: str) -> ReleasePatch:
+    has = next((trial for trial in tried if trial.state == "already-upstream"), None)
+    if tried and tried[-1].applies:
+        return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
+    if has:
+        return replace(patch, upstream="upstream", upstream_says=line(f"{has.base} has it"))
+    if merge:
+        return replace(patch, upstream="upstream", upstream_says=f"merged as {merge[:12]}")
+    reason = f"on {tried[-1].base}: {tried[-1].state}" if tried else "not tried on anything later"
+    return replace(patch, upstream_says=line(reason))
+
+
+def _later(base: str, version: str) -> bool:
+    """Return whether *base* is later than the release *version*; a branch is."""
+    try:
+        return Version(base) > Version(version)
+    except InvalidVersion:
+        return True
+
+
+def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:
+    """Yield every patch with its fork and its change since *before*, and those that are gone."""
+    then = {
+        (fork.name, patch.name): patch
+        for fork in (before.forks if before else ())
+        for patch in fork.patches
+    }
+    for fork in release.forks:
+        for patch in fork.patches:
+            old = then.pop((fork.name, patch.name), None)
+            change = "carried" if before is None else "added"
+            if old:
+                change = "unchanged" if old.sha256 == patch.sha256 else "changed"
+            yield fork.name, patch, change
+    for (name, _), patch in then.items():
+        yield name, patch, "dropped"
+
+
+def _summary(release: Release) -> list[str]:
+    """Return whether the fork is still needed, in sentences that the records prove."""
+    states = [patch.upstream or "unknown" for fork in release.forks for patch in fork.patches]
+    counts = [f"{states.count(state)} {state}" for state in ("needed", "upstream", "unknown")]
+    sentences = [f"Of {len(states)} patches: {', '.join(counts)}." if states else "No patches."]
+    if set(states) == {"upstream"}:
+        sentences.append("Upstream has every patch of this release.")
+    compared = False
+    bases = {fork.name: fork.base for fork in release.forks}
+    for wheel in release.wheels:
+        gains = [_gain(speed) for speed in wheel.proof.speeds if speed.ratio is not None]
+        if not gains:
+            continue
+        base = bases.get(wheel.fork, "")
+        stock = bool(base) and base[:12] in wheel.proof.baseline
+        compared = compared or (stock and 1 in gains)
+        against = "the stock wheel" if stock else wheel.proof.baseline or "an unnamed baseline"
+        sentences.append(
+            f"{wheel.project} against {against}: faster in {gains.count(1)}, slower in "
+            f"{gains.count(-1)} of {len(gains)} measured figures."
+        )
+    if not compared:
+        sentences.append("It was not shown that this release is faster than the stock wheel.")
+    return sentences
+
+
+def _gain(speed: Speed) -> int:
+    """Return 1 if the 95 % interval of *speed* is of a faster wheel, -1 of a slower one, else 0."""
+    if speed.metric not in METRICS or not speed.low or not speed.high:
+        return 0
+    higher = (speed.low > 1) - (speed.high < 1)
+    return higher if METRICS[speed.metric][3] else -higher
+
+
+def _speed_row(speed: Speed) -> dict[str, str]:
+    metric = METRICS.get(speed.metric)  # type: ignore[call-overload]  # a record may hold any line
+    interval = NOT_MEASURED
+    if speed.low is not None and speed.high is not None:
+        interval = f"{speed.low - 1:+.2%} to {speed.high - 1:+.2%}"
+    return {
+        "cell": speed.cell,
+        "metric": f"{metric[0]} ({'more' if metric[3] else 'less'} is better)"
+        if metric
+        else speed.metric,
+        "state": speed.state if speed.state != "not-run" or speed.ratio is None else "reported",
+        "change": NOT_MEASURED if speed.ratio is None else f"{speed.ratio - 1:+.2%}",
+        "interval": interval,
+    }
+
+
+def _source_changes(release: Release, before: Release) -> Iterator[tuple[str, str, str, str]]:
+    """Yield fork, fact, value before and value now of what changed in the sources."""
+    now, then = ({fork.name: fork for fork in entry.forks} for entry in (release, before))
+    for name in dict.fromkeys((*now, *then)):
+        facts = [_facts(side.get(name)) for side in (then, now)]
+        for fact in dict.fromkeys((*facts[0], *facts[1])):
+            old, new = (side.get(fact, "–") for side in facts)
+            if old != new:
+                yield name, fact, old, new
+
+
+def _facts(fork: ForkSource | None) -> Mapping[str, str]:
+    if fork is None:
+        return {}
+    return {
+        "version": fork.version,
+        "source": f"{fork.kind} {fork.pin[:16]}",
+        "built": fork.built,
+        "official wheel": fork.base[:16],
+        "patches": str(len(fork.patches)),
+        "places changed by arch rules": str(fork.sites),
+        "compiler": fork.cuda,
+    }
+
+
+def _package_changes(lock: ReleaseLock, before: Release) -> dict[str, Any]:
+    then = next((old.packages for old in before.locks if old.machine == lock.machine), {})
+    rows = [
+        (name, then.get(name, "–"), lock.packages.get(name, "–"))
+        for name in sorted({*then, *lock.packages})
+    ]
+    changed = [row for row in rows if row[1] != row[2]]
+    return {"machine": lock.machine, "rows": changed, "same": len(rows) - len(changed)}
+
+
+def _sizes(release: Release, before: Release | None) -> Iterator[dict[str, Any]]:
+    then = {(wheel.project, wheel.machine): wheel for wheel in (before.wheels if before else ())}
+    for wheel in release.wheels:
+        old = then.get((wheel.project, wheel.machine))
+        yield {
+            "wheel": wheel,
+            "size": size(wheel.size),
+            "change": f"{wheel.size / old.size - 1:+.1%}" if old and old.size else "–",
+        }

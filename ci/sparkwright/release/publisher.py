@@ -10,32 +10,29 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import zipfile
 from collections.abc import Iterable, Sequence
-from email.parser import BytesParser
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 from packaging.version import Version
 
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.client.downloads import check_room
 from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Channel,
-    Line,
     Missing,
     Proof,
     Release,
     ReleaseFile,
     ReleaseState,
     ReleaseWheel,
+    line,
     number,
 )
 from sparkwright.core import github
 from sparkwright.core.errors import StoreError, UsageError
-from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
     client_wheel,
@@ -49,7 +46,6 @@ from sparkwright.release.errors import ReleaseError
 from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
-from sparkwright.release.release_draft import ReleaseDraft
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction
 from sparkwright.release.wheel_facts import WheelFacts
 
@@ -158,12 +154,14 @@ class Publisher:
             )
         self._require_gpu(index)
         url = self._url(index, url)
-        decided = release_draft.decide(self.context, self.policy, wheels, verdicts)
+        contents: release_draft.Contents = {}
+        facts = release_draft.read_wheels(self.context, self.policy, wheels)
+        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
         if channel != "candidate":
-            decided.require_verified()
+            release_draft.require_verified(proofs)
         channel = channel or "verified"
-        done = Published("", channel, index.version, missing=decided.missing)
-        if same := _same_release(index, stack, decided.wheels):
+        done = Published("", channel, index.version, missing=release_draft.missing(proofs))
+        if same := _same_release(index, stack, facts):
             if channel == "verified" and same.state.channel == "candidate":
                 raise ReleaseError(
                     "release-name-taken",
@@ -172,40 +170,40 @@ class Publisher:
                 )
             if not dry_run:
                 with index.changing(self.keys, self.policy.file.roles) as change:
-                    _put_wheels(change, decided.wheels, same.release)
+                    _put_wheels(change, facts, same.release)
                 self._finish()
             name, channel = same.release.name, same.state.channel
             gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
             return replace(done, release=name, channel=channel, already=True, gated=gated)
-        _require_free_names(index, decided.wheels)
-        _require_order(index, stack, channel, decided.wheels)
+        _require_free_names(index, facts)
+        _require_order(index, stack, channel, facts)
         earlier = [entry.release for entry in index.of_stack(stack)]
         name = f"{stack}.{1 + max((number(release.name) for release in earlier), default=0)}"
         if dry_run:
             return replace(done, release=name)
         index.require_keys(self.keys, self.policy.file.roles)
         published = _published_wheels(index)
-        new = [wheel for wheel in decided.wheels if wheel.name not in published]
+        new = [wheel for wheel in facts if wheel.name not in published]
         host = self._host(new, github, channel)
-        draft = ReleaseDraft(
+        release = release_draft.draft(
             self.context,
             self.policy,
-            decided,
+            facts,
+            proofs,
+            contents,
             name=name,
             url=url,
             address=host.url if host else lambda _: "",
             published=published,
             before=earlier[-1] if earlier else None,
         )
-        self._require_room([*draft.contents, *draft.release.wheels])
+        self._require_room([*contents, *release.wheels])
         sent = _upload(host, new) if host and send else []
         with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url)
             change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
-            for file, data in draft.contents.items():
-                change.put(file, data)
-            _put_wheels(change, decided.wheels, draft.release)
-            change.set_release(draft.release, _state(draft.release, channel))
+            _put_wheels(change, facts, release)
+            _set_release(change, release, contents, channel)
         index = self._finish()
         return replace(
             done,
@@ -227,20 +225,23 @@ class Publisher:
             wheel-invalid, archive-unsafe: A wheel cannot be read.
             And the errors of `GitHubAssets`.
         """
-        release = [entry.release for entry in self.open().of_stack(self.context.project.stack)][-1:]
-        published = {wheel.sha256: wheel for newest in release for wheel in newest.wheels}
-        new = {key: wheel for key, wheel in published.items() if wheel.uploaded == release[-1].made}
-        facts = wheel_facts.read_all(paths, None)
+        published: dict[str, ReleaseWheel] = {}
+        new: dict[str, str] = {}
+        channel: Channel = "candidate"
+        for newest in self.open().of_stack(self.context.project.stack)[-1:]:
+            channel, release = newest.state.channel, newest.release
+            published = {wheel.sha256: wheel for wheel in release.wheels}
+            new = {w.sha256: w.url for w in release.wheels if w.uploaded == release.made}
+        facts = wheel_facts.read_all(paths)
         sent = [wheel for wheel in facts if wheel.sha256 in new]
-        host = self._host(sent, repository, "candidate")
-        stated = {wheel.url for wheel in new.values()}
+        host = self._host(sent, repository, channel)
         strange = [wheel.name for wheel in facts if wheel.sha256 not in published]
-        if not host or strange or stated != {host.url(wheel.name) for wheel in sent}:
+        if not host or strange or {*new.values()} != {host.url(wheel.name) for wheel in sent}:
             raise ClientError(
                 "release-unknown",
                 f"The newest release of {self.context.project.stack} does not publish exactly "
                 f"these wheels in {repository}.",
-                details=[*strange, *sorted(stated)],
+                details=[*strange, *sorted(new.values())],
             )
         return _upload(host, sent)
 
@@ -268,29 +269,22 @@ class Publisher:
                 details=[f"stack {entry.state.stack}, channel {entry.state.channel}"],
             )
         _require_offered(entry)
-        _require_order(index, stack, "verified", entry.release.wheels, besides=name)
+        _require_order(index, stack, "verified", entry.release.wheels)
         if faults := repository.damaged_files(self.folder, entry.release.files):
             raise repository.damaged(f"Files of {name} are not what they were.", faults)
-        contents: dict[ReleaseFile, bytes] = {}
+        contents: release_draft.Contents = {}
         sources = {fork.name: fork for fork in entry.release.forks}
-        facts = tuple(
+        facts = [
             wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
             for wheel in entry.release.wheels
-        )
-        decided = release_draft.decide_facts(facts, self.policy, verdicts)
-        decided.require_verified()
-        wheels = tuple(
-            replace(wheel, proof=release_draft.with_files(decided, wheel.name, contents))
-            for wheel in entry.release.wheels
-        )
-        before = index.entries.get(entry.release.before)
-        release = release_draft.with_notes(
-            replace(entry.release, wheels=wheels), before.release if before else None, contents
-        )
+        ]
+        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
+        release_draft.require_verified(proofs)
+        wheels = [replace(wheel, proof=proofs[wheel.name]) for wheel in entry.release.wheels]
+        release = replace(entry.release, wheels=tuple(wheels))
+        release = release_draft.with_notes(release, index.before(release), contents)
         with index.changing(self.keys, self.policy.file.roles) as change:
-            for file, data in contents.items():
-                change.put(file, data)
-            change.set_release(release, _state(release, "verified"))
+            _set_release(change, release, contents, "verified")
         return _changed(self._finish(), name)
 
     def yank(self, name: str, reason: str) -> Changed:
@@ -301,11 +295,7 @@ class Publisher:
             release-unknown: There is none. release-yanked: It is yanked already.
             UsageError: The reason is empty, or not one line.
         """
-        try:
-            msgspec.convert(reason, Line)
-        except msgspec.ValidationError:
-            reason = ""
-        if not reason.strip():
+        if not reason.strip() or line(reason) != reason:
             raise UsageError(
                 "usage",
                 "A release is yanked with a reason of one line, which people and pip show.",
@@ -435,6 +425,23 @@ class Publisher:
         check_room(parent, sum(file.size for file in own if not (self.folder / file.path).exists()))
 
 
+def _set_release(
+    change: Transaction, release: Release, contents: release_draft.Contents, channel: Channel
+) -> None:
+    for file, data in contents.items():
+        change.put(file, data)
+    lacks = {entry.gate for entries in release.missing.values() for entry in entries}
+    state = ReleaseState(
+        stack=release.stack,
+        made=release.made,
+        channel=channel,
+        machines=tuple(lock.machine for lock in release.locks),
+        pythons=tuple(dict.fromkeys(python for lock in release.locks for python in lock.pythons)),
+        missing=tuple(sorted(lacks)),
+    )
+    change.set_release(release, state)
+
+
 def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Release) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
     elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
@@ -452,26 +459,13 @@ def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
     clients = change.facts.clients
     carried = (url, change.fingerprint, change.root)
     with tempfile.TemporaryDirectory(prefix="client-") as name:
-        folder = Path(name)
-        path = client_wheel.write(folder, *carried, label=str(max(1, len(clients))))
-        if clients and sha256_file(path) == clients[-1].sha256:
-            change.put(clients[-1], path)
-            return clients
-        if clients:
-            path = client_wheel.write(folder, *carried, label=str(len(clients) + 1))
-        wheel = WheelName.of(path.name)
-        with zipfile.ZipFile(path) as archive:
-            metadata = archive.read(f"{wheel.info}/METADATA")
-        record = ClientWheel(
-            name=path.name,
-            size=path.stat().st_size,
-            sha256=sha256_file(path),
-            version=wheel.version,
-            metadata=sha256_bytes(metadata),
-            requires_python=BytesParser().parsebytes(metadata)["Requires-Python"],
-        )
+        folder, last = Path(name), str(max(1, len(clients)))
+        record, path, metadata = client_wheel.write(folder, *carried, label=last)
+        if clients and record != clients[-1]:
+            label = str(len(clients) + 1)
+            record, path, metadata = client_wheel.write(folder, *carried, label=label)
         change.put(record, path, metadata)
-    return (*clients, record)
+    return clients if record in clients else (*clients, record)
 
 
 def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:
@@ -484,18 +478,6 @@ def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:
             files[_file(wheel)] = wheel.path
             files[ReleaseFile(name=path.name, size=len(data), sha256=sha256_bytes(data))] = path
         return host.publish(files)
-
-
-def _state(release: Release, channel: Channel) -> ReleaseState:
-    missing = (entry.gate for entries in release.missing.values() for entry in entries)
-    return ReleaseState(
-        stack=release.stack,
-        made=release.made,
-        channel=channel,
-        machines=tuple(lock.machine for lock in release.locks),
-        pythons=tuple(dict.fromkeys(python for lock in release.locks for python in lock.pythons)),
-        missing=tuple(sorted(set(missing))),
-    )
 
 
 def _changed(index: IndexFolder, *names: str) -> Changed:
@@ -525,35 +507,28 @@ def _require_order(
     stack: str,
     channel: Channel,
     wheels: Iterable[WheelFacts | ReleaseWheel],
-    besides: str = "",
 ) -> None:
     """
     Require that pip would prefer *wheels* to what *channel* offers of the same stack.
 
-    Args:
-        besides: The name of a release that does not count.
-
     Raises:
         version-order: It offers a higher version.
     """
-    offered: dict[tuple[str, str], list[tuple[Version, str, str]]] = {}
-    for entry in index.of_stack(stack):
-        counts = channel in ("candidate", entry.state.channel)
-        if counts and not entry.state.yanked and entry.release.name != besides:
-            for other in entry.release.wheels:
-                version = (Version(other.version), other.sha256, entry.release.name)
-                offered.setdefault((other.project, other.machine), []).append(version)
+    offered = [
+        (Version(wheel.version), wheel, entry.release.name)
+        for entry in index.of_stack(stack)
+        if channel in ("candidate", entry.state.channel) and not entry.state.yanked
+        for wheel in entry.release.wheels
+    ]
     for wheel in wheels:
-        versions = offered.get((wheel.project, wheel.machine))
-        if not versions:
-            continue
-        highest, sha256, name = max(versions)
-        if sha256 != wheel.sha256 and Version(wheel.version) <= highest:
-            raise ReleaseError(
-                "version-order",
-                f"pip would pass over {wheel.name}.",
-                details=[f"{name} offers {wheel.project} {highest}", f"this is {wheel.version}"],
-            )
+        for version, other, name in offered:
+            same = (other.project, other.machine) == (wheel.project, wheel.machine)
+            if same and other.sha256 != wheel.sha256 and Version(wheel.version) <= version:
+                raise ReleaseError(
+                    "version-order",
+                    f"pip would pass over {wheel.name}.",
+                    details=[f"{name} offers {other.name}"],
+                )
 
 
 def _same_release(

@@ -1,15 +1,19 @@
-"""From decided wheels to the record of a release and to what its files hold."""
+"""
+From the wheels of a release to its record and to what its files hold: what is shown of the wheels,
+where they come from, and the locked sets around them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright import __version__
 from sparkwright.audit import policy as audit_policy
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
@@ -28,67 +32,34 @@ from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
-from sparkwright.release import (
-    decision,
-    gate_results,
-    locked_set,
-    provenance,
-    release_notes,
-    wheel_facts,
-)
+from sparkwright.release import decision, locked_set, pages, wheel_facts
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.gate_results import GateResults
 from sparkwright.release.policy import ReleasePolicy, SetRule
 from sparkwright.release.wheel_facts import WheelFacts
 
+#: What the files of a release hold, wheels not included.
+Contents = dict[ReleaseFile, bytes]
 
-@dataclasses.dataclass(frozen=True)
-class DecidedWheels:
-    """The wheels of a release, and by file name what the gates wrote and what is shown of each."""
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:sparkwright:build:v1"
+#: A machine of the publisher's own, for which only the publisher vouches (SLSA build level 1).
+BUILDER = "urn:sparkwright:builder:self-hosted"
 
-    wheels: tuple[WheelFacts, ...]
-    results: Mapping[str, GateResults]
-    proofs: Mapping[str, Proof]
-
-    @property
-    def missing(self) -> dict[str, tuple[Missing, ...]]:
-        """What each wheel lacks for ``verified``, if anything."""
-        return {name: proof.missing for name, proof in self.proofs.items() if proof.missing}
-
-    def require_verified(self) -> None:
-        """Raise `verified-refused` if a wheel lacks something."""
-        if missing := self.missing:
-            raise ReleaseError(
-                "verified-refused",
-                f"{len(missing)} of {len(self.wheels)} wheels may not be in verified.",
-                details=missing_lines(missing),
-                data={"missing": missing},
-            )
+#: Kind of a source → the name of its pin's digest in in-toto.
+_PINS = {"git": "gitCommit", "sdist": "sha256", "wheel": "sha256"}
 
 
-def missing_lines(missing: Mapping[str, Sequence[Missing]]) -> list[str]:
-    """Return a line for each wheel and reason: the gates that are no pass for it."""
-    return [
-        f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
-        for name, entries in missing.items()
-        for reason, gates in release_notes.reasons(entries).items()
-    ]
-
-
-def decide(
-    context: RunContext, policy: ReleasePolicy, paths: Sequence[Path], verdicts: Path | None
-) -> DecidedWheels:
+def read_wheels(
+    context: RunContext, policy: ReleasePolicy, paths: Sequence[Path]
+) -> tuple[WheelFacts, ...]:
     """
-    Return what is shown of the wheels at *paths*.
-
-    Args:
-        verdicts: The folder of the gates' files; None for beside each wheel.
+    Return what the wheels at *paths* are.
 
     Raises:
-        UsageError: The wheels are of another stack.
+        UsageError: They are of another stack.
         release-gpu-foreign: They are for another GPU than the policy.
-        wheel-invalid, wheel-mismatch, archive-unsafe, evidence-invalid, verdict-foreign,
-            verdict-hollow: See `wheel_facts`, `gate_results` and `decision`.
+        wheel-invalid, wheel-mismatch, wheel-unsafe, archive-unsafe: See `wheel_facts.read_all`.
     """
     project, audit = context.project, None
     if project.audit_file.exists():
@@ -101,7 +72,7 @@ def decide(
             todo=f"Give --stack {others[0]}.",
         )
     require_gpu(policy, {wheel.name: wheel.record.arch for wheel in wheels if wheel.record})
-    return decide_facts(wheels, policy, verdicts)
+    return wheels
 
 
 def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
@@ -111,27 +82,80 @@ def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
     Raises:
         release-gpu-foreign: One is for another GPU.
     """
-    if foreign := {
-        name: arch for name, arch in archs.items() if capability(arch) != policy.file.gpu
-    }:
+    gpu = policy.file.gpu
+    if foreign := [
+        f"{name}: for {arch}" for name, arch in archs.items() if capability(arch) != gpu
+    ]:
         raise ReleaseError(
-            "release-gpu-foreign",
-            f"The release policy is for SM {policy.file.gpu}.",
-            details=[f"{name}: for {arch}" for name, arch in foreign.items()],
+            "release-gpu-foreign", f"The release policy is for SM {gpu}.", details=foreign
         )
 
 
-def decide_facts(
-    wheels: tuple[WheelFacts, ...], policy: ReleasePolicy, verdicts: Path | None
-) -> DecidedWheels:
-    """Return what is shown of *wheels*; otherwise as `decide`."""
-    results = {wheel.name: gate_results.read_beside(wheel.path, verdicts) for wheel in wheels}
-    return DecidedWheels(wheels, results, decision.decide_all(wheels, results, policy))
-
-
-class ReleaseDraft:
+def prove(
+    wheels: Sequence[WheelFacts], policy: ReleasePolicy, verdicts: Path | None, contents: Contents
+) -> dict[str, Proof]:
     """
-    A release that is not published yet.
+    Return what is shown of each of *wheels*, by file name; the files of the gates are added to
+    *contents*.
+
+    Args:
+        verdicts: The folder of the gates' files; None for beside each wheel.
+
+    Raises:
+        evidence-invalid, verdict-foreign, verdict-hollow: See `decision`.
+    """
+    results = {wheel.name: decision.read_results(wheel.path, verdicts) for wheel in wheels}
+    proofs = decision.decide_all(wheels, results, policy)
+    for name, proof in proofs.items():
+        stem = name.removesuffix(".whl")
+        files = {
+            kind: _add(f"{stem}.{kind}.json", data, contents)
+            for kind, data in results[name].files.items()
+        }
+        proofs[name] = replace(proof, **files)
+    return proofs
+
+
+def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
+    """Return what each wheel lacks for ``verified``, if anything."""
+    return {name: proof.missing for name, proof in proofs.items() if proof.missing}
+
+
+def missing_lines(lacks: Mapping[str, Sequence[Missing]]) -> list[str]:
+    """Return a line for each wheel and reason: the gates that are no pass for it."""
+    return [
+        f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
+        for name, entries in lacks.items()
+        for reason, gates in pages.reasons(entries).items()
+    ]
+
+
+def require_verified(proofs: Mapping[str, Proof]) -> None:
+    """Raise `verified-refused` if a wheel lacks something."""
+    if lacks := missing(proofs):
+        raise ReleaseError(
+            "verified-refused",
+            f"{len(lacks)} of {len(proofs)} wheels may not be in verified.",
+            details=missing_lines(lacks),
+            data={"missing": lacks},
+        )
+
+
+def draft(
+    context: RunContext,
+    policy: ReleasePolicy,
+    wheels: Sequence[WheelFacts],
+    proofs: Mapping[str, Proof],
+    contents: Contents,
+    *,
+    name: str,
+    url: str,
+    address: Callable[[str], str],
+    published: Mapping[str, ReleaseWheel],
+    before: Release | None,
+) -> Release:
+    """
+    Return the release of *wheels*, whose files are added to *contents*.
 
     Args:
         name: Of the release.
@@ -140,155 +164,197 @@ class ReleaseDraft:
         published: The wheels of the index, by file name.
         before: The release of the same stack before it.
 
-    Attributes:
-        contents: What the files of the release hold, wheels not included.
-
     Raises:
         set-unresolved, set-mixed: The wheels make no installable set.
     """
-
-    def __init__(
-        self,
-        context: RunContext,
-        policy: ReleasePolicy,
-        decided: DecidedWheels,
-        *,
-        name: str,
-        url: str,
-        address: Callable[[str], str],
-        published: Mapping[str, ReleaseWheel],
-        before: Release | None,
-    ) -> None:
-        self.contents: dict[ReleaseFile, bytes] = {}
-        self._context = context
-        self._made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        wheels = tuple(
-            self._wheel(wheel, decided, address, published.get(wheel.name))
-            for wheel in decided.wheels
+    made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    lock_file, rule = context.project.lock_file, policy.set_rule(context.project.stack)
+    lock_digest = sha256_file(lock_file) if lock_file.exists() else ""
+    records: list[ReleaseWheel] = []
+    for facts in wheels:
+        stem, earlier = facts.name.removesuffix(".whl"), published.get(facts.name)
+        statement = provenance(facts, lock_digest)
+        record = ReleaseWheel(
+            name=facts.name,
+            size=facts.size,
+            sha256=facts.sha256,
+            url=earlier.url if earlier else address(facts.name),
+            fork=facts.source.name,
+            project=facts.project,
+            version=facts.version,
+            machine=facts.machine,
+            metadata=sha256_bytes(facts.metadata),
+            uploaded=earlier.uploaded if earlier else made,
+            proof=proofs[facts.name],
+            requires_python=facts.requires_python,
+            device_code=facts.device_code,
+            content=facts.content,
+            isolated=facts.isolated,
+            provenance=_add(f"{stem}.provenance.json", statement, contents),
+            sbom=_add(f"{stem}.cdx.json", facts.sbom, contents) if facts.sbom else None,
         )
-        machines: list[Machine] = sorted({wheel.machine for wheel in wheels} - {"any"})
-        rule = policy.set_rule(context.project.stack)
-        paths = {wheel.name: wheel.path for wheel in decided.wheels}
-        sources: dict[str, ForkSource] = {}
-        # Of two builds of a fork, one from an unresolved source is the one to show.
-        for facts in sorted(decided.wheels, key=lambda facts: facts.source.resolved):
-            sources.setdefault(facts.source.name, facts.source)
-        release = Release(
-            name=name,
-            stack=context.project.stack,
-            made=self._made,
-            wheels=wheels,
-            # A set without machine code is for the Spark.
-            locks=tuple(
-                self._lock(wheels, paths, machine, url, rule) for machine in machines or ["aarch64"]
-            ),
-            forks=tuple(
-                release_notes.with_upstream(context, source) for source in sources.values()
-            ),
-            edits=rule.edits,
-            overlays=rule.overlays,
-            inexact_records=rule.inexact_records,
-            before=before.name if before else "",
-        )
-        self.release = with_notes(release, before, self.contents)
-
-    def _wheel(
-        self,
-        wheel: WheelFacts,
-        decided: DecidedWheels,
-        address: Callable[[str], str],
-        earlier: ReleaseWheel | None,
-    ) -> ReleaseWheel:
-        lock_file = self._context.project.lock_file
-        statement = provenance.statement(
-            wheel, sha256_file(lock_file) if lock_file.exists() else ""
-        )
-        stem = wheel.name.removesuffix(".whl")
-        return ReleaseWheel(
-            name=wheel.name,
-            size=wheel.size,
-            sha256=wheel.sha256,
-            url=earlier.url if earlier else address(wheel.name),
-            fork=wheel.source.name,
-            project=wheel.project,
-            version=wheel.version,
-            machine=wheel.machine,
-            metadata=sha256_bytes(wheel.metadata),
-            uploaded=earlier.uploaded if earlier else self._made,
-            proof=with_files(decided, wheel.name, self.contents),
-            requires_python=wheel.requires_python,
-            device_code=wheel.device_code,
-            content=wheel.content,
-            isolated=wheel.isolated,
-            provenance=_add(f"{stem}.provenance.json", statement, self.contents),
-            sbom=_add(f"{stem}.cdx.json", wheel.sbom, self.contents) if wheel.sbom else None,
-        )
-
-    def _lock(
-        self,
-        wheels: Sequence[ReleaseWheel],
-        paths: Mapping[str, Path],
-        machine: Machine,
-        url: str,
-        rule: SetRule,
-    ) -> ReleaseLock:
-        project = self._context.project
-        own = {
-            LockedWheel(
-                wheel.project,
-                wheel.version,
-                wheel.name,
-                wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
-                wheel.sha256,
-                wheel.size,
-            ): paths[wheel.name]
-            for wheel in wheels
-            if wheel.machine in (machine, "any")
-        }
-        locked = locked_set.resolve(
-            own,
-            machine,
-            rule,
-            index_url=package_index.index_url(),
-            torch=locked_set.torch_version(project.build_folder / "pylock.toml"),
-        )
-        edited = {edit.package for edit in rule.edits}
-        if missing := sorted(edited - locked.packages.keys()):
-            raise ClientError(
-                "set-mixed", "The set lacks packages that are to be edited.", details=missing
-            )
-        file = _add(f"pylock.{machine}.toml", locked.lock, self.contents)
-        return ReleaseLock(
-            **msgspec.structs.asdict(file),
-            machine=machine,
-            pythons=locked.pythons,
-            packages=locked.packages,
-        )
+        records.append(record)
+    paths = {facts.name: facts.path for facts in wheels}
+    machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
+    sources: dict[str, ForkSource] = {}
+    # Of two builds of a fork, one from an unresolved source is the one to show.
+    for facts in sorted(wheels, key=lambda facts: facts.source.resolved):
+        sources.setdefault(facts.source.name, facts.source)
+    release = Release(
+        name=name,
+        stack=context.project.stack,
+        made=made,
+        wheels=tuple(records),
+        # A set without machine code is for the Spark.
+        locks=tuple(
+            _lock(context, rule, records, paths, machine, url, contents)
+            for machine in machines or ["aarch64"]
+        ),
+        forks=tuple(pages.with_upstream(context, source) for source in sources.values()),
+        edits=rule.edits,
+        overlays=rule.overlays,
+        inexact_records=rule.inexact_records,
+        before=before.name if before else "",
+    )
+    return with_notes(release, before, contents)
 
 
-def with_files(decided: DecidedWheels, name: str, contents: dict[ReleaseFile, bytes]) -> Proof:
-    """Return the proof of the wheel *name* with the gates' files, which are added to *contents*."""
-    results, stem = decided.results[name], name.removesuffix(".whl")
-    files = {"verdicts": results.verdicts_file, "throughput": results.throughput_file}
-    return replace(
-        decided.proofs[name],
-        **{
-            kind: _add(f"{stem}.{kind}.json", data, contents)
-            for kind, data in files.items()
-            if data
-        },
+def _lock(
+    context: RunContext,
+    rule: SetRule,
+    wheels: Sequence[ReleaseWheel],
+    paths: Mapping[str, Path],
+    machine: Machine,
+    url: str,
+    contents: Contents,
+) -> ReleaseLock:
+    """Return the locked set of *machine*, whose file is added to *contents*."""
+    own = {
+        LockedWheel(
+            wheel.project,
+            wheel.version,
+            wheel.name,
+            wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
+            wheel.sha256,
+            wheel.size,
+        ): paths[wheel.name]
+        for wheel in wheels
+        if wheel.machine in (machine, "any")
+    }
+    locked = locked_set.resolve(
+        own,
+        machine,
+        rule,
+        index_url=package_index.index_url(),
+        torch=locked_set.torch_version(context.project.build_folder / "pylock.toml"),
+    )
+    if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
+        raise ClientError(
+            "set-mixed", "The set lacks packages that are to be edited.", details=absent
+        )
+    file = _add(f"pylock.{machine}.toml", locked.lock, contents)
+    return ReleaseLock(
+        **msgspec.structs.asdict(file),
+        machine=machine,
+        pythons=locked.pythons,
+        packages=locked.packages,
     )
 
 
-def with_notes(
-    release: Release, before: Release | None, contents: dict[ReleaseFile, bytes]
-) -> Release:
+def with_notes(release: Release, before: Release | None, contents: Contents) -> Release:
     """Return *release* with its notes, which are added to *contents*."""
-    text = release_notes.markdown(release, before)
+    text = pages.notes(release, before)
     return replace(release, notes=_add(f"{release.name}.md", text.encode(), contents))
 
 
-def _add(name: str, data: bytes, contents: dict[ReleaseFile, bytes]) -> ReleaseFile:
+def _add(name: str, data: bytes, contents: Contents) -> ReleaseFile:
     file = ReleaseFile(name=name, size=len(data), sha256=sha256_bytes(data))
     contents[file] = data
     return file
+
+
+def provenance(wheel: WheelFacts, lock_digest: str = "") -> bytes:
+    """
+    Return the provenance of *wheel*: an in-toto statement with SLSA's predicate, as plain JSON.
+
+    It needs no signature of its own, as the signed index names it by its hash. The same wheel gives
+    the same bytes.
+
+    Args:
+        lock_digest: The sha256 of ``forks/<stack>/lock.yaml``; empty if there is none.
+    """
+    source, record = wheel.source, wheel.record
+    external = {
+        "fork": source.name,
+        "project": wheel.project,
+        "version": wheel.version,
+        "machine": wheel.machine,
+        "built": source.built,
+        "stack": wheel.stack,
+        "arch": record.arch if record else "",
+    }
+    internal: dict[str, Any] = {
+        "cuda": source.cuda,
+        "sites": source.sites,
+        "sourceTree": source.source_tree,
+        "isolation": source.isolation or "none recorded",
+    }
+    if record:
+        internal |= {"compiler": record.compiler, "plan": record.plan, "inputs": record.inputs}
+    materials = _materials(source)
+    if lock_digest:
+        uri = f"forks/{wheel.stack}/lock.yaml"
+        materials.append({"name": "lock.yaml", "uri": uri, "digest": {"sha256": lock_digest}})
+    if record and record.tools:
+        materials.append({"name": "toolchain", "digest": {"sha256": record.tools}})
+    byproducts = []
+    if wheel.sbom:
+        byproducts.append({"name": "sbom", "digest": {"sha256": sha256_bytes(wheel.sbom)}})
+    version = {"sparkwright": record.sparkwright if record else __version__}
+    document = {
+        "_type": STATEMENT,
+        "subject": [{"name": wheel.name, "digest": {"sha256": wheel.sha256}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": _present(external),
+                "internalParameters": _present(internal),
+                "resolvedDependencies": materials,
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER, "version": version},
+                "byproducts": byproducts,
+            },
+        },
+    }
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=1)
+
+
+def _materials(source: ForkSource) -> list[dict[str, Any]]:
+    """Return the upstream source, every patch in order, and the wheel under a graft."""
+    digest = {_PINS[source.kind]: source.pin} if source.kind in _PINS else {}
+    if source.tree:
+        digest["gitTree"] = source.tree
+    upstream: dict[str, Any] = {"name": source.name, "digest": digest}
+    if source.kind == "git":
+        upstream["uri"] = f"git+{source.origin.replace(' @ ', '@')}"
+    resolved = "yes" if source.resolved else "no"
+    annotations = {"origin": source.origin, "version": source.version, "resolved": resolved}
+    upstream["annotations"] = annotations
+    patches = [
+        {
+            "name": patch.name,
+            "digest": {"sha256": patch.sha256},
+            "annotations": _present({"patch": patch.subject, "pick": str(patch.pick or "")}),
+        }
+        for patch in source.patches
+    ]
+    base = (
+        [{"name": "the official wheel", "digest": {"sha256": source.base}}] if source.base else []
+    )
+    return [upstream, *patches, *base]
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}

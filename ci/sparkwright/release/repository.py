@@ -267,6 +267,11 @@ class IndexFolder:
             )
         return self.entries[name]
 
+    def before(self, release: Release) -> Release | None:
+        """Return the release of the stack before *release*, unless it was removed."""
+        entry = self.entries.get(release.before)
+        return entry.release if entry else None
+
     def of_stack(self, stack: str) -> list[IndexEntry]:
         """Return the releases of *stack*, oldest first."""
         return [entry for entry in self.entries.values() if entry.state.stack == stack]

@@ -1,18 +1,25 @@
 """
-What a wheel of ours is, from its bytes.
+What a wheel of ours is, from its bytes, and the digest by which it is recognised once installed.
 
 The wheel is read as hostile, and checked as the client does before an installation. WHEEL, the SBOM
 and the libraries are then compared with its name and its build record.
+
+`WheelFacts.content` is the sha256 over the sorted lines ``<name>,<sha256 in hex>`` of the files
+that installers leave as they are: without RECORD, what they note in the ``.dist-info`` folder,
+compiled Python, scripts and data. So a wheel, pip's environment and uv's have the same digest.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from email.parser import BytesParser
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from packaging.tags import parse_tag
@@ -36,14 +43,19 @@ from sparkwright.client.records import (
     ReleaseWheel,
     line,
 )
-from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import zip_file, zip_members
-from sparkwright.release import wheel_content
+from sparkwright.core.errors import FileError, WheelError
+from sparkwright.core.files import read_text, sha256_bytes, sha256_file
+from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
+
+T = TypeVar("T")
 
 #: The end of a platform tag → the machine.
 MACHINES: Mapping[str, Machine] = {"any": "any", "x86_64": "x86_64", "aarch64": "aarch64"}
+#: What installers write into the ``.dist-info`` folder, and what signs RECORD.
+_VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
 _CUDA = re.compile(r"(?:^|\.)(cu\d+)\Z")
+_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 
 class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +88,18 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Contents(msgspec.Struct):
-    """The texts of a wheel's ``.dist-info`` folder by name, and the sha256 of its files."""
+    """
+    What is in a wheel.
 
+    Attributes:
+        texts: Files of its ``.dist-info`` folder by name.
+        record: Its build record.
+        files: Member → sha256.
+    """
+
+    name: WheelName
     texts: dict[str, bytes]
+    record: BuildRecord | JitCacheRecord
     files: dict[str, str]
 
 
@@ -99,23 +120,19 @@ def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[W
         disk-full: There is no room for the largest library.
     """
     contents = {path: _contents(path) for path in paths}
-    sources: dict[str, WheelFacts] = {}
+    facts: dict[Path, WheelFacts] = {}
     # Precompiled modules name the wheel of their sources, which is read before them.
-    ordered = sorted(
-        paths, key=lambda path: isinstance(_record(path, contents[path]), JitCacheRecord)
-    )
-    for path in ordered:
-        facts = _read(path, contents[path], audit, sources)
-        sources[facts.sha256] = facts
-    every = {facts.path: facts for facts in sources.values()}
-    keys = [(facts.project, facts.machine) for facts in every.values()]
-    if twice := sorted({f"{key[0]} for {key[1]}" for key in keys if keys.count(key) > 1}):
+    for path in sorted(paths, key=lambda path: isinstance(contents[path].record, JitCacheRecord)):
+        sources = {wheel.sha256: wheel.source for wheel in facts.values()}
+        facts[path] = _read(path, contents[path], audit, sources)
+    keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts.values()]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise WheelError(
             "wheel-mismatch",
             "A release holds one wheel of a project for each machine.",
             details=twice,
         )
-    return tuple(every[path] for path in paths if path in every)
+    return tuple(facts[path] for path in contents)
 
 
 def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path) -> WheelFacts:
@@ -144,65 +161,56 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
     )
 
 
-def _read(
-    path: Path,
-    contents: _Contents,
-    audit: AuditPolicy | None,
-    sources: Mapping[str, WheelFacts],
-) -> WheelFacts:
-    name = WheelName.of(path.name)
-    subject = audit_wheel.read_subject(path)
-    digests = _device_code(path, subject, audit) if audit else []
-    stated = _record(path, contents)
-    record: BuildRecord | None = None
-    libraries: dict[str, str] = {}
-    if isinstance(stated, JitCacheRecord):
-        modules = stated
-        if modules.sources not in sources:
-            raise WheelError(
-                "wheel-mismatch",
-                f"{path.name} was compiled from a wheel that is not among these.",
-                details=[f"sha256 {modules.sources}"],
-                todo="Also name the wheel of FlashInfer that it was compiled from.",
+def content_of_environment(site: Path) -> dict[str, str]:
+    """
+    Return the digests of the wheels of ours in the site-packages *site*: ``content <project>`` →
+    digest, from the files themselves. A wheel of which a file is missing is left out.
+    """
+    digests = {}
+    for info in sorted(site.glob("*+spark.*.dist-info")):
+        project = canonicalize_name(info.name.partition("-")[0])
+        try:
+            record = csv.reader(read_text(info / "RECORD").splitlines())
+            names = {row[0]: site / row[0] for row in record if row}
+            digests[f"content {project}"] = _digest(
+                (name, _hashed(path)) for name, path in _stable(names.items(), info.name)
             )
-        source = sources[modules.sources].source
-        folder = f"{name.distribution}/jit_cache"
-        for module, sha256 in modules.modules.items():
-            libraries[f"{folder}/{module}/{module}.so"] = sha256
-    else:
-        record = stated
-        source = _source(path, contents, record)
-        if transplant := record.transplant:
-            base = transplant.base.items()
-            libraries = {member: wheel_content.hexed(digest) for member, digest in base}
-            libraries |= transplant.libraries
-    own = contents.files
-    if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
-        raise WheelError(
-            "wheel-mismatch",
-            f"Libraries of {path.name} are not those that its build record names.",
-            details=wrong[:20],
-        )
-    facts = WheelFacts(
-        path=path,
-        name=path.name,
-        sha256=subject.sha256,
-        size=subject.size,
-        project=subject.name,
-        version=name.version,
-        machine=_machine(path.name, subject),
-        source=source,
-        stack=stated.stack,
-        content=wheel_content.of_wheel(contents.files, name.info),
-        metadata=contents.texts["METADATA"],
-        requires_python=line(_headers(contents.texts["METADATA"], "Requires-Python", [""])[0]),
-        device_code=device_code.wheel_digest(digests),
-        sbom=contents.texts.get(SBOM, b""),
-        record=record,
-        isolated=record.isolation not in ("", "none") if record and record.plan else None,
-    )
-    _check_sbom(facts)
-    return facts
+        except (OSError, ValueError, csv.Error, FileError):
+            continue
+    return digests
+
+
+def _stable(rows: Iterable[tuple[str, T]], info: str) -> Iterator[tuple[str, T]]:
+    """
+    Yield the *rows* (member and value) of files that every installer leaves as they are, by their
+    installed names.
+
+    Args:
+        info: The name of the ``.dist-info`` folder.
+    """
+    data = f"{info.removesuffix('.dist-info')}.data"
+    for name, value in rows:
+        top, _, rest = name.partition("/")
+        if name.startswith(("../", "/")) or name.endswith(".pyc"):
+            continue
+        if top == data:
+            # These two become the site-packages; scripts, data and headers leave it.
+            if rest.startswith(("purelib/", "platlib/")):
+                yield rest.partition("/")[2], value
+        elif top != info or rest not in _VARYING:
+            yield name, value
+
+
+def _hashed(path: Path) -> str:
+    # A device in the place of a file may never end.
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
+    return sha256_file(path)
+
+
+def _digest(rows: Iterable[tuple[str, str]]) -> str:
+    lines = sorted(f"{name},{sha256}\n" for name, sha256 in rows)
+    return sha256_bytes("".join(lines).encode())
 
 
 def _contents(path: Path) -> _Contents:
@@ -218,19 +226,102 @@ def _contents(path: Path) -> _Contents:
             text: archive.member_text(wheel, listed, f"{name.info}/{text}", path.name)
             for text in wanted
         }
-    tags = _headers(texts["WHEEL"], "Tag", [])
+    tags = _headers(texts["WHEEL"], "Tag")
     if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
         raise WheelError(
             "wheel-mismatch",
             f"{path.name} is another wheel inside.",
             details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
-    return _Contents(texts, {member: sha256 for member, sha256, _ in checked.files.values()})
+    files = {member: sha256 for member, sha256, _ in checked.files.values()}
+    return _Contents(name, texts, _record(name, texts.get(BUILD_RECORD)), files)
 
 
-def _headers(text: bytes, field: str, default: list[str]) -> list[str]:
+def _headers(text: bytes, field: str) -> list[str]:
     """Return the values of *field* in METADATA or WHEEL."""
-    return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, default)))
+    return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, [])))
+
+
+def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord:
+    local = Version(name.version).local or ""
+    if text is None or not local.startswith("spark."):
+        raise WheelError(
+            "wheel-mismatch",
+            f"{name.filename} was not built by sparkwright.",
+            details=["no build record" if text is None else "no local version label spark.…"],
+        )
+    try:
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.json.decode(text, type=JitCacheRecord)
+        return msgspec.json.decode(text, type=BuildRecord)
+    except (ValueError, RecursionError) as error:
+        what = f"The build record of {name.filename} cannot be read."
+        raise WheelError("wheel-mismatch", what, details=[str(error)]) from error
+
+
+def _read(
+    path: Path,
+    contents: _Contents,
+    audit: AuditPolicy | None,
+    sources: Mapping[str, ForkSource],
+) -> WheelFacts:
+    """
+    Return what the wheel at *path* is.
+
+    Args:
+        sources: The sha256 of the wheels that precompiled modules may be of → their sources.
+    """
+    name, record, libraries = contents.name, contents.record, dict[str, str]()
+    isolated = None
+    if isinstance(record, JitCacheRecord):
+        if record.sources not in sources:
+            raise WheelError(
+                "wheel-mismatch",
+                f"{path.name} was compiled from a wheel that is not among these.",
+                details=[f"sha256 {record.sources}"],
+                todo="Also name the wheel of FlashInfer that it was compiled from.",
+            )
+        source = sources[record.sources]
+        for module, sha256 in record.modules.items():
+            libraries[f"{name.distribution}/jit_cache/{module}/{module}.so"] = sha256
+    else:
+        source = _source(contents, record)
+        if record.plan:
+            isolated = record.isolation not in ("", "none")
+        if transplant := record.transplant:
+            for member, digest in transplant.base.items():
+                match = _SHA256.fullmatch(digest)
+                libraries[member] = base64.urlsafe_b64decode(match[1] + "=").hex() if match else ""
+            libraries |= transplant.libraries
+    own = contents.files
+    if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
+        raise WheelError(
+            "wheel-mismatch",
+            f"Libraries of {path.name} are not those that its build record names.",
+            details=wrong[:20],
+        )
+    subject = audit_wheel.read_subject(path)
+    metadata = contents.texts["METADATA"]
+    facts = WheelFacts(
+        path=path,
+        name=path.name,
+        sha256=subject.sha256,
+        size=subject.size,
+        project=subject.name,
+        version=name.version,
+        machine=_machine(path.name, subject),
+        source=source,
+        stack=record.stack,
+        content=_digest(_stable(own.items(), name.info)),
+        metadata=metadata,
+        requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
+        device_code=device_code.wheel_digest(_device_code(path, subject, audit) if audit else []),
+        sbom=contents.texts.get(SBOM, b""),
+        record=None if isinstance(record, JitCacheRecord) else record,
+        isolated=isolated,
+    )
+    _check_sbom(facts)
+    return facts
 
 
 def _check_sbom(facts: WheelFacts) -> None:
@@ -283,34 +374,13 @@ def _device_code(path: Path, subject: AuditedWheel, audit: AuditPolicy) -> list[
     return digests
 
 
-def _record(path: Path, contents: _Contents) -> BuildRecord | JitCacheRecord:
-    text = contents.texts.get(BUILD_RECORD)
-    version = Version(WheelName.of(path.name).version)
-    if text is None or not (version.local or "").startswith("spark."):
-        raise WheelError(
-            "wheel-mismatch",
-            f"{path.name} was not built by sparkwright.",
-            details=["no build record" if text is None else "no local version label spark.…"],
-        )
-    faults = []
-    kinds: tuple[type[BuildRecord | JitCacheRecord], ...] = (BuildRecord, JitCacheRecord)
-    for kind in kinds:
-        try:
-            return msgspec.json.decode(text, type=kind)
-        except (ValueError, RecursionError) as error:
-            faults.append(str(error))
-    raise WheelError(
-        "wheel-mismatch", f"The build record of {path.name} cannot be read.", details=faults
-    )
-
-
-def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
-    name, tree, source = WheelName.of(path.name), record.source, record.source.source
+def _source(contents: _Contents, record: BuildRecord) -> ForkSource:
+    name, tree, source = contents.name, record.source, record.source.source
     version = Version(name.version)
     if tree.fork != source.fork:
         raise WheelError(
             "wheel-mismatch",
-            f"The build record of {path.name} is about two forks.",
+            f"The build record of {name.filename} is about two forks.",
             details=[tree.fork, source.fork],
         )
     label = _CUDA.search(version.local or "")
