@@ -27,8 +27,7 @@ from tests import newcomer
 from tests.conftest import running
 from tests.support import waiting
 
-from sparkwright.builder.container import connected
-from sparkwright.builder.container_build import builder_image
+from sparkwright.builder.container import builder_image, connected
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store

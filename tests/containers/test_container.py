@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from docker import DockerClient
+from docker.types import Mount
 from tests.containers.conftest import Run
 from tests.refusals import refusal
 
-from sparkwright.builder import container, container_build
-from sparkwright.builder.container import BindMount
+from sparkwright.builder import container
+from sparkwright.builder.container import bind
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_bytes
@@ -82,7 +83,7 @@ def test_an_ended_build_leaves_no_container(
 # One container.
 
 
-def said(engine: DockerClient, image: str, script: str, folders: Sequence[BindMount] = ()) -> tuple[int, list[str]]:
+def said(engine: DockerClient, image: str, script: str, folders: Sequence[Mount] = ()) -> tuple[int, list[str]]:
     """Return the status of a shell script in a container, and the lines that it printed."""
     lines: list[str] = []
     return container.run(engine, image, ["/bin/sh", "-c", script], folders=folders, on_out=lines.append, on_err=lines.append), lines
@@ -99,7 +100,7 @@ def test_a_folder_is_written_only_where_it_may_be(engine: DockerClient, base: st
     """A folder is to be read unless it was lent for writing, and files made there belong to the caller."""
     (tmp_path / "read").mkdir()
     (tmp_path / "write").mkdir()
-    folders = [BindMount(tmp_path / "read", Path("/one")), BindMount(tmp_path / "write", Path("/two"), writable=True)]
+    folders = [bind(tmp_path / "read", Path("/one")), bind(tmp_path / "write", Path("/two"), writable=True)]
     status, _ = said(engine, base, "touch /two/made && touch /one/made", folders=folders)
 
     assert status != 0
@@ -134,32 +135,32 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 def test_a_complete_base_needs_no_network(contained_demo: RunContext, engine: DockerClient, base: str) -> None:
     """With the files of the package index in the store, the image is made offline; equal inputs give the same image."""
-    first = container_build.builder_image(contained_demo, engine, base)
+    first = container.builder_image(contained_demo, engine, base)
     engine.images.remove(first[1], force=True)
     offline = dataclasses.replace(contained_demo, offline=True)
-    again = container_build.builder_image(offline, engine, base)
+    again = container.builder_image(offline, engine, base)
 
     assert again[0] == first[0]
-    assert again == container_build.builder_image(offline, engine, base)
+    assert again == container.builder_image(offline, engine, base)
 
 
 def test_what_a_base_lacks_is_installed(contained_demo: RunContext, engine: DockerClient, plain_base: str) -> None:
     """A bare base gets compilers and Python from its own archive; offline it is refused, with what it lacks."""
     with refusal("image-build-failed") as caught:
-        container_build.builder_image(dataclasses.replace(contained_demo, offline=True), engine, plain_base)
+        container.builder_image(dataclasses.replace(contained_demo, offline=True), engine, plain_base)
 
     assert any("the base lacks" in line and "python3-venv" in line for line in caught.value.details)
-    assert container_build.builder_image(contained_demo, engine, plain_base)[2].machine
+    assert container.builder_image(contained_demo, engine, plain_base)[2].machine
 
 
 def test_a_base_that_the_engine_lacks(contained_demo: RunContext, engine: DockerClient) -> None:
     """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
     with refusal("base-unresolved"):
-        container_build.builder_image(contained_demo, engine, DIGEST)
+        container.builder_image(contained_demo, engine, DIGEST)
     with refusal("offline"):
-        container_build.builder_image(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}")
+        container.builder_image(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}")
     with refusal("source-unreachable"):
-        container_build.builder_image(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}")
+        container.builder_image(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}")
 
 
 def test_a_base_of_another_platform_is_refused(contained_demo: RunContext, engine: DockerClient, base: str, other: str) -> None:

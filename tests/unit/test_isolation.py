@@ -17,7 +17,7 @@ from tests.refusals import refusal
 from tests.support.waiting import until
 from tests.unit.conftest import Mini
 
-from sparkwright.builder import container, container_build, sandbox
+from sparkwright.builder import container, sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cli import main
 from sparkwright.core import process
@@ -197,7 +197,7 @@ def test_only_a_process_that_certainly_exited_has_exited() -> None:
 @pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
 def test_a_base_without_its_digest_is_refused(mini: Mini, name: str) -> None:
     with refusal("base-unresolved"):
-        container_build.pinned_base(mini.context(), name)
+        container.pinned_base(mini.context(), name)
 
 
 @pytest.mark.parametrize("options", [["--base", ID], ["--container", "--target", "aarch64"]])

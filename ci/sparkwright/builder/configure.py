@@ -151,9 +151,11 @@ def configure(
     sandbox.run(command, env=env, log=log, failure=failure, what=what)
     available = _targets(build)
     if missing := [name for name in targets if name not in available]:
-        details = [f"targets: {', '.join(sorted(available)) or 'none'}"]
-        no_target = f"CMake made no target {', '.join(missing)}."
-        raise BuildError("configure-failed", no_target, details=details)
+        raise BuildError(
+            "configure-failed",
+            f"CMake made no target {', '.join(missing)}.",
+            details=[f"targets: {', '.join(sorted(available)) or 'none'}"],
+        )
     units = (unit for unit in _units(*folders, build) if unit.target in (targets or available))
     return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox))
 
@@ -363,8 +365,11 @@ def check_vendored(
         if complete and name not in sources
     ]
     if faults:
-        what = f"The lock does not pin the sources that CMake asks for in {fork}."
-        raise SourceError("source-unlocked", what, details=faults)
+        raise SourceError(
+            "source-unlocked",
+            f"The lock does not pin the sources that CMake asks for in {fork}.",
+            details=faults,
+        )
 
 
 def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:

@@ -1,9 +1,15 @@
 """
-The container engine: its images, and one way to run a program in them.
+The container engine: its images, one way to run a program in them, and builds in a container.
 
 A container has no network and no rights, runs as the caller's user, and is removed when the run
 that started it ends. Its name states the owner process, so that the next run removes the containers
 of killed runs.
+
+The builder image is a base that is pinned by digest, the system packages that it lacks, and this
+program. A build fetches outside, then runs the same command inside without a network. The container
+has a store of its own for everything that depends on its Python and compilers, at the same path
+inside and outside, so that every path it prints can be opened. Downloads and mirrors are shared
+read-only; objects, locks, cost records and the compiler cache are shared for writing.
 """
 
 from __future__ import annotations
@@ -25,11 +31,17 @@ import requests
 import urllib3
 from docker.models.containers import Container
 from docker.models.images import Image
+from docker.types import LogConfig, Mount
 
+from sparkwright.builder import configure, ninja, preflight, pylock, toolchain
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.sandbox import VARIABLE
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, Failure, SparkwrightError, StoreError
+from sparkwright.core.files import content_key, read_bytes, sha256_bytes
+from sparkwright.core.store import Store
+from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -37,6 +49,12 @@ from sparkwright.forks.stack import SourceError
 PATIENCE = 60
 #: Names of containers: the owner (`owner_id`) and a random end.
 _NAME = re.compile(r"sparkwright-run-([0-9a-f-]{36}\.\d+\.\d+)-[0-9a-f]+")
+#: Prints the fields of an `Interpreter` as JSON, with nothing but the standard library.
+_DESCRIBE = (
+    "import json, platform; "
+    "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), "
+    "'libc': platform.libc_ver()[1]}))"
+)
 #: Label of an image: the key of its inputs.
 IMAGE_LABEL = "sparkwright.image"
 #: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands
@@ -44,6 +62,18 @@ IMAGE_LABEL = "sparkwright.image"
 PROCESSES = 4096
 #: Seconds that an interrupted program has to end by itself, and so to keep its cost records.
 GRACE = 10
+
+
+#: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
+PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
+#: Path of the program in the builder image (build/builder.Dockerfile).
+PROGRAM = "/usr/local/lib/sparkwright/bin/python"
+#: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker
+#: and file pages.
+OVERHEAD = 10**9
+#: Folders of the store that a build in a container shares.
+READ = ("downloads", "mirrors")
+WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
 
 class ContainerError(SparkwrightError):
@@ -101,14 +131,6 @@ class ContainerError(SparkwrightError):
     }
 
 
-class BindMount(msgspec.Struct, frozen=True):
-    """A folder of this machine, mounted at *target*; read-only unless *writable*."""
-
-    source: Path
-    target: Path
-    writable: bool = False
-
-
 # The engine.
 
 
@@ -124,7 +146,7 @@ def connected() -> Iterator[docker.DockerClient]:
     """
     try:
         engine = connect()
-        remove_stale(engine)
+        _remove_stale(engine)
         yield engine
     except docker.errors.APIError as error:
         raise translate_error(str(error.explanation or error)) from error
@@ -159,6 +181,7 @@ def connect() -> docker.DockerClient:
     try:
         return docker.DockerClient(base_url=address, version="auto", timeout=PATIENCE)
     except docker.errors.DockerException as error:
+        # The SDK keeps of the operating system's error the text alone.
         causes = {"FileNotFoundError": "engine-missing", "PermissionError": "engine-forbidden"}
         raise ContainerError(
             next(
@@ -193,13 +216,6 @@ def translate_error(
     return otherwise(what, details=lines)
 
 
-def user(engine: docker.DockerClient) -> str:
-    """Return the user of a container who is the caller outside."""
-    # A rootless engine maps its root to the caller, and other users to ids without rights here.
-    rootless = "name=rootless" in (engine.info().get("SecurityOptions") or ())
-    return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
-
-
 # Containers.
 
 
@@ -216,7 +232,7 @@ def has_exited(owner: str) -> bool:
     return boot != here[0] or (namespace == here[1] and not psutil.pid_exists(int(process)))
 
 
-def remove_stale(engine: docker.DockerClient) -> None:
+def _remove_stale(engine: docker.DockerClient) -> None:
     """Remove the containers whose owners have exited."""
     for container in engine.containers.list(all=True, ignore_removed=True):
         match = _NAME.fullmatch(str(container.name))
@@ -227,12 +243,17 @@ def remove_stale(engine: docker.DockerClient) -> None:
             console.note(f"removed the container of a run that was killed: {container.name}")
 
 
+def bind(folder: Path, target: Path | None = None, *, writable: bool = False) -> Mount:
+    """Return the mount of a *folder* of this machine at *target*, by default at its own path."""
+    return Mount(str(target or folder), str(folder.resolve()), "bind", read_only=not writable)
+
+
 def run(
     engine: docker.DockerClient,
     image: str,
     command: Sequence[str],
     *,
-    folders: Iterable[BindMount] = (),
+    folders: Iterable[Mount] = (),
     variables: Mapping[str, str] | None = None,
     memory: int = 0,
     further: Mapping[str, Any] | None = None,
@@ -255,8 +276,10 @@ def run(
         docker.errors.DockerException: The engine failed; `connected` translates it.
     """
     name = f"sparkwright-run-{owner_id()}-{secrets.token_hex(4)}"
+    # A rootless engine maps its root to the caller, and other users to ids without rights here.
+    rootless = "name=rootless" in (engine.info().get("SecurityOptions") or ())
     options: dict[str, Any] = {
-        "user": user(engine),
+        "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",
         "userns_mode": "host",
         "name": name,
         "network_mode": "none",
@@ -264,15 +287,7 @@ def run(
         "security_opt": ["no-new-privileges:true"],
         "read_only": True,
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108  the container's own
-        "mounts": [
-            docker.types.Mount(
-                str(folder.target),
-                str(folder.source.resolve()),
-                "bind",
-                read_only=not folder.writable,
-            )
-            for folder in folders
-        ],
+        "mounts": list(folders),
         "environment": {
             "HOME": "/tmp",  # noqa: S108  see above
             "LC_ALL": "C.UTF-8",
@@ -287,7 +302,7 @@ def run(
         # SIGINT lets the program keep its records; SIGTERM would end Python at once.
         "stop_signal": "SIGINT",
         # The output is read as it comes; no copy is needed on the engine's disk.
-        "log_config": docker.types.LogConfig(type="none"),
+        "log_config": LogConfig(type="none"),
         **(further or {}),
     }
     try:
@@ -454,12 +469,175 @@ def build_image(
     return str(image.id)
 
 
-def image_python(engine: docker.DockerClient, system: str) -> Interpreter:
-    """Return the description of the Python in the image *system*."""
+# The builder image, and a build in it.
+
+
+def pinned_base(context: RunContext, name: str) -> str:
+    """
+    Return the base image *name*, by default the one of ``environment.yaml``.
+
+    Raises:
+        base-unresolved: The name is a tag, not a digest, or there is none.
+    """
+    base = name or toolchain.spec(context.project).image
+    if not PINNED.fullmatch(base):
+        raise ContainerError("base-unresolved", f"The base image {base!r} is named by no digest.")
+    return base
+
+
+def builder_image(
+    context: RunContext, engine: docker.DockerClient, base: str
+) -> tuple[str, str, Interpreter]:
+    """
+    Return the ids of the images with compilers and Python, and with this program besides, both
+    built when the engine has none; and the description of their Python.
+
+    Raises:
+        offline, source-unreachable: The base or a requirement of the program cannot be had.
+        image-mismatch, emulation-missing, image-build-failed, disk-full: As `prepare_base` and
+            `build_image`.
+    """
+    target = f"linux/{engine.version()['Arch']}"
+    files = {"Dockerfile": read_bytes(context.project.root / "build" / "builder.Dockerfile")}
+    with console.step(f"builder image for {target}"):
+        system, python = system_image(context, engine, base, target, "system", files)
+        with tempfile.TemporaryDirectory() as folder:
+            wheels = program_wheels(context, python, Path(folder), extra="full")
+            files |= {f"wheels/{path.name}": path.read_bytes() for path in wheels}
+        hashes = {name: sha256_bytes(data) for name, data in files.items()}
+        key = content_key("image", {"system": system, "files": hashes})
+        image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
+    return system, image, python
+
+
+def system_image(
+    context: RunContext,
+    engine: docker.DockerClient,
+    base: str,
+    target: str,
+    stage: str,
+    files: Mapping[str, bytes],
+) -> tuple[str, Interpreter]:
+    """
+    Return the id of the image of *stage*, which has the system packages, and its Python.
+
+    Args:
+        target: The platform of the image. *files*: the context, ``Dockerfile`` among them.
+
+    Raises:
+        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
+            disk-full: As `prepare_base` and `build_image`.
+    """
+    inputs = {
+        # By its id, which a second tag on the same image does not change.
+        "base": prepare_base(context, engine, base, target),
+        "dockerfile": sha256_bytes(files["Dockerfile"]),
+        "platform": target,
+    }
+    key = content_key("image", inputs)
+    system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
     lines: list[str] = []
-    script = ["python3", "-c", Interpreter.SCRIPT]
+    script = ["python3", "-c", _DESCRIBE]
     if run(engine, system, script, on_out=lines.append, on_err=lines.append):
         raise ContainerError(
             "image-build-failed", "The Python of the image does not run.", details=lines[-10:]
         )
-    return msgspec.json.decode("".join(lines), type=Interpreter)
+    return system, msgspec.json.decode("".join(lines), type=Interpreter)
+
+
+def program_wheels(
+    context: RunContext, python: Interpreter, folder: Path, *, extra: str
+) -> list[Path]:
+    """
+    Return this program as a wheel in *folder*, and the wheels that it requires on *python*.
+
+    Args:
+        extra: Its optional requirements that become unconditional.
+
+    Raises:
+        offline, source-unreachable, source-mismatch, disk-full: As `pylock.required`.
+    """
+    return [
+        source_wheel.write_program(folder, extra=extra),
+        *pylock.required(context, python, source_wheel.stated_requirements(extra)),
+    ]
+
+
+def build(
+    context: RunContext, words: Sequence[str], *, base: str = ""
+) -> tuple[int, dict[str, Any]]:
+    """
+    Run the command line *words* in the builder image; return its exit status and the document that
+    it printed.
+
+    Args:
+        base: Base image instead of the one of ``environment.yaml``.
+
+    Raises:
+        engine-missing, engine-forbidden, engine-unreachable, engine-refused: As `connected`.
+        base-unresolved: As `pinned_base`.
+        container-killed: A signal ended the program.
+        early-check-failed: As `preflight.check_output`.
+    """
+    preflight.check_output(context)
+    with connected() as engine:
+        base = pinned_base(context, base)
+        needs = {need for fork in context.forks for need in context.project.fork(fork).needs}
+        for fork in dict.fromkeys([*context.forks, *sorted(needs)]):
+            fetch.fetch(context, fork)
+        for fork in context.forks:
+            if toolchain.settings(context, fork).needs_vendored:
+                configure.fetch_vendored(context, fork)
+        system, image, python = builder_image(context, engine, base)
+        files = list(pylock.wheels(context.project, python))
+        for fork in context.forks:
+            if locked := context.lock.forks[fork].bases.get(python.machine):
+                files.append((locked.name, locked.filename, locked.sha256))
+        pylock.download(context.store, files, offline=context.offline)
+        with console.step(f"build in a container of {base}, Python {python.version}"):
+            return run_program(context, engine, system, image, words)
+
+
+def run_program(
+    context: RunContext, engine: docker.DockerClient, system: str, image: str, words: Sequence[str]
+) -> tuple[int, dict[str, Any]]:
+    """
+    Run sparkwright in *image* with the command line *words*; return its status and the JSON
+    document that it printed, if any. It runs the build itself, since `VARIABLE` is set there.
+
+    Args:
+        system: The image below; environments and build folders depend on its compilers and Python.
+    """
+    name = system.removeprefix("sha256:")[:16]
+    store = Store(context.store.root / "containers" / name)
+    memory = ninja.memory_budget(context.memory) * 10**6
+    command = [
+        *(PROGRAM, "-m", "sparkwright", *words),
+        # The last of two options counts.
+        *("--offline", "--root", str(context.project.root), "--cache-dir", str(store.root)),
+        *("--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"),
+        *(f"--mirror={url}={path}" for url, path in context.mirrors.items()),
+    ]
+    # /tmp inside is memory.
+    variables = {"TMPDIR": str(store.folder("tmp"))}
+    if console.github:
+        variables["GITHUB_ACTIONS"] = "true"
+    folders = [
+        bind(context.project.root),
+        bind(context.output, writable=True),
+        bind(store.root, writable=True),
+        # The engine would create a missing mount point as root.
+        *(bind(context.store.folder(name), store.folder(name)) for name in READ),
+        *(bind(context.store.folder(name), store.folder(name), writable=True) for name in WRITTEN),
+    ]
+    lines: list[str] = []
+    status = run(
+        engine,
+        image,
+        command,
+        folders=folders,
+        variables=variables,
+        memory=memory + OVERHEAD,
+        on_out=lines.append if console.json else console.result,
+    )
+    return status, msgspec.json.decode("\n".join(lines)) if lines else {}

@@ -180,9 +180,12 @@ class BuildFolder:
             failed = self._ninja(["-j", "1", *(edge.output for edge in failed)])
             self._refuse_uncompiled(failed)
             for edge in failed:
-                what = f"The compiler of {edge.name} was killed for memory twice."
-                budget = f"budget: {self._megabytes / 1000:.1f} GB (--memory)"
-                raise self._error("memory-exceeded", what, edge, budget)
+                raise self._error(
+                    "memory-exceeded",
+                    f"The compiler of {edge.name} was killed for memory twice.",
+                    edge,
+                    f"budget: {self._megabytes / 1000:.1f} GB (--memory)",
+                )
 
     def _refuse_uncompiled(self, failed: Sequence[FailedEdge]) -> None:
         """Raise `compile-failed` for the first of *failed* that was not killed for memory."""

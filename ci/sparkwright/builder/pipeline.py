@@ -348,8 +348,10 @@ def _graft(
     fork = source.fork
     locked = context.lock.forks[fork].bases.get(context.machine)
     if locked is None:
-        what = f"Stack {context.project.stack} locks no base wheel of {fork} for {context.machine}."
-        raise SourceError("not-provided", what)
+        raise SourceError(
+            "not-provided",
+            f"Stack {context.project.stack} locks no base wheel of {fork} for {context.machine}.",
+        )
     base = package_index.obtain(
         context.store, locked.name, locked.filename, locked.sha256, offline=context.offline
     )

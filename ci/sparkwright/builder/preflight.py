@@ -44,9 +44,11 @@ def check_output(context: RunContext) -> None:
             pass
     except OSError as error:
         finding = f"output: {context.output} cannot be written: {error.strerror}"
-        what = "There is no folder for the wheels."
         raise BuildError(
-            "early-check-failed", what, details=[finding], data={"findings": [finding]}
+            "early-check-failed",
+            "There is no folder for the wheels.",
+            details=[finding],
+            data={"findings": [finding]},
         ) from error
 
 

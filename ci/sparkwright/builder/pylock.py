@@ -49,24 +49,17 @@ class Interpreter(msgspec.Struct, frozen=True):
     machine: str
     libc: str = f"2.{GLIBC}"
 
-    #: Prints the fields as JSON, with nothing but the standard library.
-    SCRIPT = (
-        "import json, platform; "
-        "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), "
-        "'libc': platform.libc_ver()[1]}))"
-    )
-
     def selection(self) -> dict[str, Any]:
         """Return its environment and wheel tags, as arguments of `Pylock.select`."""
-        version = [int(part) for part in self.version.split(".")[:2]]
+        major, minor = map(int, self.version.split(".")[:2])
         environment = {
             **default_environment(),
             "platform_machine": self.machine,
-            "python_version": f"{version[0]}.{version[1]}",
+            "python_version": f"{major}.{minor}",
             "python_full_version": self.version,
         }
         newest = int(self.libc.partition(".")[2] or 17)
-        return {"environment": environment, "tags": tags(version, self.machine, newest)}
+        return {"environment": environment, "tags": tags((major, minor), self.machine, newest)}
 
 
 def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
@@ -77,10 +70,9 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
         for name in (f"manylinux_2_{minor}", _LEGACY.get(minor))
         if name
     ]
-    version = tuple(python[:2])
     return [
-        *cpython_tags(version, platforms=platforms),
-        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms),
+        *cpython_tags(python, platforms=platforms),
+        *compatible_tags(python, f"cp{python[0]}{python[1]}", platforms),
     ]
 
 
@@ -137,8 +129,8 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    options = ("--universal", "--python-version=3.11", *options)
-    compiled = tomllib.loads(_compile(store, source, *options))
+    universal = ("--universal", "--python-version=3.11")
+    compiled = tomllib.loads(_compile(store, source, *universal, *options))
     lines = [
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',

@@ -191,9 +191,11 @@ class Workspace:
                 for name, value in entries.items()
             }
         except KeyError as error:
-            what = f"environment.yaml has an unknown placeholder {{{error.args[0]}}}."
-            details = [f"known: {', '.join(folders)}"]
-            raise FileError("file-invalid", what, details=details) from None
+            raise FileError(
+                "file-invalid",
+                f"environment.yaml has an unknown placeholder {{{error.args[0]}}}.",
+                details=[f"known: {', '.join(folders)}"],
+            ) from None
 
 
 def reproducible_flags(defines: dict[str, str], paths: Mapping[Path, Path]) -> dict[str, str]:

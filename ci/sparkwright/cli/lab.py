@@ -172,13 +172,13 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
 def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build and push its image."""
     # These load docker.
-    from sparkwright.builder import container_build
+    from sparkwright.builder import container
     from sparkwright.release import policy, staging
     from sparkwright.serving import image as images
 
     context = options.checkout(arguments)
     repository = images.check_repository(arguments.push) if arguments.push else ""
-    base = container_build.pinned_base(context, arguments.base)
+    base = container.pinned_base(context, arguments.base)
     address = arguments.index or ""
     options.refuse(
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),

@@ -296,9 +296,9 @@ def build(arguments: argparse.Namespace) -> int:
     context = options.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:
-        from sparkwright.builder import container_build
+        from sparkwright.builder import container
 
-        status, document = container_build.build(context, arguments.words, base=arguments.base)
+        status, document = container.build(context, arguments.words, base=arguments.base)
         console.document(document)
         return status
     if arguments.again:
@@ -349,8 +349,12 @@ def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
     wheels = wheels or [path for path in built if path]
     missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
     if missing or not wheels:
-        todo = "Run `sparkwright build`, or name a wheel."
-        raise SourceError("not-provided", "There is no such wheel.", details=missing, todo=todo)
+        raise SourceError(
+            "not-provided",
+            "There is no such wheel.",
+            details=missing,
+            todo="Run `sparkwright build`, or name a wheel.",
+        )
     return wheels
 
 

@@ -27,7 +27,7 @@ from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import Mount
 
-from sparkwright.builder import container, container_build
+from sparkwright.builder import container
 from sparkwright.builder.container import ContainerError
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index
@@ -182,7 +182,7 @@ def build(
     Raises:
         engine-missing, engine-forbidden, engine-unreachable: As `container.connected`.
         offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
-            disk-full: As `container_build.system_image` and `container_build.program_wheels`.
+            disk-full: As `container.system_image` and `container.program_wheels`.
         SparkwrightError: The client refused the release, with its own reference.
     """
     folder = context.project.root / "build"
@@ -198,14 +198,14 @@ def build(
     ):
         # Writing a layer of gigabytes takes minutes; requests takes None for no limit.
         engine.api.timeout = None  # type: ignore[assignment]
-        system, python = container_build.system_image(
+        system, python = container.system_image(
             context, engine, base, platform, "serve-system", files
         )
         if python.machine != PLATFORMS[platform]:
             what = f"{base} states {platform}, and its programs are for {python.machine}."
             raise ContainerError("image-mismatch", what)
         inputs = Path(temporary)
-        program = container_build.program_wheels(context, python, inputs, extra="")
+        program = container.program_wheels(context, python, inputs, extra="")
         record = {
             "base": base,
             "platform": platform,

@@ -178,8 +178,11 @@ def load(path: Path) -> ArchRules:
     rules = strict_yaml.load(path, ArchRules)
     names = [*(rule.name for rule in rules.rules), *(guard.name for guard in rules.guards)]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        what = f"{path} has two rules of one name; guards count, too."
-        raise FileError("file-invalid", what, details=duplicates)
+        raise FileError(
+            "file-invalid",
+            f"{path} has two rules of one name; guards count, too.",
+            details=duplicates,
+        )
     return rules
 
 
@@ -317,13 +320,19 @@ def rewrite(
     for rule in rules:
         text = read(rule.file)
         if text is None:
-            what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
-            raise BuildError("rule-mismatch", what, details=[rule.file])
+            raise BuildError(
+                "rule-mismatch",
+                f"Rule {rule.name} is for {rule.file}, which the source tree does not have.",
+                details=[rule.file],
+            )
         command = _match(rule, parse_cmake(text, rule.file))
         argument = command.arguments[rule.argument]
         if argument in values.setdefault(rule.file, {}):
-            what = f"Rule {rule.name} changes a list that another rule changes."
-            raise BuildError("rule-mismatch", what, details=[f"{rule.file}:{command.line}"])
+            raise BuildError(
+                "rule-mismatch",
+                f"Rule {rule.name} changes a list that another rule changes.",
+                details=[f"{rule.file}:{command.line}"],
+            )
         after = ";".join([*filter(None, [argument.text]), *rule.append])
         values[rule.file][argument] = after
         sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
@@ -343,14 +352,14 @@ def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
     matches = [command for command, mismatch in candidates.items() if not mismatch]
     if len(matches) != 1:
         what = f"matches {len(matches)} places in {rule.file} instead of 1"
-        details = [
-            f"{rule.file}:{command.line}: {mismatch or 'matches'}"
-            for command, mismatch in candidates.items()
-        ]
         raise BuildError(
             "rule-mismatch",
             f"Rule {rule.name} {what}.",
-            details=details or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
+            details=[
+                f"{rule.file}:{command.line}: {mismatch or 'matches'}"
+                for command, mismatch in candidates.items()
+            ]
+            or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
             todo="See where upstream moved the list, or whether upstream has done what the rule "
             f"does. It may go when: {rule.drop_when}",
         )
@@ -388,6 +397,9 @@ def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guar
                     f"when: {guard.drop_when}",
                 )
             if places := guard.places(objects, tree, pattern):
-                what = f"{len(places)} lines of {guard.fork} would fail at run time on the arch."
-                details = [f"{guard.name}: {guard.reason}", *places]
-                raise BuildError("arch-trap", what, details=details, todo=guard.todo)
+                raise BuildError(
+                    "arch-trap",
+                    f"{len(places)} lines of {guard.fork} would fail at run time on the arch.",
+                    details=[f"{guard.name}: {guard.reason}", *places],
+                    todo=guard.todo,
+                )

@@ -116,8 +116,11 @@ def member_text(
     """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
     info = listed.get(name)
     if info is None or info.file_size > MOST_BYTES_TEXT:
-        what = f"{origin} has no usable {name.rpartition('/')[2]}."
-        raise WheelError("wheel-invalid", what, details=[f"expected: {name}"])
+        raise WheelError(
+            "wheel-invalid",
+            f"{origin} has no usable {name.rpartition('/')[2]}.",
+            details=[f"expected: {name}"],
+        )
     with wheel.open(info) as stream:
         return stream.read(MOST_BYTES_TEXT)
 
@@ -290,8 +293,9 @@ def rewrite(
             elif rows.get(name, ("", ""))[0]:
                 writer.copy(raw, listed[name], target, rows[name])
             else:
-                what = f"{base.name} holds {name}, which is not in its RECORD."
-                raise WheelError("wheel-invalid", what)
+                raise WheelError(
+                    "wheel-invalid", f"{base.name} holds {name}, which is not in its RECORD."
+                )
         writer.close()
     return path
 
@@ -343,8 +347,11 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
         try:
             requirement = Requirement(" ".join(text.decode().split()))
         except (InvalidRequirement, UnicodeDecodeError) as error:
-            what = "METADATA holds a requirement that cannot be read."
-            raise WheelError("wheel-invalid", what, details=[repr(text), str(error)]) from error
+            raise WheelError(
+                "wheel-invalid",
+                "METADATA holds a requirement that cannot be read.",
+                details=[repr(text), str(error)],
+            ) from error
         project = canonicalize_name(requirement.name)
         wanted = Requirement(requires.get(project) or str(requirement)).specifier
         if requires.get(project) == "":
@@ -356,6 +363,8 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
             requirement.specifier = wanted
             lines.append(b"%s: %s" % (key, str(requirement).encode()))
     if idle := sorted(requires.keys() - effective):
-        what = f"The entry {', '.join(idle)} changes no requirement of the official wheel."
-        raise BuildError("requirement-mismatch", what)
+        raise BuildError(
+            "requirement-mismatch",
+            f"The entry {', '.join(idle)} changes no requirement of the official wheel.",
+        )
     return b"\n".join(lines) + gap + body

@@ -343,8 +343,9 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
                 stated = f"{magic:#010x} of version {version} at offset {position}"
                 raise ElfUnreadable(f"no fatbin begins with {stated}; {supported}")
             if header < _CONTAINER.size or rest > end - position - header:
-                what = f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
-                raise ElfUnreadable(what)
+                raise ElfUnreadable(
+                    f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
+                )
             position += header
             for entry in _container_entries(data, position, position + rest, container):
                 count += 1

@@ -361,19 +361,26 @@ def check(modules: Sequence[AotModule], spec: AotSpec, arch: str) -> None:
     """
     names = [module.name for module in modules]
     if odd := [repr(name) for name in names if not _NAME.fullmatch(name)]:
-        what = f"{len(odd)} modules of FlashInfer have names that no folder can have."
-        raise BuildError("module-unknown", what, details=odd)
+        raise BuildError(
+            "module-unknown",
+            f"{len(odd)} modules of FlashInfer have names that no folder can have.",
+            details=odd,
+        )
     if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
-        what = "aot.yaml asks for the same module more than once."
-        raise FileError("file-invalid", what, details=repeated)
+        raise FileError(
+            "file-invalid", "aot.yaml asks for the same module more than once.", details=repeated
+        )
     codes = {entry.call: f"sm_{(entry.arch or arch).replace('.', '')}" for entry in spec.modules}
     if wrong := [
         f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {codes[module.call]}"
         for module in modules
         if module.codes != (codes[module.call],)
     ]:
-        what = f"{len(wrong)} modules of FlashInfer are not compiled for {arch}."
-        raise BuildError("module-arch", what, details=wrong)
+        raise BuildError(
+            "module-arch",
+            f"{len(wrong)} modules of FlashInfer are not compiled for {arch}.",
+            details=wrong,
+        )
 
 
 def pack(

@@ -98,9 +98,12 @@ def replaced_members(
         elif settings.named_targets or library.installed or matching:
             faults.append(f"{library.target}: {name}: {', '.join(matching) or 'not in the wheel'}")
     if faults or not replaced:
-        todo = "Compare the members of the wheel with the targets in stack.yaml or --targets."
-        what = f"{base.name} has not exactly one library for each target that is compiled here."
-        raise BuildError("base-mismatch", what, details=faults, todo=todo)
+        raise BuildError(
+            "base-mismatch",
+            f"{base.name} has not exactly one library for each target that is compiled here.",
+            details=faults,
+            todo="Compare the members of the wheel with the targets in stack.yaml or --targets.",
+        )
     return replaced
 
 
@@ -157,8 +160,9 @@ def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
         return {key: (build / path).read_bytes() for key, path in paths.items()}
     except FileNotFoundError as error:
         name = Path(error.filename).name
-        details = [f"library: {error.filename}"]
-        raise BuildError("compile-failed", f"The build made no {name}.", details=details) from error
+        raise BuildError(
+            "compile-failed", f"The build made no {name}.", details=[f"library: {error.filename}"]
+        ) from error
 
 
 def write(
@@ -228,8 +232,11 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
             code = ((entry.target, sha256_bytes(elf.unpack(data, entry))) for entry in entries)
             return tuple(sorted(code))
     except (OSError, elf.ElfUnreadable) as error:
-        what = f"{path.name} is not an object file with device code."
-        raise BuildError("compile-failed", what, details=[str(error)]) from error
+        raise BuildError(
+            "compile-failed",
+            f"{path.name} is not an object file with device code.",
+            details=[str(error)],
+        ) from error
 
 
 def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
@@ -247,7 +254,10 @@ def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
     glibc = elf.promised_glibc([tag])
     for library in map(elf.shared_object, libraries):
         if not (required := elf.required_glibc(library)):
-            what = "A compiled library needs a newer C++ runtime than any platform tag promises."
-            raise BuildError("target-mismatch", what, details=[str(library.versions)])
+            raise BuildError(
+                "target-mismatch",
+                "A compiled library needs a newer C++ runtime than any platform tag promises.",
+                details=[str(library.versions)],
+            )
         glibc = max(glibc, required)
     return f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{match[3]}"

@@ -108,8 +108,11 @@ def build_by_backend(
         )
         wheels = list(output.glob("*.whl"))
         if len(wheels) != 1:
-            what = f"{fork}'s build backend made {len(wheels)} wheels instead of one."
-            raise BuildError("build-failed", what, details=[f"full log: {log}"])
+            raise BuildError(
+                "build-failed",
+                f"{fork}'s build backend made {len(wheels)} wheels instead of one.",
+                details=[f"full log: {log}"],
+            )
         version = archive.labelled(archive.WheelName.of(wheels[0].name).version, label)
         return archive.rewrite(
             wheels[0],
@@ -164,8 +167,11 @@ def _cutlass_version(context: RunContext, tree: str) -> str:
     try:
         return f"{numbers[b'MAJOR']}.{numbers[b'MINOR']}.{numbers[b'PATCH']}"
     except KeyError as error:
-        what = f"{_VERSION_HEADER} does not state a version."
-        raise WheelError("wheel-invalid", what, details=[f"tree: {tree}"]) from error
+        raise WheelError(
+            "wheel-invalid",
+            f"{_VERSION_HEADER} does not state a version.",
+            details=[f"tree: {tree}"],
+        ) from error
 
 
 # This program.
