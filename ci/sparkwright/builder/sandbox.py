@@ -85,18 +85,18 @@ class Sandbox(msgspec.Struct, frozen=True):
         if os.environ.get(VARIABLE) == "container" and devices == {"lo"}:
             return cls("container")
         refusal = _refusal()
-        if refusal is None:
-            paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
-            # A folder below the one that gets hidden would vanish.
-            hidden = any(path.is_relative_to(INSIDE) for path in paths)
-            return cls("namespace", {} if hidden else paths)
-        if needed:
+        if refusal and needed:
             raise BuildError(
                 "isolation-missing",
                 "This machine cannot run a build without a network.",
                 details=[refusal],
             )
-        return cls("none")
+        if refusal:
+            return cls("none")
+        paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
+        # A folder below the one that gets hidden would vanish.
+        hidden = any(path.is_relative_to(INSIDE) for path in paths)
+        return cls("namespace", {} if hidden else paths)
 
     def sandbox_path(self, path: Path) -> Path:
         """Return the path of *path* in the sandbox."""
@@ -118,7 +118,8 @@ class Sandbox(msgspec.Struct, frozen=True):
         **options: Any,
     ) -> None:
         """
-        Run *command* in the sandbox as `process.run` does.
+        Run *command* in the sandbox as `process.run` does; mounted folders that its words and *env*
+        name are replaced by their paths there.
 
         Args:
             network: Leave it the network, for a compiler cache on another host. Programs that heed
@@ -128,7 +129,9 @@ class Sandbox(msgspec.Struct, frozen=True):
             build-downloads: The program reports a host that it could not reach, even if it
                 succeeded without it.
         """
-        variables = {name: text for name, text in env.items() if name.lower() not in _PROXIES}
+        variables = {
+            name: self.translate(text) for name, text in env.items() if name.lower() not in _PROXIES
+        }
         if self.kind == "none" or network:
             # Without a proxy a program names the host that it wants; with this one it reaches none.
             variables |= {
@@ -136,35 +139,35 @@ class Sandbox(msgspec.Struct, frozen=True):
                 for name in _PROXIES[:-1]
                 for spelling in (name, name.upper())
             }
-        wrapped, end_by = list(command), signal.SIGTERM
+        shown = [self.translate(os.fspath(word)) for word in command]
+        wrapped, end_by = shown, signal.SIGTERM
         if self.kind == "namespace":
             pairs = [str(folder) for pair in self.mounts.items() for folder in pair]
             shell = ["sh", "-euc", _MOUNT, "sh", str(INSIDE), str(len(self.mounts)), *pairs]
-            wrapped = [*_unshare(network=network), *shell, *command]
+            wrapped = [*_unshare(network=network), *shell, *shown]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
             end_by = signal.SIGKILL
+        failure: SparkwrightError | None = None
         try:
-            process.run(wrapped, shown=command, log=log, env=variables, end_by=end_by, **options)
+            process.run(wrapped, shown=shown, log=log, env=variables, end_by=end_by, **options)
         except SparkwrightError as error:
-            _refuse_downloads(log, error)
-            raise
-        _refuse_downloads(log)
-
-
-def _refuse_downloads(log: Path, failure: SparkwrightError | None = None) -> None:
-    """Raise `build-downloads` if the program of *log* reports a host that it could not reach."""
-    # The first line is the command itself.
-    lines = log.read_text("utf-8", "replace").splitlines()[1:]
-    matches = {line.strip(): match["host"] for line in lines if (match := _UNREACHED.search(line))}
-    if matches:
-        hosts = list(dict.fromkeys(filter(None, matches.values())))
-        raise BuildError(
-            "build-downloads",
-            f"The build tried to download from {', '.join(hosts) or 'another host'}.",
-            details=[*matches, f"full log: {log}"],
-            data={"wanted": hosts},
-        ) from failure
+            failure = error
+        # The first line is the command itself.
+        lines = log.read_text("utf-8", "replace").splitlines()[1:]
+        unreached = {
+            line.strip(): match["host"] for line in lines if (match := _UNREACHED.search(line))
+        }
+        if unreached:
+            hosts = list(dict.fromkeys(filter(None, unreached.values())))
+            raise BuildError(
+                "build-downloads",
+                f"The build tried to download from {', '.join(hosts) or 'another host'}.",
+                details=[*unreached, f"full log: {log}"],
+                data={"wanted": hosts},
+            ) from failure
+        if failure:
+            raise failure
 
 
 def _unshare(*, network: bool = False) -> list[str]:

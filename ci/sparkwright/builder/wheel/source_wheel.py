@@ -6,7 +6,6 @@ environment and without a network; of CUTLASS's headers; or of this program.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
@@ -18,7 +17,6 @@ from sparkwright.builder import BuildError
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, sbom
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
 from sparkwright.core import config
 from sparkwright.core.console import console
@@ -95,13 +93,10 @@ def build_by_backend(
     ):
         context.objects.archive(tree, source)
         mounts = {source: f"{fork}/src", output: f"{fork}/wheel", tools.root: "tools"}
-        sandbox = Sandbox.create(mounts)
-        variables = tools.environment(PIP_NO_INDEX="1", **settings.variables)
-        paths = [sandbox.sandbox_path(path) for path in (tools.python, output, source)]
-        sandbox.run(
-            [paths[0], "-c", _HOOK, *paths[1:]],
+        Sandbox.create(mounts).run(
+            [tools.python, "-c", _HOOK, output, source],
             cwd=source,
-            env={name: sandbox.translate(value) for name, value in variables.items()},
+            env=tools.environment(PIP_NO_INDEX="1", **settings.variables),
             log=log,
             failure=partial(BuildError, "build-failed"),
             what=f"{fork}'s build backend failed.",
@@ -140,10 +135,16 @@ def build_headers(
     Raises:
         wheel-invalid: The tree is no CUTLASS.
     """
+    macros = dict(_MACRO.findall(context.objects.blob(tree, _VERSION_HEADER) or b""))
+    if len(macros) != 3:
+        raise WheelError(
+            "wheel-invalid",
+            f"{_VERSION_HEADER} does not state a version.",
+            details=[f"tree: {tree}"],
+        )
+    version = "{}.{}.{}".format(*(int(macros[part]) for part in (b"MAJOR", b"MINOR", b"PATCH")))
     package = distribution.replace("-", "_")
-    name = archive.WheelName(
-        package, archive.labelled(_cutlass_version(context, tree), label), "py3-none-any"
-    )
+    name = archive.WheelName(package, archive.labelled(version, label), "py3-none-any")
     files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*_FOLDERS, _LIBRARY):
         root = "cutlass_library" if source == _LIBRARY else f"{package}/{source}"
@@ -155,29 +156,10 @@ def build_headers(
     )
 
 
-def _cutlass_version(context: RunContext, tree: str) -> str:
-    """
-    Return the CUTLASS version that the headers of *tree* state.
-
-    Raises:
-        wheel-invalid: The tree is no CUTLASS.
-    """
-    text = context.objects.blob(tree, _VERSION_HEADER) or b""
-    numbers = {name: int(number) for name, number in _MACRO.findall(text)}
-    try:
-        return f"{numbers[b'MAJOR']}.{numbers[b'MINOR']}.{numbers[b'PATCH']}"
-    except KeyError as error:
-        raise WheelError(
-            "wheel-invalid",
-            f"{_VERSION_HEADER} does not state a version.",
-            details=[f"tree: {tree}"],
-        ) from error
-
-
 # This program.
 
 
-def stated_requirements(extra: str = "full") -> list[str]:
+def stated_requirements(extra: str) -> list[str]:
     """
     Return the requirements in the running program's metadata, with those of *extra* (empty: the
     client alone).
@@ -189,13 +171,7 @@ def stated_requirements(extra: str = "full") -> list[str]:
     )
 
 
-def write_program(
-    folder: Path,
-    *,
-    extra: str = "full",
-    label: str = "",
-    further: Mapping[str, bytes] | None = None,
-) -> Path:
+def write_program(folder: Path, *, extra: str) -> Path:
     """
     Write the running program as a wheel to *folder*, reproducibly, and return its path.
 
@@ -203,8 +179,6 @@ def write_program(
 
     Args:
         extra: Its optional requirements that become unconditional.
-        label: Local version label (PEP 440).
-        further: More files, by name in the wheel.
     """
     package = Path(sparkwright.__file__).parent
     files = {
@@ -212,13 +186,11 @@ def write_program(
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    files |= config.carried() | dict(further or {})
-    version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
-    name = WheelName("sparkwright", version, "py3-none-any")
-    wanted = "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
+    files |= config.carried()
+    name = archive.WheelName("sparkwright", sparkwright.__version__, "py3-none-any")
     metadata = (
-        f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: "
-        f">=3.11\n{wanted}"
+        f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {name.version}\nRequires-Python: "
+        ">=3.11\n" + "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
     )
     dist_info = {
         "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
