@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
 from sparkwright.builder import BuildError, toolchain
-from sparkwright.builder.arch.rules import (
-    ArchException,
-    ArchRules,
-    DroppedUnits,
-    Site,
-    parse_cmake,
-)
+from sparkwright.builder.arch.rules import ArchRules, DroppedUnits, Site, parse_cmake
 from sparkwright.builder.configure import Call, Configured, TranslationUnit
 from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
 from sparkwright.core.console import console
@@ -93,10 +88,6 @@ class ArchPlan(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
     dropped: tuple[DroppedUnits, ...] = ()
 
-    @property
-    def failing(self) -> tuple[PlannedUnit, ...]:
-        return tuple(unit for unit in self.units if unit.fails)
-
     def drop_reason(self, unit: PlannedUnit) -> str:
         """Return the reviewed reason for leaving out *unit*, empty if there is none."""
         return next((entry.reason for entry in self.dropped if entry.covers(unit.source)), "")
@@ -149,11 +140,11 @@ def obtain(
     }
     key = content_key("plan", inputs)
     stored = context.store.get("plan", key, PlanComparison)
-    if stored and configured:
-        _configure_and_examine(context, tools, source)
     if stored is None:
         stored = PlanComparison(key, *examine_both(context, tools, source))
         context.store.put("plan", key, stored)
+    elif configured:
+        _configure_and_examine(context, tools, source)
     return stored
 
 
@@ -208,7 +199,13 @@ def examine(
         read: Returns the bytes of a file of the configured source tree, None if there is none.
         sites: The changes of the rules in that tree.
     """
-    units = tuple(_plan_unit(unit, arch, rules.kept) for unit in configured.units)
+    units = []
+    for unit in configured.units:
+        verdict, reason = _verdict(unit.gencode, arch), ""
+        entry = next((entry for entry in rules.kept if entry.covers(unit.source)), None)
+        if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
+            verdict, reason = "kept", entry.reason
+        units.append(PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason))
     if any(unit.fails for unit in units):
         calls = [call for call in reversed(configured.calls) if _archs(call)]
         texts = {
@@ -216,13 +213,13 @@ def examine(
             for file in {call.file for call in calls}
             for command in parse_cmake(read(file) or b"", file)
         }
-        units = tuple(_with_calls(unit, calls, texts) if unit.fails else unit for unit in units)
+        units = [_with_calls(unit, calls, texts) if unit.fails else unit for unit in units]
     return ArchPlan(
         fork=fork,
         arch=arch,
         gencode=_target(arch),
         counts=dict(Counter(str(unit.verdict) for unit in units)),
-        units=units,
+        units=tuple(units),
         stale=tuple(_stale_entries(rules, units, arch)),
         sites=tuple(sites),
         dropped=rules.dropped,
@@ -232,16 +229,6 @@ def examine(
 def _target(arch: str) -> str:
     number = arch.replace(".", "")
     return f"compute_{number}:sm_{number}"
-
-
-def _plan_unit(
-    unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException]
-) -> PlannedUnit:
-    verdict, reason = _verdict(unit.gencode, arch), ""
-    entry = next((entry for entry in exceptions if entry.covers(unit.source)), None)
-    if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
-        verdict, reason = "kept", entry.reason
-    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason)
 
 
 def _with_calls(
@@ -264,11 +251,16 @@ def _with_calls(
     def references(call: Call) -> set[str]:
         return {name for text in written(call) for name in _REFERENCE.findall(text)}
 
-    by_source = [call for call in calls if _names_source(call, unit)]
-    by_target = [call for call in calls if unit.target in call.arguments]
-    deciding = [*by_source, *by_target][:1]
-    variables = references(deciding[0]) if deciding else {"CMAKE_CUDA_ARCHITECTURES"}
+    def names_source(call: Call) -> bool:
+        folder = PurePosixPath(call.file).parent
+        parts = (part for argument in call.arguments for part in argument.split(";") if part)
+        return any(unit.source in (part, str(folder / part)) for part in parts)
+
+    by_source = [call for call in calls if names_source(call)]
+    deciding = (by_source or [call for call in calls if unit.target in call.arguments])[:1]
+    variables = {"CMAKE_CUDA_ARCHITECTURES"}
     for first in deciding[:1]:
+        variables = references(first)
         # A keyword of the same command for other sources may be called like one of the variables.
         earlier = calls[calls.index(first) + 1 :]
         calls = [call for call in earlier if call.command != first.command]
@@ -290,13 +282,7 @@ def _archs(call: Call) -> list[str]:
     return [argument for argument in call.arguments if _ARCH.search(argument)]
 
 
-def _names_source(call: Call, unit: TranslationUnit) -> bool:
-    folder = PurePosixPath(call.file).parent
-    parts = (part for argument in call.arguments for part in argument.split(";") if part)
-    return any(unit.source in (part, str(folder / part)) for part in parts)
-
-
-def generation(text: str) -> str:
+def _generation(text: str) -> str:
     """Return 12 for ``12.1f``, ``121f``, ``compute_120:sm_120``; empty for ``native``."""
     match = re.search(r"(\d+)\.?\d[af]?$", text)
     return match[1] if match else ""
@@ -307,7 +293,7 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
         return "native"
     if not gencode:
         return "none"
-    family = any(generation(entry) == generation(arch) for entry in gencode)
+    family = any(_generation(entry) == _generation(arch) for entry in gencode)
     return "folded" if family else "foreign"
 
 
@@ -321,7 +307,7 @@ def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
         return False
     portable = virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode
-    return generation(virtual) == generation(arch) or portable
+    return _generation(virtual) == _generation(arch) or portable
 
 
 def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) -> Iterator[str]:
@@ -348,10 +334,11 @@ def check(plans: PlanComparison) -> None:
             or a unit is gone without a reason.
     """
     plan = plans.after
+    failing = [unit for unit in plan.units if unit.fails]
     lost = [unit for unit in plans.removed if not plan.drop_reason(unit)]
     faults = {
-        f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
-        f"for {plan.arch} ({plan.gencode})": list(_explain(plan)),
+        f"{len(failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
+        f"for {plan.arch} ({plan.gencode})": list(_explain(failing)),
         f"{len(plan.stale)} entries of archs.yaml are wrong for {plan.fork}": plan.stale,
         f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, without a reason": [
             f"{unit.source} ({unit.code})" for unit in lost
@@ -363,14 +350,10 @@ def check(plans: PlanComparison) -> None:
         raise BuildError("arch-mismatch", f"{what}.", details=details)
 
 
-def _explain(plan: ArchPlan) -> Iterator[str]:
+def _explain(failing: Iterable[PlannedUnit]) -> Iterator[str]:
     """Yield the failing units, by the calls that decided and by gencode."""
-
-    def group(unit: PlannedUnit) -> tuple[tuple[str, ...], str, str]:
-        return unit.calls, unit.verdict, unit.code
-
-    failing = sorted(plan.failing, key=group)
-    for (calls, verdict, code), units in groupby(failing, key=group):
+    group = attrgetter("calls", "verdict", "code")
+    for (calls, verdict, code), units in groupby(sorted(failing, key=group), key=group):
         sources = sorted(unit.source for unit in units)
         yield f"{verdict}, {code}: {len(sources)} unit(s)"
         yield from (f"  {source}" for source in sources)
