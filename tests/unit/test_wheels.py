@@ -27,7 +27,7 @@ from tests.unit.conftest import Mini
 
 from sparkwright.audit import policy, report
 from sparkwright.audit import wheel as wheel_audit
-from sparkwright.builder import pipeline
+from sparkwright.builder import pipeline, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot, graft, sbom, source_wheel
@@ -224,17 +224,21 @@ PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        (b"def build_wheel(folder):\n    raise SystemExit('no compiler')\n", "mini's build backend failed"),
+        (b"def build_wheel(folder):\n    raise SystemExit('no compiler')\n", "flashinfer's build backend failed"),
         (b"def build_wheel(folder):\n    return 'mini-1.0-py3-none-any.whl'\n", "made 0 wheels instead of one"),
     ],
     ids=["fails", "no wheel"],
 )
-def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, mini: Mini, tools: Toolchain, backend: bytes, words: str) -> None:
+def test_a_backend_that_makes_no_wheel_is_refused(
+    tmp_path: Path, mini: Mini, tools: Toolchain, monkeypatch: pytest.MonkeyPatch, backend: bytes, words: str
+) -> None:
     """The error names the log, and no wheel is there."""
     run = mini.context()
+    monkeypatch.setattr(toolchain, "obtain", lambda _context: tools)
     tree = run.objects.store_files([("pyproject.toml", REGULAR, PYPROJECT), ("backend.py", REGULAR, backend)])
+    source = SourceTree("flashinfer", GIT.source, tree, tree, (), ())
     with refusal("build-failed", match=words) as caught:
-        source_wheel.build_by_backend(run, tools, ForkEnvironment(), "mini", tree, "t", DistInfoFiles(b"", SbomInput()), tmp_path)
+        source_wheel.build_by_backend(run, source, "t", DistInfoFiles(b"", SbomInput()), tmp_path)
     assert "full log: " in caught.value.details[-1]
     assert not [*tmp_path.rglob("*.whl")]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,33 +116,41 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     project, stack = context.project, context.project.stack
     concerned = (fork, *project.fork(fork).needs)
     settings = toolchain.settings(context, fork)
-    # Targets make the same wheel whether stack.yaml or an option names them.
-    spec = msgspec.structs.replace(project.fork(fork), targets=())
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
+    # The build record lists them in this order.
     parts: dict[str, object] = {
         f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
     for name in concerned:
-        files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
-        patches = {path.name: sha256_file(path) for path in files}
-        parts[f"forks/{stack}/{name}/series"] = patches
+        parts[f"forks/{stack}/{name}/series"] = _digests(project.series_folder(name).glob("*"))
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
     if tuned := context.tuned_files(fork):
-        digests = {path.name: sha256_file(path) for path in tuned}
-        parts[f"build/{stack}/moe{project.suffix}"] = digests
-    label = (project.spec.arch, project.spec.label, spec)
+        parts[f"build/{stack}/moe{project.suffix}"] = _digests(tuned)
     parts |= {
-        f"forks/{stack}/stack.yaml": label,
+        # Targets make the same wheel whether stack.yaml or an option names them.
+        f"forks/{stack}/stack.yaml": (
+            project.spec.arch,
+            project.spec.label,
+            msgspec.structs.replace(project.fork(fork), targets=()),
+        ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
-        "this machine": here,
-        "--target": context.machine,
+        **machine_inputs(context),
         "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: content_key("input", part) for name, part in parts.items()}
+
+
+def machine_inputs(context: RunContext) -> dict[str, object]:
+    """Return what determines a wheel of this machine, and of the machine that it is made for."""
+    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
+    return {"this machine": here, "--target": context.machine}
+
+
+def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    return {path.name: sha256_file(path) for path in paths if path.is_file()}
 
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
@@ -189,7 +197,7 @@ def dist_info(
         source,
         base=base,
         compiled=manifest.libraries if manifest else None,
-        inherited=manifest.base if manifest else None,
+        inherited=manifest.base if manifest else {},
         compiler=record.compiler,
     )
     return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
@@ -198,15 +206,15 @@ def dist_info(
 # Wheels in the store.
 
 
-def stored(context: RunContext, key: str) -> BuiltWheel | None:
-    """Return the wheel of that *key*, if the store holds it."""
-    built = context.store.get("wheel", key, BuiltWheel)
+def _stored(context: RunContext, parts: dict[str, str]) -> BuiltWheel | None:
+    """Return the wheel that was made from the inputs *parts*, if the store holds it."""
+    built = context.store.get("wheel", content_key("wheel", parts), BuiltWheel)
     return built if built and _stored_path(context, built).exists() else None
 
 
 def current(context: RunContext, fork: str) -> BuiltWheel | None:
     """Return the wheel that a build of *fork* would take from the store; None if it would build."""
-    return stored(context, content_key("wheel", inputs(context, fork)))
+    return _stored(context, inputs(context, fork))
 
 
 def last_wheel(context: RunContext, fork: str) -> Path | None:
@@ -236,16 +244,19 @@ def reuse(
         early-check-failed: As `preflight.check_output`.
     """
     preflight.check_output(context)
-    key, output = content_key("wheel", parts), content_key("output", str(context.output))
+    output = content_key("output", str(context.output))
     name = context.named(f"{context.project.stack}-{fork}") + f"-{output[:8]}"
-    built, last = stored(context, key), context.store.get("last", name, LastBuild)
+    built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        before = last.inputs if last else {}
-        changed = [part for part in parts if before.get(part) != parts[part]]
-        reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
-        console.note(f"{fork}: {f'rebuilding: {reason}' if last else 'not built yet'}")
+        if last:
+            changed = [part for part in parts if last.inputs.get(part) != parts[part]]
+            reason = (
+                f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
+            )
+            console.note(f"{fork}: rebuilding: {reason}")
+        key = content_key("wheel", parts)
         built = make(key)
         context.store.put("wheel", key, built)
         console.note(f"{fork}: {built.filename}, {size(built.size)}")
@@ -254,22 +265,28 @@ def reuse(
         if last and last.wheel.filename != built.filename and _published(context, last.wheel):
             wheel_path(context, last.wheel).unlink()
         context.store.put("last", name, LastBuild(parts, built))
-    _publish_to_output(context, built)
+    if not _published(context, built):
+        source, path = _stored_path(context, built), wheel_path(context, built)
+        with translate_disk_full(context.output), context.store.replacing(path) as temporary:
+            try:
+                os.link(source, temporary)
+            except OSError:  # another file system
+                shutil.copyfile(source, temporary)
     return built
 
 
 def put(
-    context: RunContext,
-    fork: str,
-    key: str,
-    path: Path,
-    tree: str,
-    counts: dict[str, int] | None = None,
-    transplant: graft.GraftManifest | None = None,
+    context: RunContext, fork: str, key: str, path: Path, tree: str, **compiled: Any
 ) -> BuiltWheel:
-    """Move the wheel at *path* to the store and return its record."""
-    sha256, length = sha256_file(path), path.stat().st_size
-    built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
+    """
+    Move the wheel at *path* to the store and return its record.
+
+    Args:
+        compiled: Fields of the record that describe the compiling.
+    """
+    built = BuiltWheel(
+        fork, key, path.name, sha256_file(path), path.stat().st_size, tree, **compiled
+    )
     with context.store.building(_stored_path(context, built).parent) as folder:
         wheel = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
@@ -283,18 +300,6 @@ def _published(context: RunContext, built: BuiltWheel) -> bool:
     if source.exists() and path.exists() and path.samefile(source):
         return True
     return path.exists() and sha256_file(path) == built.sha256
-
-
-def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
-    """Link the store's wheel into the output folder, or copy it to another file system."""
-    source, path = _stored_path(context, built), wheel_path(context, built)
-    if _published(context, built):
-        return
-    with translate_disk_full(context.output), context.store.replacing(path) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
 
 
 # Building.
@@ -319,33 +324,19 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
         for sentence in deviations(context, source):
             console.note(sentence)
         label = version_label(context, source)
-        settings = toolchain.settings(context, fork)
         kind = context.project.fork(fork).build
         if kind == "graft":
-            return _graft(context, source, settings, label, folder, key)
+            return _graft(context, source, label, folder, key)
         preflight.check(context, source)
-        files = dist_info(context, source)
-        if kind == "headers":
-            path = source_wheel.build_headers(
-                context, source.tree, settings.distribution, label, files, folder
-            )
-        else:
-            tools = toolchain.obtain(context)
-            path = source_wheel.build_by_backend(
-                context, tools, settings, fork, source.tree, label, files, folder
-            )
+        make = source_wheel.build_headers if kind == "headers" else source_wheel.build_by_backend
+        path = make(context, source, label, dist_info(context, source), folder)
         return put(context, fork, key, path, source.tree)
 
 
 def _graft(
-    context: RunContext,
-    source: SourceTree,
-    settings: toolchain.ForkEnvironment,
-    label: str,
-    folder: Path,
-    key: str,
+    context: RunContext, source: SourceTree, label: str, folder: Path, key: str
 ) -> BuiltWheel:
-    fork = source.fork
+    fork, settings = source.fork, toolchain.settings(context, source.fork)
     locked = context.lock.forks[fork].bases.get(context.machine)
     if locked is None:
         raise SourceError(
@@ -364,13 +355,10 @@ def _graft(
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
-        build_folder = ninja.BuildFolder(
+        ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
-        )
-        build_folder.compile(settings.targets, Costs.of(context, fork))
+        ).compile(settings.targets, Costs.of(context, fork))
         changes, manifest = graft.changes(context, source, base, workspace.build, members, settings)
-        member_of = {path: member for member, path in members.items()}
-        by_target = {library.target: member_of.get(library.path, "") for library in libraries}
         files = dist_info(
             context,
             source,
@@ -382,11 +370,19 @@ def _graft(
             counts=plans.after.counts,
             transplant=manifest,
             isolation=workspace.sandbox.kind,
-            units=graft.unit_manifest(workspace.build, plans.after.units, by_target),
+            units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
         path = graft.write(base, folder, label, changes, manifest, settings, files)
     console.note(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    return put(context, fork, key, path, source.tree, plans.after.counts, manifest)
+    return put(
+        context,
+        fork,
+        key,
+        path,
+        source.tree,
+        counts=plans.after.counts,
+        transplant=manifest,
+    )

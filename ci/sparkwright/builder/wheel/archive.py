@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import parse_tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
@@ -91,8 +95,6 @@ class WheelName(msgspec.Struct, frozen=True):
         Return the parts of *filename*, with another *version* if one is given; raise
         `wheel-invalid` if it is no wheel's name.
         """
-        from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
         try:
             parse_wheel_filename(filename)
         except InvalidWheelFilename as error:
@@ -105,8 +107,6 @@ class WheelName(msgspec.Struct, frozen=True):
 
 def labelled(version: str, label: str) -> str:
     """Return *version* with the local version *label* (PEP 440) in place of its own."""
-    from packaging.version import Version
-
     return str(Version(f"{Version(version).public}+{label}"))
 
 
@@ -229,11 +229,14 @@ def write(
 
 def _wheel_text(tag: str, pure: bool) -> bytes:
     """Return the text of a WHEEL file (PEP 427); a compressed *tag* becomes one line per member."""
-    from packaging.tags import parse_tag
-
-    tags = "".join(f"Tag: {member}\n" for member in sorted(map(str, parse_tag(tag))))
-    lines = f"Generator: sparkwright\nRoot-Is-Purelib: {str(pure).lower()}\n{tags}"
-    return f"Wheel-Version: 1.0\n{lines}".encode()
+    lines = [
+        "Wheel-Version: 1.0",
+        "Generator: sparkwright",
+        f"Root-Is-Purelib: {str(pure).lower()}",
+        *(f"Tag: {member}" for member in sorted(map(str, parse_tag(tag)))),
+        "",
+    ]
+    return "\n".join(lines).encode()
 
 
 def rewrite(
@@ -268,8 +271,10 @@ def rewrite(
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
-    stem, new_stem = (name.info.removesuffix(".dist-info") for name in (old, new))
-    folders = {f"{stem}.{kind}": f"{new_stem}.{kind}" for kind in ("dist-info", "data")}
+    folders = {
+        f"{old.distribution}-{old.version}.{kind}": f"{new.distribution}-{new.version}.{kind}"
+        for kind in ("dist-info", "data")
+    }
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
         listed = zip_members(source, base.name)
@@ -277,10 +282,15 @@ def rewrite(
         changed = dict(replace or {})
         for name in version_files:
             text = (changed.get(name) or source.read(name)).decode()
-            changed[name] = restate(text, old.version, version, name).encode()
+            changed[name] = _restate(text, old.version, version, name).encode()
         changed |= {f"{old.info}/{name}": data for name, data in (dist_info or {}).items()}
-        metadata = _restate_metadata(source.read(f"{old.info}/METADATA"), old.version, version)
-        changed[f"{old.info}/METADATA"] = change_requirements(metadata, requires or {})
+        head, gap, body = source.read(f"{old.info}/METADATA").partition(b"\n\n")
+        if re.findall(rb"(?mi)^Version: *(.*?)\r?$", head) != [old.version.encode()]:
+            raise WheelError(
+                "wheel-invalid", f"METADATA does not state version {old.version} once."
+            )
+        head = re.sub(rb"(?mi)^Version:.*$", f"Version: {version}".encode(), head)
+        changed[f"{old.info}/METADATA"] = change_requirements(head + gap + body, requires or {})
         pure = b"Root-Is-Purelib: true" in source.read(f"{old.info}/WHEEL")
         changed[f"{old.info}/WHEEL"] = _wheel_text(new.tag, pure)
         names = {*listed, *changed} - {*remove, f"{old.info}/RECORD"}
@@ -300,7 +310,7 @@ def rewrite(
     return path
 
 
-def restate(text: str, old: str, new: str, name: str) -> str:
+def _restate(text: str, old: str, new: str, name: str) -> str:
     """
     Return the Python file *text* with *new* where ``__version__`` or ``version`` is set to *old*.
 
@@ -312,13 +322,6 @@ def restate(text: str, old: str, new: str, name: str) -> str:
     if not count:
         raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     return text
-
-
-def _restate_metadata(text: bytes, old: str, new: str) -> bytes:
-    head, gap, body = text.partition(b"\n\n")
-    if re.findall(rb"(?mi)^Version: *(.*?)\r?$", head) != [old.encode()]:
-        raise WheelError("wheel-invalid", f"METADATA does not state version {old} once.")
-    return re.sub(rb"(?mi)^Version:.*$", f"Version: {new}".encode(), head) + gap + body
 
 
 def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
@@ -333,9 +336,6 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
         requirement-mismatch: A project has no line, or none that would change.
         wheel-invalid: A requirement of the wheel cannot be read.
     """
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
     head, gap, body = metadata.partition(b"\n\n")
     lines, effective = [], set[str]()
     # A line that begins with a blank continues the one before it.

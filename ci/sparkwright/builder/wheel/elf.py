@@ -125,11 +125,9 @@ class _Strings:
     def name(self, offset: int) -> str:
         begin = self._offset + offset
         end = self._data.find(b"\0", begin, min(self._end, begin + _LONGEST_NAME))
-        if begin >= self._end or end < 0:
-            raise ElfUnreadable(f"a name at offset {begin} has no end")
         self._left -= end - begin
-        if self._left < 0:
-            raise ElfUnreadable(f"the names in a table are more than {MOST_NAME_BYTES} bytes")
+        if begin >= self._end or end < 0 or self._left < 0:
+            raise ElfUnreadable(f"a name at offset {begin} has no end, or all are too long")
         return self._data[begin:end].decode("utf-8", "replace")
 
 
@@ -189,19 +187,20 @@ def shared_object(data: Buffer) -> SharedObject:
         if kind == _LOAD:
             loads.append((offset, address, size))
         elif kind == _DYNAMIC:
-            entries += _dynamic(data, offset, size)
+            end = offset + min(size // 16, _MOST_DYNAMIC) * 16
+            pairs = struct.iter_unpack("<QQ", data[offset:end])
+            # An entry of zeros is the last one.
+            entries += takewhile(lambda pair: pair[0] != 0, pairs)
     values = dict(entries)
     size = values.get(_STRSZ, 0) if _STRTAB in values else 0
-    begin = _file_offset(loads, values[_STRTAB], size, "the table of its strings") if size else 0
+    begin = _file_offset(loads, values[_STRTAB], size) if size else 0
     strings = _Strings(data, begin, size, "the table of its strings")
     versions: dict[str, tuple[int, ...]] = {}
     for match in _VERSION.finditer(data, begin, begin + size):
         name, version = match[1].decode(), version_key(match[2].decode())
         versions[name] = max(versions.get(name, ()), version)
     listed = sections(data)
-    symbols, imports = set[str](), set[str]()
-    for name, defined in _symbols(data, listed):
-        (symbols if defined else imports).add(name)
+    symbols = set(_symbols(data, listed))
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
@@ -213,8 +212,8 @@ def shared_object(data: Buffer) -> SharedObject:
             for section in listed
             if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
         ),
-        symbols=frozenset(symbols),
-        imports=frozenset(imports),
+        symbols=frozenset(name for name, defined in symbols if defined),
+        imports=frozenset(name for name, defined in symbols if not defined),
     )
 
 
@@ -230,8 +229,10 @@ def version_text(version: Sequence[int]) -> str:
 
 def _check_bounds(data: Buffer, offset: int, size: int, what: str) -> None:
     if offset > len(data) or size > len(data) - offset:
-        extent = f"offset {offset}, {size} bytes, of {len(data)}"
-        raise ElfUnreadable(f"{what} lies beyond the end of the file ({extent})")
+        raise ElfUnreadable(
+            f"{what} lies beyond the end of the file (offset {offset}, {size} bytes, of "
+            f"{len(data)})"
+        )
 
 
 def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
@@ -263,19 +264,12 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
     return machine, names, tables[0], tables[1]
 
 
-def _dynamic(data: Buffer, offset: int, size: int) -> Iterator[tuple[int, int]]:
-    """Return the entries of a dynamic segment, up to the first empty one."""
-    size = min(size // 16, _MOST_DYNAMIC) * 16
-    entries = struct.iter_unpack("<QQ", data[offset : offset + size])
-    return takewhile(lambda entry: entry[0] != 0, entries)
-
-
-def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int, what: str) -> int:
-    """Return the offset of the *size* bytes that the loader maps at *address*."""
+def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int) -> int:
+    """Return the offset of the *size* bytes of strings that the loader maps at *address*."""
     for offset, begin, length in loads:
         if begin <= address and address + size <= begin + length:
             return offset + address - begin
-    raise ElfUnreadable(f"{what} is in no segment of the file (address {address:#x}, {size} bytes)")
+    raise ElfUnreadable(f"its strings are in no segment (address {address:#x}, {size} bytes)")
 
 
 def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
@@ -287,9 +281,8 @@ def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, 
             raise ElfUnreadable("the names of its symbols are in no section")
         table = listed[section.link]
         strings = _Strings(data, table.offset, table.size, "the table of symbol names")
-        size = section.size // _SYMBOL.size * _SYMBOL.size
-        symbols = _SYMBOL.iter_unpack(data[section.offset : section.offset + size])
-        for name, info, _, index, _, _ in symbols:
+        end = section.offset + section.size // _SYMBOL.size * _SYMBOL.size
+        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(data[section.offset : end]):
             if info >> 4 in (_DEFINED if index else _REQUIRED):
                 yield strings.name(name), bool(index)
 
@@ -339,9 +332,10 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
                 position += 8
                 continue
             if (magic, version) != (FATBIN_MAGIC, _FATBIN_VERSION):
-                supported = f"supported is {FATBIN_MAGIC:#010x} of version {_FATBIN_VERSION}"
-                stated = f"{magic:#010x} of version {version} at offset {position}"
-                raise ElfUnreadable(f"no fatbin begins with {stated}; {supported}")
+                raise ElfUnreadable(
+                    f"no fatbin begins with {magic:#010x} of version {version} at offset "
+                    f"{position}; supported is {FATBIN_MAGIC:#010x} of version {_FATBIN_VERSION}"
+                )
             if header < _CONTAINER.size or rest > end - position - header:
                 raise ElfUnreadable(
                     f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
@@ -367,9 +361,10 @@ def _container_entries(
             data, position
         )
         if version != _ENTRY_VERSION or kind not in _KINDS:
-            supported = f"supported is version {_ENTRY_VERSION:#06x}, and the kinds 1 and 2"
-            stated = f"version {version:#06x} and kind {kind}"
-            raise ElfUnreadable(f"{where} is of {stated}; {supported}")
+            raise ElfUnreadable(
+                f"{where} is of version {version:#06x} and kind {kind}; supported is version "
+                f"{_ENTRY_VERSION:#06x}, and the kinds 1 and 2"
+            )
         if header < _FATBIN_ENTRY.size or size > end - position - header or packed > size:
             raise ElfUnreadable(f"{where} ends beyond its fatbin: {size} bytes")
         arch = f"sm_{number}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
@@ -408,8 +403,7 @@ def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
         raise ElfUnreadable(f"{what}: {error}") from error
     if len(content) != entry.size:
-        states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
-        raise ElfUnreadable(f"{what} {states}")
+        raise ElfUnreadable(f"{what} unpacks to {len(content)} bytes, the table says {entry.size}")
     return content.rstrip(b"\0") if entry.kind == "ptx" else content
 
 

@@ -86,16 +86,17 @@ def replaced_members(
         base-mismatch: The wheel has no member of a library's file name, or several.
     """
     with zip_file(base) as wheel:
-        names = list(zip_members(wheel, base.name))
+        members = zip_members(wheel, base.name)
+    named = settings.named_targets
     replaced, faults = dict[str, str](), []
     for library in libraries:
         name = Path(library.path).name
-        matching = [member for member in names if member.rpartition("/")[2] == name]
-        if settings.named_targets and library.target not in settings.named_targets:
+        matching = [member for member in members if member.rpartition("/")[2] == name]
+        if named and library.target not in named:
             continue
         if len(matching) == 1:
             replaced[matching[0]] = library.path
-        elif settings.named_targets or library.installed or matching:
+        elif named or library.installed or matching:
             faults.append(f"{library.target}: {name}: {', '.join(matching) or 'not in the wheel'}")
     if faults or not replaced:
         raise BuildError(
@@ -124,14 +125,16 @@ def changes(
     Raises:
         compile-failed: See `read_libraries`.
     """
-    replaced, removed = dict[str, bytes](), []
-    for path, status in context.objects.changes(source.source.tree, source.tree).items():
-        if not path.startswith(f"{settings.package}/"):
-            continue
-        if status == "D":
-            removed.append(path)
-        else:
-            replaced[path] = context.objects.blob(source.tree, path) or b""
+    package = {
+        path: status
+        for path, status in context.objects.changes(source.source.tree, source.tree).items()
+        if path.startswith(f"{settings.package}/")
+    }
+    replaced = {
+        path: context.objects.blob(source.tree, path) or b""
+        for path, status in package.items()
+        if status != "D"
+    }
     libraries = read_libraries(build, members)
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
@@ -139,7 +142,7 @@ def changes(
     return {**replaced, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
-        removed=tuple(sorted(removed)),
+        removed=tuple(sorted(package.keys() - replaced.keys())),
         base={
             name: sha256
             for name, (sha256, _) in sorted(rows.items())
@@ -159,9 +162,8 @@ def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
     try:
         return {key: (build / path).read_bytes() for key, path in paths.items()}
     except FileNotFoundError as error:
-        name = Path(error.filename).name
         raise BuildError(
-            "compile-failed", f"The build made no {name}.", details=[f"library: {error.filename}"]
+            "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
         ) from error
 
 
@@ -196,7 +198,10 @@ def write(
 
 
 def unit_manifest(
-    build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, str]
+    build: Path,
+    units: Iterable[PlannedUnit],
+    libraries: Iterable[CMakeLibrary],
+    members: Mapping[str, str],
 ) -> tuple[archive.CompiledUnit, ...]:
     """
     Return the manifest of the planned *units*, which have been compiled in the folder *build*.
@@ -205,17 +210,19 @@ def unit_manifest(
     wheel leads back to its source by its sha256. The manifest is part of the wheel's build record.
 
     Args:
-        libraries: Target → member of the wheel.
+        members: The replaced libraries (`replaced_members`).
 
     Raises:
         compile-failed: An object is missing, or is not what a compiler writes.
     """
+    paths = {library.target: library.path for library in libraries}
+    member_of = {path: member for member, path in members.items()}
     return tuple(
         archive.CompiledUnit(
             unit.source,
             unit.target,
             unit.object,
-            libraries.get(unit.target, ""),
+            member_of.get(paths.get(unit.target, ""), ""),
             unit.gencode,
             _device_code(build / unit.object),
         )
@@ -229,8 +236,9 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
             if any(section.name == elf.RELOCATABLE_FATBIN for section in elf.sections(data)):
                 return ()
             entries = elf.fatbin_entries(data, elf.shared_object(data).fatbins)
-            code = ((entry.target, sha256_bytes(elf.unpack(data, entry))) for entry in entries)
-            return tuple(sorted(code))
+            return tuple(
+                sorted((entry.target, sha256_bytes(elf.unpack(data, entry))) for entry in entries)
+            )
     except (OSError, elf.ElfUnreadable) as error:
         raise BuildError(
             "compile-failed",

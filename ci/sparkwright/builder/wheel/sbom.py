@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+from packaging.utils import canonicalize_name
 
 from sparkwright import __version__
 from sparkwright.builder import pylock, toolchain
@@ -68,8 +69,8 @@ def gather(
     source: SourceTree,
     *,
     base: FileLock | None = None,
-    compiled: Mapping[str, str] | None = None,
-    inherited: Mapping[str, str] | None = None,
+    compiled: Mapping[str, str] | None,
+    inherited: Mapping[str, str],
     **properties: str,
 ) -> SbomInput:
     """
@@ -80,33 +81,32 @@ def gather(
         compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
             compiled, which is the same from every machine.
         inherited: Libraries of *base*: member → digest as its RECORD states it.
-        properties: Further properties; empty ones are left out.
+        properties: Further properties.
 
     Raises:
         file-invalid: pylock.toml cannot be read.
     """
     project = context.project
-    facts = {
-        "stack": project.stack,
-        "fork": source.fork,
-        "built": project.fork(source.fork).build,
-        "arch": project.spec.arch,
-        "cuda": pylock.cuda(project) if compiled is not None else "",
-        **properties,
-    }
     return SbomInput(
         source=source,
         needs=tuple(source_tree(context, need) for need in project.fork(source.fork).needs),
         bases=((base.name, base.filename, base.sha256),) if base else (),
-        vendored=vendored(context, source),
+        vendored=_vendored_sources(context, source),
         tools=compilers(context) if compiled is not None else (),
         compiled=dict(compiled or {}),
-        inherited={member: _hex(digest) for member, digest in (inherited or {}).items()},
-        properties={name: value for name, value in facts.items() if value},
+        inherited={member: _hex(digest) for member, digest in inherited.items()},
+        properties={
+            "stack": project.stack,
+            "fork": source.fork,
+            "built": project.fork(source.fork).build,
+            "arch": project.spec.arch,
+            "cuda": pylock.cuda(project) if compiled is not None else "",
+            **properties,
+        },
     )
 
 
-def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
+def _vendored_sources(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name.
 
@@ -117,10 +117,9 @@ def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]
     if not toolchain.settings(context, source.fork).needs_vendored:
         return source.source.submodules
     locked = context.lock.forks[source.fork]
-    downloaded = {
+    return source.source.submodules | {
         name: entry for name, entry in locked.vendored.items() if name not in locked.submodules
     }
-    return source.source.submodules | downloaded
 
 
 def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
@@ -136,8 +135,6 @@ def _hex(recorded: str) -> str:
 
 def document(sbom_input: SbomInput, name: WheelName) -> bytes:
     """Return the CycloneDX document of the wheel *name*."""
-    from packaging.utils import canonicalize_name
-
     project, source = canonicalize_name(name.distribution), sbom_input.source
     libraries = {"compiled": sbom_input.compiled, "base": sbom_input.inherited}
     ancestors = [_file("base", base) for base in sbom_input.bases]
@@ -193,15 +190,19 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
 
 def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:
     commit, tree = (entry.commit, entry.tree) if entry.resolved else ("", "")
-    properties = {
-        "ref": entry.ref,
-        "resolved": "yes" if entry.resolved else "no",
-        "commit": commit,
-        "tree": tree,
-        "without": ", ".join(entry.without),
-    }
-    revision = commit or entry.ref
-    return _component(f"vendored/{name}", name, revision, properties=properties, url=entry.url)
+    return _component(
+        f"vendored/{name}",
+        name,
+        commit or entry.ref,
+        properties={
+            "ref": entry.ref,
+            "resolved": "yes" if entry.resolved else "no",
+            "commit": commit,
+            "tree": tree,
+            "without": ", ".join(entry.without),
+        },
+        url=entry.url,
+    )
 
 
 def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
@@ -213,7 +214,6 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     """
     source = tree.source
     commit = source.pin if source.kind == "git" else ""
-    url = source.origin.partition(" @ ")[0] if commit else ""
     return _component(
         f"source/{source.fork}",
         source.fork,
@@ -227,7 +227,7 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
             "tree:patched": tree.patched,
             "tree:built": tree.tree,
         },
-        url=url,
+        url=source.origin.partition(" @ ")[0] if commit else "",
         sha256=source.pin if source.kind == "sdist" else "",
     )
 
@@ -267,9 +267,7 @@ def _file(role: str, wheel: pylock.LockedWheel, **fields: Any) -> dict[str, Any]
 
 
 def _index_url(project: str, version: str) -> str:
-    from packaging.utils import canonicalize_name
-
-    return f"pkg:pypi/{canonicalize_name(project)}" + (f"@{quote(version)}" if version else "")
+    return f"pkg:pypi/{canonicalize_name(project)}@{quote(version)}"
 
 
 def _component(
@@ -284,7 +282,6 @@ def _component(
     **fields: Any,
 ) -> dict[str, Any]:
     """Return a component without its empty fields; *properties* get the prefix ``sparkwright:``."""
-    reachable = url.startswith(("https://", "http://"))
     component = {
         "bom-ref": ref,
         "type": kind,
@@ -296,7 +293,9 @@ def _component(
             for key, value in properties.items()
             if value
         ],
-        "externalReferences": [{"type": "vcs", "url": url}] if reachable else [],
+        "externalReferences": [{"type": "vcs", "url": url}]
+        if url.startswith(("https://", "http://"))
+        else [],
         **fields,
     }
     return {key: value for key, value in component.items() if value}

@@ -13,11 +13,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import sparkwright
-from sparkwright.builder import BuildError
+from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.builder.workspace import SourceTree
 from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -41,8 +41,12 @@ print("wheel:", backend.build_wheel(sys.argv[1]))
 """
 
 _VERSION_HEADER = "include/cutlass/version.h"
-_FOLDERS = ("include", "tools/util/include")
-_LIBRARY = "python/cutlass_library"
+#: Folder of the tree → its folder in the wheel.
+_FOLDERS = {
+    "include": "{package}/include",
+    "tools/util/include": "{package}/tools/util/include",
+    "python/cutlass_library": "cutlass_library",
+}
 
 _MACRO = re.compile(rb"#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)")
 
@@ -68,40 +72,35 @@ Requires-Python: >=3.8
 
 
 def build_by_backend(
-    context: RunContext,
-    tools: Toolchain,
-    settings: ForkEnvironment,
-    fork: str,
-    tree: str,
-    label: str,
-    dist_info: DistInfoFiles,
-    folder: Path,
+    context: RunContext, source: SourceTree, label: str, dist_info: DistInfoFiles, output: Path
 ) -> Path:
     """
-    Build the wheel of *tree* into *folder*, its version with the local *label*.
+    Build the wheel of *source* into *output*, its version with the local *label*.
 
     Raises:
         build-failed: The backend failed, or made no wheel.
         build-downloads: It tried to download something, even if it went on without it.
     """
+    fork, settings = source.fork, toolchain.settings(context, source.fork)
+    tools = toolchain.obtain(context)
     work = context.store.folder("work", context.project.stack, fork)
     log = context.store.folder("logs") / f"{context.project.stack}-{fork}-build.log"
     with (
-        context.store.building(work / "tree") as source,
-        context.store.building(work / "wheel") as output,
+        context.store.building(work / "tree") as tree,
+        context.store.building(work / "wheel") as scratch,
         console.step(f"build {fork} with its own backend"),
     ):
-        context.objects.archive(tree, source)
-        mounts = {source: f"{fork}/src", output: f"{fork}/wheel", tools.root: "tools"}
+        context.objects.archive(source.tree, tree)
+        mounts = {tree: f"{fork}/src", scratch: f"{fork}/wheel", tools.root: "tools"}
         Sandbox.create(mounts).run(
-            [tools.python, "-c", _HOOK, output, source],
-            cwd=source,
+            [tools.python, "-c", _HOOK, scratch, tree],
+            cwd=tree,
             env=tools.environment(PIP_NO_INDEX="1", **settings.variables),
             log=log,
             failure=partial(BuildError, "build-failed"),
             what=f"{fork}'s build backend failed.",
         )
-        wheels = list(output.glob("*.whl"))
+        wheels = list(scratch.glob("*.whl"))
         if len(wheels) != 1:
             raise BuildError(
                 "build-failed",
@@ -111,7 +110,7 @@ def build_by_backend(
         version = archive.labelled(archive.WheelName.of(wheels[0].name).version, label)
         return archive.rewrite(
             wheels[0],
-            folder,
+            output,
             version=version,
             version_files=settings.version_files,
             dist_info=dist_info.contents(archive.WheelName.of(wheels[0].name, version)),
@@ -119,15 +118,10 @@ def build_by_backend(
 
 
 def build_headers(
-    context: RunContext,
-    tree: str,
-    distribution: str,
-    label: str,
-    dist_info: DistInfoFiles,
-    folder: Path,
+    context: RunContext, source: SourceTree, label: str, dist_info: DistInfoFiles, output: Path
 ) -> Path:
     """
-    Write the CUTLASS wheel of *tree*, its version with the local *label*, to *folder* and return
+    Write the CUTLASS wheel of *source*, its version with the local *label*, to *output* and return
     its path: the include folders, and ``cutlass_library`` if the tree has it.
 
     Header-only code needs no compiling; by the wheel, builds can name it by hash.
@@ -135,24 +129,24 @@ def build_headers(
     Raises:
         wheel-invalid: The tree is no CUTLASS.
     """
-    macros = dict(_MACRO.findall(context.objects.blob(tree, _VERSION_HEADER) or b""))
+    macros = dict(_MACRO.findall(context.objects.blob(source.tree, _VERSION_HEADER) or b""))
     if len(macros) != 3:
         raise WheelError(
             "wheel-invalid",
             f"{_VERSION_HEADER} does not state a version.",
-            details=[f"tree: {tree}"],
+            details=[f"tree: {source.tree}"],
         )
     version = "{}.{}.{}".format(*(int(macros[part]) for part in (b"MAJOR", b"MINOR", b"PATCH")))
+    distribution = toolchain.settings(context, source.fork).distribution
     package = distribution.replace("-", "_")
     name = archive.WheelName(package, archive.labelled(version, label), "py3-none-any")
     files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
-    for source in (*_FOLDERS, _LIBRARY):
-        root = "cutlass_library" if source == _LIBRARY else f"{package}/{source}"
-        for path, data in context.objects.files(tree, source):
-            files[f"{root}/{path.removeprefix(source + '/')}"] = data
+    for folder, root in _FOLDERS.items():
+        for path, data in context.objects.files(source.tree, folder):
+            files[root.format(package=package) + path.removeprefix(folder)] = data
     metadata = _METADATA.format(name=distribution, version=name.version)
     return archive.write(
-        folder, name, files, metadata, pure=True, dist_info=dist_info.contents(name)
+        output, name, files, metadata, pure=True, dist_info=dist_info.contents(name)
     )
 
 
