@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from sparkwright.bench.statistics import eprocess
-from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
+from sparkwright.bench.statistics import DecisionRule, attempt_alpha, crossings, evidence_path
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 
@@ -84,9 +83,9 @@ def current(
     calibrated = spread if aa_sigma is None else spread * aa_sigma / sigma
     squares = weight * calibrated**2 * rng.chisquare(aa_blocks, size=(gates, len(SERIES)))
     freedom = weight * aa_blocks
-    passing = eprocess.evidence_path(margin - found, squares, freedom)
-    failing = eprocess.evidence_path(found - tolerated, squares, freedom)
-    passed, failed = eprocess.crossings(passing, failing, rule)
+    passing = evidence_path(margin - found, squares, freedom)
+    failing = evidence_path(found - tolerated, squares, freedom)
+    passed, failed = crossings(passing, failing, rule)
     return _row(passed.max(axis=-1), failed.min(axis=-1), rule.max_blocks)
 
 
@@ -144,8 +143,8 @@ def gross(aa_blocks: int, spread: float, aa_sigma: float, gates: int = 2000) -> 
     weight = min(1.0, POLICY.calibration_weight / aa_blocks)
     squares = weight * aa_sigma**2 * rng.chisquare(aa_blocks, size=found.shape[:2])
     tolerated = math.log1p(POLICY.bounds["tpot"].tolerated)
-    failing = eprocess.evidence_path(found - tolerated, squares, weight * aa_blocks)
-    _, failed = eprocess.crossings(np.full_like(failing, -np.inf), failing, rule)
+    failing = evidence_path(found - tolerated, squares, weight * aa_blocks)
+    _, failed = crossings(np.full_like(failing, -np.inf), failing, rule)
     return float((failed.min(axis=-1) <= 3).mean())
 
 

@@ -19,7 +19,7 @@ from tests.support import wheels
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Result
-from sparkwright.bench.statistics.eprocess import Bounds
+from sparkwright.bench.statistics import Bounds
 from sparkwright.client.records import Proof
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State

@@ -22,7 +22,7 @@ from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Speculation, Subject
-from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
+from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.policy import ThroughputPolicy

@@ -35,7 +35,7 @@ from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapsh
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
-from sparkwright.bench.statistics.eprocess import DecisionRule
+from sparkwright.bench.statistics import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import measurement, paired_differences, runner

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sparkwright.bench.load.load_curve import LoadCurve, load_curve
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.records import METRICS, SHOWN
-from sparkwright.bench.statistics.student import mean_interval
+from sparkwright.bench.statistics import mean_interval
 from sparkwright.core.console import console
 
 #: Seconds from the ready server to the result, and of one run.
@@ -104,11 +104,7 @@ def quick_look(
             requests = max(1, min(MAX_REQUESTS, round(RUN_S * spec.request_rate)))
         spec = replace(spec, output_tokens=tokens, requests=requests, warmups=0)
         results: list[LoadResult] = []
-        longest = 0.0
         while len(results) < MAX_RUNS:
-            began = time.monotonic()
-            if len(results) >= MIN_RUNS and began - start + longest > budget_s:
-                break
             line.update(len(results), f"{spec.requests} requests a run")
             try:
                 results.append(run(replace(spec, seed=spec.seed + 1 + len(results))))
@@ -116,8 +112,7 @@ def quick_look(
                 if error.reason != "generator-late" or len(results) < MIN_RUNS:
                     raise
                 break
-            longest = max(longest, time.monotonic() - began)
-    answered = answered_rate(results) if spec.request_rate else None
+    answered = answered_rate(results)
     if spec.request_rate and answered and answered < KEPT_RATE * spec.request_rate:
         rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
         warnings = [*warnings, f"The server does not keep up: {rates}."]
@@ -141,14 +136,11 @@ def answered_rate(results: Sequence[LoadResult]) -> float | None:
     for a request that is sent a second later. The time of the last answers does not count, so a
     server that keeps up has its rate in a short run, too. None for too few requests.
     """
-    gaps = sum(len(result.requests) - 1 for result in results)
-    seconds = sum(result.requests[-1].start - result.requests[0].start for result in results)
-    spread = covariance = 0.0
-    for result in results:
-        middle = statistics.fmean(request.start for request in result.requests)
-        for request in result.requests:
-            spread += (request.start - middle) ** 2
-            covariance += (request.start - middle) * (request.start + request.latency)
-    if gaps + len(results) < MIN_REQUESTS or not spread:
+    requests = [request for result in results for request in result.requests]
+    seconds = sum(result.requests[-1].start for result in results)
+    starts = [request.start for request in requests]
+    if len(requests) < MIN_REQUESTS or not seconds:
         return None
-    return gaps / seconds / max(1.0, covariance / spread)
+    ends = [request.start + request.latency for request in requests]
+    slope = statistics.linear_regression(starts, ends).slope
+    return (len(requests) - len(results)) / seconds / max(1.0, slope)

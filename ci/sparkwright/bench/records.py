@@ -32,14 +32,6 @@ SHOWN: dict[str, tuple[str, str, float, bool]] = {
 }
 
 
-#: Title → median, 90th and 99th percentile of it over requests (or events) in one measurement.
-PERCENTILES: dict[str, tuple[str, str, str]] = {
-    "time per token": ("tpot", "tpot_p90", "tpot_p99"),
-    "time to first token": ("ttft", "ttft_p90", "ttft_p99"),
-    "gap between events": ("itl_p50", "itl_p90", "itl_p99"),
-}
-
-
 class Reason(msgspec.Struct, frozen=True):
     """Why a measurement does not count: a stable reference, and a message."""
 

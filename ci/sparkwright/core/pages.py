@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from markupsafe import Markup
 
 from sparkwright.core.console import markdown_block, markdown_escape
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
 LONGEST = 1000
 #: Categories of characters that move a cursor, turn the direction of writing or break a line.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class Table(msgspec.Struct, frozen=True):
+    """
+    A table of the page; a terminal shows the first columns.
+
+    Attributes:
+        heads: Headings; one that begins with ``>`` is of numbers.
+        narrow: The number of columns that fit a terminal.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    narrow: int
+    note: str = ""
 
 
 def clean(text: str, longest: int = LONGEST) -> str:

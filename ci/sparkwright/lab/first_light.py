@@ -113,7 +113,7 @@ def open_questions(records: Mapping[str, StepRecord]) -> dict[str, tuple[StepSta
         # The metrics that may decide come first.
         pairs = zip(quick.looks[before].figures, quick.looks[after].figures, strict=True)
         changes = [
-            f"{old.name} {text.signed(new.mean / old.mean - 1)}"
+            f"{old.name} {text.signed(new.mean / old.mean - 1)} %"
             for old, new in list(pairs)[: len(METRICS)]
             if old.mean and new.mean
         ]

@@ -7,15 +7,14 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.bench.records import METRICS, Metric
-from sparkwright.bench.report import charts, text
+from sparkwright.bench.report import charts
 from sparkwright.bench.report.charts import Chart
-from sparkwright.bench.report.view import Value, View
+from sparkwright.bench.report.view import FIGURES, Value, View
 from sparkwright.bench.results import decode_result
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks.drift import Drift, Line
@@ -32,7 +31,7 @@ from sparkwright.client.records import (
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.core.github import Repository
-from sparkwright.core.pages import environment
+from sparkwright.core.pages import Table, environment
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, stack_names
@@ -81,52 +80,50 @@ class PublishedRelease(msgspec.Struct, frozen=True):
         return {name: worst(gate.state for gate in gates if gate.name == name) for name in names}
 
 
-class WheelSpeed(msgspec.Struct, frozen=True):
+class Speed(msgspec.Struct, frozen=True):
     """
     The speed of one wheel in one workload.
 
     Attributes:
         cell: The workload.
         wheel: The sha256 of the wheel.
-        values: In the units of `METRICS`, with 95 % intervals.
+        figures: Its figures, as `FIGURES` names them.
+        rate: Tokens per second of each user; None if that was not measured.
     """
 
     release: str
     cell: str
     wheel: str
-    values: dict[Metric, Value]
+    figures: tuple[str, ...]
+    rate: Value | None
 
 
-class History(msgspec.Struct, frozen=True):
-    """The speeds of a recipe on a kind of GPU, newest release first; its *number* on the page."""
+def _table(speeds: Sequence[Speed]) -> Table:
+    rows = [
+        (each.cell, each.release, each.wheel[:12], *each.figures)
+        for each in sorted(speeds, key=lambda speed: speed.cell)
+    ]
+    heads = ("Workload", "Release", "Wheel", *FIGURES)
+    return Table("Speeds", heads, rows, 0, "Medians over blocks; the newest release first.")
 
-    number: int
-    recipe: str
-    gpu: str
-    speeds: list[WheelSpeed]
 
-    @property
-    def chart(self) -> Chart | None:
-        """The tokens per second of each user over the releases."""
-        names = list(dict.fromkeys(speed.release for speed in reversed(self.speeds)))
-        cells = sorted({speed.cell for speed in self.speeds if "tpot" in speed.values})
-        if not cells:
-            return None
-        with charts.drawing(260) as (figure, (axes,)):
-            for cell, (colour, mark) in zip(cells, charts.SERIES, strict=False):
-                points = [
-                    (float(names.index(speed.release)), speed.values["tpot"].inverse)
-                    for speed in reversed(self.speeds)
-                    if speed.cell == cell and "tpot" in speed.values
-                ]
-                charts.errorbars(axes, points, colour, mark, cell)
-            axes.set_ylim(0, 1.08 * axes.dataLim.y1)
-            axes.set_xlim(-0.5, max(len(names) - 0.5, 2.5))
-            axes.set_xticks([0, len(names) - 1], [names[0], names[-1]])
-            axes.set_ylabel("tok/s of each user")
-            charts.legend(axes, 2)
-            caption = f"{len(names)} releases; bars are 95 % intervals over blocks."
-            return charts.chart(figure, f"speeds-{self.number}", "Speed by release", caption)
+def _chart(speeds: Sequence[Speed], name: str) -> Chart | None:
+    """Return the tokens per second of each user over the releases."""
+    oldest_first = [speed for speed in reversed(speeds) if speed.rate]
+    names = list(dict.fromkeys(speed.release for speed in oldest_first))
+    cells = sorted({speed.cell for speed in oldest_first})[: len(charts.SERIES)]
+    if not cells:
+        return None
+    with charts.drawing(200 + 15 * len(cells)) as (figure, axes):
+        for series, cell in enumerate(cells):
+            own = [speed for speed in oldest_first if speed.cell == cell]
+            points = [(names.index(speed.release), speed.rate) for speed in own if speed.rate]
+            charts.medians(axes, points, series, cell)
+        axes.set_xlim(-0.5, max(len(names) - 0.5, 2.5))
+        axes.set_xticks([0, len(names) - 1], [names[0], names[-1]])
+        charts.finish(axes, "tok/s of each user")
+        caption = f"{len(names)} releases; bars are 95 % intervals over blocks."
+        return charts.chart(figure, name, "Speed by release", caption)
 
 
 def _state(conclusion: str | None) -> State:
@@ -144,7 +141,6 @@ class Job(msgspec.Struct, frozen=True):
     """A job of a run, by GitHub's words."""
 
     name: _Text
-    html_url: Url | None = None
     conclusion: _Text | None = None
     steps: tuple[Step, ...] = ()
 
@@ -178,12 +174,9 @@ class Run(msgspec.Struct, frozen=True):
         return worst((_state(self.conclusion), *(job.state for job in self.jobs)))
 
 
-class _Runs(msgspec.Struct, frozen=True):
-    workflow_runs: tuple[Run, ...]
-
-
-class _Jobs(msgspec.Struct, frozen=True):
-    jobs: tuple[Job, ...]
+class _Answer(msgspec.Struct, frozen=True):
+    workflow_runs: tuple[Run, ...] = ()
+    jobs: tuple[Job, ...] = ()
 
 
 class StatusPage:
@@ -192,7 +185,7 @@ class StatusPage:
 
     Attributes:
         day: The day (UTC) on which it is made.
-        releases: Newest first; None without an index. *more*: how many older ones there are.
+        releases: The newest, newest first; None without an index.
         patches: The patches and picks of each stack.
         pulls: Page of each pull request in the ledgers → the fork, and what `patch watch` saw.
         runs: Newest first; None without a repository.
@@ -203,11 +196,10 @@ class StatusPage:
         self.problems: list[Problem] = []
         self.index = ""
         self.releases: list[PublishedRelease] | None = None
-        self.more = 0
         self.patches: dict[str, list[Line]] = {}
         self.pulls: dict[str, tuple[str, Record]] = {}
         self.runs: list[Run] | None = None
-        self._speeds: dict[tuple[str, str], list[WheelSpeed]] = {}
+        self._speeds: dict[tuple[str, str], list[Speed]] = {}
 
     @contextmanager
     def _noting(self, subject: str | Path) -> Iterator[None]:
@@ -221,12 +213,11 @@ class StatusPage:
 
     def read_releases(self, index: Index) -> None:
         """Read the newest releases of *index*, and the speeds of their wheels."""
-        names = newest_first(index.states)
-        url, self.releases, self.more = index.location.url, [], len(names[MAX_RELEASES:])
         # A folder is published with the page in a folder below it.
-        self.index = url if url.startswith("http") else "../"
-        with console.progress("releases", len(names[:MAX_RELEASES])) as progress:
-            for count, name in enumerate(names[:MAX_RELEASES]):
+        self.index = url if (url := index.location.url).startswith("http") else "../"
+        self.releases = []
+        with console.progress("releases", MAX_RELEASES) as progress:
+            for count, name in enumerate(newest_first(index.states)[:MAX_RELEASES]):
                 progress.update(count, name)
                 record = None
                 with self._noting(name):
@@ -250,15 +241,18 @@ class StatusPage:
         view = View(result)
         speeds = self._speeds.setdefault((view.title, result.host.get("gpu", "unknown")), [])
         for cell in result.cells:
-            values = {metric: value for metric in METRICS if (value := view.value(cell, metric))}
-            if values:
-                speeds.append(WheelSpeed(release, cell.name, wheel.sha256, values))
+            if figures := view.figures(cell):
+                tpot = view.value(cell, "tpot")
+                rate = tpot.inverse if tpot else None
+                speeds.append(Speed(release, cell.name, wheel.sha256, figures, rate))
 
     @property
-    def histories(self) -> list[History]:
-        """The speeds of each recipe and kind of GPU."""
-        groups = enumerate(sorted(self._speeds.items()))
-        return [History(number, *names, speeds) for number, (names, speeds) in groups]
+    def speeds(self) -> list[tuple[str, str, Table, Chart | None]]:
+        """Recipe and kind of GPU, each with a table and a chart of its speeds."""
+        return [
+            (recipe, gpu, _table(speeds), _chart(speeds, f"speeds-{number}"))
+            for number, ((recipe, gpu), speeds) in enumerate(sorted(self._speeds.items()))
+        ]
 
     def read_patches(self, context: RunContext, paths: Sequence[Path]) -> None:
         """
@@ -294,12 +288,12 @@ class StatusPage:
         with self._noting(WORKFLOW):
             path, what = f"/actions/workflows/{WORKFLOW}/runs?per_page={MAX_RUNS}", "the runs"
             self.runs = []
-            for run in repository.request("GET", path, _Runs, what).workflow_runs[:MAX_RUNS]:
+            for run in repository.request("GET", path, _Answer, what).workflow_runs[:MAX_RUNS]:
                 path = f"/actions/runs/{run.id}/jobs?per_page=100"
-                jobs = repository.request("GET", path, _Jobs, f"the jobs of run {run.id}").jobs
+                jobs = repository.request("GET", path, _Answer, f"the jobs of run {run.id}").jobs
                 self.runs.append(msgspec.structs.replace(run, jobs=jobs))
 
     def render(self) -> str:
         """Return the page."""
-        values: dict[str, Any] = {"page": self, "version": __version__, "text": text}
-        return environment("sparkwright.lab").get_template("status.html").render(values)
+        template = environment("sparkwright.lab").get_template("status.html")
+        return template.render(page=self, version=__version__)

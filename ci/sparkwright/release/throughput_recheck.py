@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series
-from sparkwright.bench.statistics.eprocess import (
+from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
     attempt_alpha,

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report.compare import Column, shape_of
-from sparkwright.bench.report.view import Value, View, plausible, shift
+from sparkwright.bench.report.view import Value, View, shift
 from sparkwright.core.pages import clean
 from sparkwright.core.states import State
 
@@ -41,10 +41,6 @@ _STATES: dict[State, str] = {
 
 #: Points of width; the page shows a point as one pixel or a little more.
 WIDTH = 405
-#: Rows of a chart, and changes that its axis still shows.
-MAX_ROWS, MAX_CHANGE = 36, 0.5
-#: Charts of a load over time.
-MAX_CURVES = 24
 
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "sparkwright", "text.parse_math": False,
@@ -69,8 +65,8 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def drawing(height: float, rows: int = 1, **layout: Any) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yield a figure of *height* points and its axes, one below the other."""
+def drawing(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """Yield a figure of *height* points and its axes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -78,7 +74,7 @@ def drawing(height: float, rows: int = 1, **layout: Any) -> Iterator[tuple[Figur
         # The reader has other fonts than this machine.
         warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        yield figure, list(figure.subplots(rows, 1, squeeze=False, **layout).flat)
+        yield figure, figure.subplots()
 
 
 def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
@@ -106,27 +102,23 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     return Chart(title, svg, caption)
 
 
-def legend(axes: Axes, columns: int = 3) -> None:
-    """Put the legend above *axes*."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=columns)
-
-
-def errorbars(
-    axes: Axes, points: Sequence[tuple[float, Value]], colour: str, mark: str, label: str
-) -> None:
-    """Draw the median and the interval of each of *points*."""
-    medians = [value.median for _, value in points]
-    spread = [
-        [value.median - min(value.low or value.median, value.median) for _, value in points],
-        [max(value.high or value.median, value.median) - value.median for _, value in points],
-    ]
+def medians(axes: Axes, points: Sequence[tuple[float, Value]], series: int, label: str) -> None:
+    """Draw the median and the interval of each of *points* in the look of that *series*."""
+    colour, mark = SERIES[series]
+    style: Any = {"color": COLOURS[colour], "lw": 1.5}
     if points:
-        axes.errorbar(
-            [at for at, _ in points], medians, spread, color=COLOURS[colour], marker=mark, ms=5,
-            capsize=3, label=clean(label, 40),
-        )  # fmt: skip
+        places, values = zip(*points, strict=True)
+        middle = [value.median for value in values]
+        axes.plot(places, middle, marker=mark, ms=5, label=clean(label, 40), **style)
+        ends = [(value.low or value.median, value.high or value.median) for value in values]
+        axes.vlines(places, *zip(*ends, strict=True), **style)
+
+
+def finish(axes: Axes, label: str) -> None:
+    """Let the axis of *axes* begin at 0, and put the legend above it."""
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+    axes.set_ylabel(label)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.02))
 
 
 def forest(view: View, name: str) -> Chart | None:
@@ -137,27 +129,18 @@ def forest(view: View, name: str) -> Chart | None:
         for series in cell.series
         if (moved := shift(series))
     ]
-    rows = sorted(rows, key=lambda row: not row[1].primary)[:MAX_ROWS]
+    rows.sort(key=lambda row: not row[1].primary)
     if not rows:
         return None
-    margin = 100 * min(MAX_CHANGE, max(0.0, view.result.margin))
-    low, high = -margin, margin
-    with drawing(64 + 19 * len(rows)) as (figure, (axes,)):
+    margin = 100 * view.result.margin
+    with drawing(64 + 19 * len(rows)) as (figure, axes):
         axes.axvline(0, color=COLOURS["muted"], lw=1)
         axes.axvline(margin, color=COLOURS["bad"], lw=1.4, ls=(0, (4, 2)))
         for at, (_, series, moved) in enumerate(rows):
             colour = COLOURS[_STATES[series.state] if series.primary else "muted"]
-            mean, *ends = (
-                100 * max(-MAX_CHANGE, min(MAX_CHANGE, share))
-                for share in (moved.mean, moved.low, moved.high)
-                if share is not None
-            )
-            axes.plot(
-                ends, [at] * len(ends), color=colour, lw=4 if series.primary else 2, alpha=0.5
-            )
-            axes.plot([mean], [at], "D" if series.primary else "o", color=colour, ms=5)
-            low, high = min(low, mean, *ends), max(high, mean, *ends)
-        axes.set_xlim(low - 0.06 * (high - low) - 0.1, high + 0.06 * (high - low) + 0.1)
+            if moved.low is not None and moved.high is not None:
+                axes.hlines(at, 100 * moved.low, 100 * moved.high, color=colour, lw=3, alpha=0.5)
+            axes.plot([100 * moved.mean], [at], "D" if series.primary else "o", color=colour, ms=5)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         labels = [f"{clean(cell.name, 24)}, {METRICS[one.metric][0]}" for cell, one, _ in rows]
         axes.set_yticks(range(len(rows)), labels)
@@ -170,122 +153,32 @@ def forest(view: View, name: str) -> Chart | None:
         return chart(figure, f"{name}-forest", "Change against the margin", caption)
 
 
-def timeline(view: View, name: str) -> Chart | None:
-    """Return each measurement over time."""
-    legs = [leg for leg in view.result.legs if leg.run and plausible(leg.run.tpot)]
-    start = min((leg.began for leg in legs), default=0.0)
-    medians = {
-        (cell.name, side): value.median
-        for cell in view.result.cells
-        for side in view.sides
-        if (value := view.value(cell, "tpot", side))
-    }
-    points: dict[str, list[tuple[float, float]]] = {}
-    for leg in legs:
-        if leg.run and (median := medians.get((leg.cell, leg.side))):
-            off = max(-100.0, min(100.0, 100 * (leg.run.tpot / median - 1)))
-            kind = str(leg.side) if leg.counts else "does not count"
-            points.setdefault(kind, []).append(((leg.began - start) / 60, off))
-    if not points:
-        return None
-    looks = (("baseline", *SERIES[0]), ("candidate", *SERIES[1]), ("does not count", "bad", "x"))
-    with drawing(200) as (figure, (axes,)):
-        for kind, colour, mark in looks:
-            if kind in points:
-                minutes, offs = zip(*points[kind], strict=True)
-                axes.plot(minutes, offs, mark, color=COLOURS[colour], ms=4, label=kind)
-        axes.set_ylabel("time per token,\n% off the median")
-        axes.set_xlabel("minutes since the beginning")
-        legend(axes)
-        caption = "Each measurement against the median of its workload and side."
-        return chart(figure, f"{name}-timeline", "Measurements over time", caption)
-
-
-def curves(view: View, name: str) -> list[Chart]:
-    """Return tokens per second and requests in flight over the time of a load of each cell."""
-    from matplotlib.ticker import MaxNLocator
-
-    result = []
-    for index, (cell, curve) in enumerate(list(view.curves.items())[:MAX_CURVES]):
-        ends = [curve.seconds * at / len(curve.tokens) for at in range(len(curve.tokens) + 1)]
-        panels = (("tok/s", curve.tokens, "one"), ("requests", curve.requests, "two"))
-        with drawing(235, 2, sharex=True) as (figure, axes):
-            for panel, (label, values, colour) in zip(axes, panels, strict=True):
-                panel.stairs(values, ends, color=COLOURS[colour], lw=1.5)
-                panel.set_ylim(0, 1.08 * max(*values, 1e-9))
-                panel.set_ylabel(label)
-            axes[-1].set_xlabel("seconds since the first request")
-            axes[-1].yaxis.set_major_locator(MaxNLocator(3, integer=True))
-            caption = "The last measurement that counts; tokens are spread evenly in a request."
-            title = f"{cell}: tokens and requests over time"
-            result.append(chart(figure, f"{name}-c{index}", title, caption))
-    return result
-
-
 def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
-    """Return the front of each configuration, and its throughput by concurrency."""
+    """Return the throughput by concurrency of each kind of prompt and answer."""
     if rest := columns[len(SERIES) :]:
         return [*throughput(columns[: len(SERIES)], name), *throughput(rest, f"{name}-more")]
     cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
-    ladders = [
-        sorted(cell for cell in cells if cell[:2] == shape)
-        for shape in sorted({cell[:2] for cell in cells})
-    ]
-    charts = [_front(columns, sorted(cells), name)] if len(cells) > 1 else []
-    charts += [_ladder(columns, ladder, name) for ladder in ladders[:4] if len(ladder) > 1]
+    charts = []
+    for prompt, answer in sorted({cell[:2] for cell in cells}):
+        users = sorted(cell[2] for cell in cells if cell[:2] == (prompt, answer))
+        if len(users) > 1:
+            charts.append(_by_concurrency(columns, prompt, answer, users, name))
     return [drawn for drawn in charts if drawn]
 
 
-def _front(
-    columns: Sequence[Column], shapes: Sequence[tuple[int, int, int]], name: str
+def _by_concurrency(
+    columns: Sequence[Column], prompt: int, answer: int, users: Sequence[int], name: str
 ) -> Chart | None:
-    """Return what each user gets against what all users get together."""
-    with drawing(275 + 15 * len(columns)) as (figure, (axes,)):
-        for column, (colour, mark) in zip(columns, SERIES, strict=False):
-            values = [(column.value(shape, None), column.value(shape, "rate")) for shape in shapes]
-            points = sorted(((a.median, b.median) for a, b in values if a and b), reverse=True)
-            best = [
-                point for at, point in enumerate(points)
-                if all(point[1] > faster[1] for faster in points[:at])
-            ]  # fmt: skip
-            if points:
-                style: Any = {"color": COLOURS[colour], "marker": mark}
-                axes.plot(*zip(*points, strict=True), ls="", ms=4, alpha=0.5, **style)
-                axes.plot(*zip(*best, strict=True), ms=6, label=clean(column.name, 40), **style)
-        if not axes.lines:
-            return None
-        _axes(axes, "tok/s of each user", len(columns))
-        caption = (
-            "Each point is a workload; the line joins those that no other beats in both. Medians."
-        )
-        return chart(
-            figure, f"{name}-front", "Throughput of all users against that of each", caption
-        )
-
-
-def _ladder(
-    columns: Sequence[Column], shapes: Sequence[tuple[int, int, int]], name: str
-) -> Chart | None:
-    """Return the throughput of one workload by concurrency."""
-    prompt, answer, _ = shapes[0]
-    with drawing(215 + 15 * len(columns)) as (figure, (axes,)):
-        for column, (colour, mark) in zip(columns, SERIES, strict=False):
-            values = [(shape[2], column.value(shape, "rate")) for shape in shapes]
-            steps = [(float(users), value) for users, value in values if value]
-            errorbars(axes, steps, colour, mark, column.name)
+    with drawing(215 + 15 * len(columns)) as (figure, axes):
+        for series, column in enumerate(columns):
+            values = [(count, column.value((prompt, answer, count), "rate")) for count in users]
+            medians(axes, [(count, value) for count, value in values if value], series, column.name)
         if not axes.lines:
             return None
         axes.set_xscale("log", base=2)
-        users = [shape[2] for shape in shapes]
         axes.set_xticks(users, [f"{count}" for count in users], minor=False)
-        _axes(axes, "users at a time", len(columns))
+        axes.set_xlabel("users at a time")
+        finish(axes, "tok/s of all users together")
         title = f"{prompt}/{answer}: throughput by concurrency"
         caption = "Tokens per second of all users together; bars are 95 % intervals over blocks."
         return chart(figure, f"{name}-{prompt}-{answer}", title, caption)
-
-
-def _axes(axes: Axes, label: str, columns: int) -> None:
-    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
-    axes.set_xlabel(label)
-    axes.set_ylabel("tok/s of all users together")
-    legend(axes, 1 if columns > 2 else 2)

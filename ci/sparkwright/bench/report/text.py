@@ -1,25 +1,15 @@
-"""How numbers, times and states are written, alike on a page and in a terminal."""
+"""How numbers, changes and times are written, alike on a page and in a terminal."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkwright.bench.records import METRICS, Metric
-from sparkwright.bench.results import Result
-from sparkwright.core.states import SIGNS
 
-#: Stands where a record holds no number, and where there are too few for an interval.
-NOT_MEASURED, NO_INTERVAL = "not measured", "too few blocks"
-
-
-def verdict(result: Result) -> tuple[str, str]:
-    """Return the sign and the word of *result*; what judges nothing was only measured."""
-    judges = result.kind in ("gate", "verify") or result.state != "not-run"
-    if not judges and any(leg.counts for leg in result.legs):
-        return "•", "measured"
-    return SIGNS[result.state], result.state
+#: Stands where a record holds no number.
+NOT_MEASURED = "not measured"
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -41,26 +31,18 @@ def quantity(value: float | None, metric: Metric) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     """Return *share* (0.02) as ``2.0 %``."""
-    return f"{100 * share:,.{digits}f} %" if abs(share) < 1e6 else f"{number(100 * share)} %"
+    return f"{100 * share:,.{digits}f} %"
 
 
-def signed(share: float | None) -> str:
-    """Return a change (0.02) as ``+2.00 %``."""
-    if share is None:
-        return NOT_MEASURED
-    return ("+" if share > 5e-5 else "") + percent(0.0 if abs(share) < 5e-5 else share, 2)
+def signed(share: float) -> str:
+    """Return a change (0.02) in percent without the unit, as ``+2.00``."""
+    return f"{100 * share:+,.2f}"
 
 
-def ratios(low: float | None, high: float | None) -> str:
-    """Return the interval of a ratio as changes."""
-    if low is None or high is None:
-        return NO_INTERVAL
-    return f"{signed(low - 1)} to {signed(high - 1)}"
-
-
-def evidence(value: float) -> str:
-    """Return an e-value as ``×120``."""
-    return f"×{number(value, 3)}" if value < 1e5 else f"×{value:.1e}"
+def interval(ends: Sequence[float | None], write: Callable[[float], str]) -> str:
+    """Return two *ends*, each as *write* gives it; a dash where one is unknown."""
+    known = [write(end) for end in ends if end is not None]
+    return " … ".join(known) if len(known) == len(ends) else "–"
 
 
 def blocks(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""One view of the result of an experiment: values, changes, facts, and what is missing."""
+"""The result of an experiment as values and tables, and what it lacks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,29 @@ import msgspec
 
 from sparkwright.bench.load.load_curve import LoadCurve, load_curve
 from sparkwright.bench.load.vllm_bench import LoadResult
-from sparkwright.bench.records import METRICS, PERCENTILES, Metric, Side
+from sparkwright.bench.records import METRICS, Metric, Side
 from sparkwright.bench.report import text
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
-from sparkwright.bench.statistics import student
+from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.console import duration
-from sparkwright.core.states import State
+from sparkwright.core.pages import Table
+from sparkwright.core.states import SIGNS
 
 #: Smallest and largest number that a machine may have given.
 _LEAST, _MOST = 1e-9, 1e12
+#: Headings of the metrics.
+SHORT: dict[Metric, str] = {"tpot": "TPOT, ms", "ttft": "TTFT, ms", "rate": "tok/s"}
+#: Heading → median, 90th and 99th percentile of it over requests (or events) in one measurement.
+_PERCENTILES: dict[str, tuple[str, str, str]] = {
+    "TPOT, ms": ("tpot", "tpot_p90", "tpot_p99"),
+    "TTFT, ms": ("ttft", "ttft_p90", "ttft_p99"),
+    "ITL, ms": ("itl_p50", "itl_p90", "itl_p99"),
+}
+#: Headings of what a configuration reached for each user, for all together, to the first token.
+FIGURES = (
+    ">tok/s each", ">tok/s all", ">TTFT, ms",
+    ">each: 95 % interval", ">all: 95 % interval", ">TTFT: 95 % interval",
+)  # fmt: skip
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -45,10 +59,21 @@ class Value(msgspec.Struct, frozen=True):
         low, high = (1 / self.high, 1 / self.low) if self.low and self.high else (None, None)
         return Value(1 / self.median, low, high, self.blocks)
 
+    @property
+    def milliseconds(self) -> Value:
+        """Milliseconds for seconds."""
+        low, high = (end and 1000 * end for end in (self.low, self.high))
+        return Value(1000 * self.median, low, high, self.blocks)
 
-def plausible(value: float | None) -> bool:
+    @property
+    def interval(self) -> str:
+        """The interval, and what it rests on, as text."""
+        return f"{text.interval((self.low, self.high), text.number)}, {self.blocks} blocks"
+
+
+def plausible(value: float) -> bool:
     """Return whether *value* is a positive number that a machine may have given."""
-    return value is not None and _LEAST < value < _MOST
+    return _LEAST < value < _MOST
 
 
 def summary(values: Sequence[float]) -> Value | None:
@@ -56,9 +81,9 @@ def summary(values: Sequence[float]) -> Value | None:
     values = [value for value in values if plausible(value)]
     if not values:
         return None
-    if len(values) < student.MIN_INTERVAL:
+    if len(values) < MIN_INTERVAL:
         return Value(statistics.median(values), blocks=len(values))
-    low, high = student.mean_interval([math.log(value) for value in values])
+    low, high = mean_interval([math.log(value) for value in values])
     return Value(statistics.median(values), math.exp(low), math.exp(high), len(values))
 
 
@@ -69,16 +94,17 @@ class Shift(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
 
-    def conclusion(self, better: str = "faster", worse: str = "slower") -> str:
-        """Return what the interval supports."""
+    @property
+    def conclusion(self) -> str:
+        """What the interval supports."""
         if self.low is None or self.high is None:
             return "too few blocks for a statement"
         gain = text.percent(1 / (1 + (self.high if self.high < 0 else self.low)) - 1)
         if self.high < 0:
-            return f"at least {gain} {better}"
+            return f"at least {gain} faster"
         if self.low > 0:
-            return f"at least {text.percent(self.low)} {worse}"
-        return f"no difference shown: {gain} {better} to {text.percent(self.high)} {worse}"
+            return f"at least {text.percent(self.low)} slower"
+        return f"no difference shown: {gain} faster to {text.percent(self.high)} slower"
 
 
 def shift(series: Series) -> Shift | None:
@@ -91,35 +117,6 @@ def shift(series: Series) -> Shift | None:
         return Shift(mean)
     ends = (1 / high, 1 / low) if METRICS[series.metric][3] else (low, high)
     return Shift(mean, ends[0] - 1, ends[1] - 1)
-
-
-class Row(msgspec.Struct, frozen=True):
-    """
-    A metric of a cell in words.
-
-    Attributes:
-        primary: Whether it decides.
-        change: From baseline to candidate. *interval*: of it; without a baseline, of the value.
-        conclusion: What the interval supports.
-        evidence: For not slower, and for slower.
-        sigma: Spread of an A/A block.
-        bandwidth: Share of the memory's bandwidth that is used. *ceiling*: what memory allows.
-    """
-
-    cell: str
-    metric: Metric
-    primary: bool
-    state: State
-    baseline: str
-    candidate: str
-    change: str
-    interval: str
-    conclusion: str
-    evidence: tuple[str, ...]
-    sigma: str
-    launches: int
-    bandwidth: str
-    ceiling: str
 
 
 class View:
@@ -137,113 +134,181 @@ class View:
         result = self.result
         return result.recipe or result.model or result.candidate.label or "no name"
 
-    @cached_property
-    def _blocks(self) -> dict[tuple[str, Side, Metric], dict[int, list[float]]]:
-        values: dict[tuple[str, Side, Metric], dict[int, list[float]]] = {}
-        for leg in self.result.legs:
-            for metric in METRICS if leg.counts and leg.block >= 0 else ():
-                blocks = values.setdefault((leg.cell, leg.side, metric), {})
-                blocks.setdefault(leg.block, []).append(getattr(leg.run, metric))
-        return values
-
-    def legs(self, cell: CellResult) -> list[Measurement]:
-        """Return all measurements of *cell*."""
-        return [leg for leg in self.result.legs if leg.cell == cell.name]
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """Its sign and its word; what judges nothing was only measured."""
+        result = self.result
+        judges = result.kind in ("gate", "verify") or result.state != "not-run"
+        if not judges and any(leg.counts for leg in result.legs):
+            return "•", "measured"
+        return SIGNS[result.state], result.state
 
     def value(self, cell: CellResult, metric: Metric, side: Side = "candidate") -> Value | None:
         """Return what *side* reached in *cell*; None if no measurement counts."""
-        blocks = self._blocks.get((cell.name, side, metric), {})
+        blocks: dict[int, list[float]] = {}
+        for leg in self._counted(cell, side):
+            if leg.block >= 0:
+                blocks.setdefault(leg.block, []).append(getattr(leg.run, metric))
         return summary([statistics.median(values) for values in blocks.values()])
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """A row for each series."""
-        return [self._row(cell, series) for cell in self.result.cells for series in cell.series]
+    def figures(self, cell: CellResult, side: Side = "candidate") -> tuple[str, ...]:
+        """Return medians and intervals by `FIGURES`; empty if nothing was measured."""
+        tpot, rate, ttft = (self.value(cell, metric, side) for metric in ("tpot", "rate", "ttft"))
+        values = (tpot.inverse if tpot else None, rate, ttft.milliseconds if ttft else None)
+        if not any(values):
+            return ()
+        medians = (text.number(value.median if value else None) for value in values)
+        return (*medians, *(value.interval if value else "–" for value in values))
 
-    def _row(self, cell: CellResult, series: Series) -> Row:
-        metric = series.metric
-        factor, more = METRICS[metric][2:]
-        change, conclusion, sigma = None, series.conclusion, ""
-        interval = text.ratios(series.low, series.high)
-        if moved := shift(series):
-            change = 1 / (1 + moved.mean) - 1 if more else moved.mean
-            conclusion = conclusion or moved.conclusion(*(("more", "less") if more else ()))
-            sigma = text.percent(series.sigma, 2) if series.sigma is not None else ""
-        elif not self.result.baseline and series.low is not None and series.high is not None:
-            interval = " to ".join(text.number(end * factor) for end in (series.low, series.high))
-        shares = [
-            share
-            for leg in self.legs(cell)
-            if leg.counts and leg.side == "candidate" and metric == "tpot"
-            if plausible(share := cell.bandwidth_share(leg)) and share
-        ]
-        paths = (series.pass_evidence, series.fail_evidence)
-        return Row(
-            cell.name, metric, series.primary, series.state,
-            text.quantity(series.baseline, metric), text.quantity(series.candidate, metric),
-            text.signed(change), interval, conclusion,
-            tuple(text.evidence(path[-1]) for path in paths if path), sigma, series.launches,
-            text.percent(statistics.median(shares), 0) if shares else "",
-            f"{text.number(cell.ceiling)} tok/s" if cell.ceiling and metric == "tpot" else "",
-        )  # fmt: skip
+    def _counted(self, cell: CellResult, side: Side = "candidate") -> list[Measurement]:
+        """Return the measurements of *side* in *cell* that count, oldest first."""
+        legs = [leg for leg in self.result.legs if leg.cell == cell.name and leg.side == side]
+        return sorted((leg for leg in legs if leg.counts), key=lambda leg: leg.began)
 
-    def loads(self, cell: CellResult, side: Side = "candidate") -> list[LoadResult]:
-        """Return the loads of *side* in *cell* that count, oldest first."""
-        legs = [leg for leg in self.legs(cell) if leg.counts and leg.side == side]
-        return [leg.run for leg in sorted(legs, key=lambda leg: leg.began) if leg.run]
-
-    @cached_property
-    def percentiles(self) -> list[tuple[str, Side, str, tuple[str, str, str]]]:
-        """Cell, side, figure, and its median, p90 and p99; medians over the measurements."""
-        rows: list[tuple[str, Side, str, tuple[str, str, str]]] = []
-        for cell, side in itertools.product(self.result.cells, self.sides):
-            if loads := self.loads(cell, side):
-                for title, names in PERCENTILES.items():
-                    values = [_median([getattr(load, name) for load in loads]) for name in names]
-                    first, second, third = (text.number(v and 1000 * v) for v in values)
-                    rows.append((cell.name, side, f"{title}, ms", (first, second, third)))
-                rate = _median([load.requests_per_second for load in loads])
-                rows.append((cell.name, side, "requests, 1/s", (text.number(rate), "–", "–")))
-        return rows
+    def _loads(self, cell: CellResult, side: Side = "candidate") -> list[LoadResult]:
+        return [leg.run for leg in self._counted(cell, side) if leg.run]
 
     @cached_property
     def curves(self) -> dict[str, LoadCurve]:
         """Cell → how its last measurement of the candidate that counts went over time."""
-        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self.loads(cell))}
+        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
         return {name: curve for name, run in last.items() if (curve := load_curve(run))}
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The tables that have rows."""
+        speeds = self._compared() if self.result.baseline else self._measured()
+        tables = (speeds, self._percentiles(), over_time(self.curves))
+        return [table for table in tables if table.rows]
+
+    def _measured(self) -> Table:
+        """Return the medians of a result without a baseline."""
+        rows = []
+        for cell, series in self._series:
+            metric = series.metric
+            ends = [end and end * METRICS[metric][2] for end in (series.low, series.high)]
+            rows.append(
+                (
+                    cell.name, SHORT[metric], text.quantity(series.candidate, metric),
+                    text.interval(ends, text.number), f"{series.launches}",
+                    self._bandwidth(cell, metric),
+                )
+            )  # fmt: skip
+        heads = ("Workload", "Metric", ">Median", ">95 % interval", ">Launches", ">Bandwidth")
+        return Table("What was measured", heads, rows, 5, "Medians over launches.")
+
+    def _compared(self) -> Table:
+        """Return the changes from the baseline to the candidate."""
+        rows = []
+        for cell, series in self._series:
+            metric, moved = series.metric, shift(series)
+            sign = f"{SIGNS[series.state]} " if series.primary else ""
+            change = conclusion = "–"
+            if moved:
+                ratio = 1 / (1 + moved.mean) if METRICS[metric][3] else 1 + moved.mean
+                change, conclusion = text.signed(ratio - 1), moved.conclusion
+            ends = [end and end - 1 for end in (series.low, series.high)]
+            rows.append(
+                (
+                    cell.name, f"{sign}{SHORT[metric]}", text.quantity(series.baseline, metric),
+                    text.quantity(series.candidate, metric), change,
+                    text.interval(ends, text.signed), f"{series.launches}",
+                    series.conclusion or conclusion,
+                    text.percent(series.sigma, 2) if series.sigma else "–",
+                    self._bandwidth(cell, metric),
+                )
+            )  # fmt: skip
+        heads = (
+            "Workload", "Metric", ">Baseline", ">Candidate", ">Change, %", ">95 % interval",
+            ">Launches", "What it supports", ">Spread σ", ">Bandwidth",
+        )  # fmt: skip
+        note = "Medians over blocks; changes of the paired blocks. Rows with a sign decide."
+        return Table("Baseline and candidate", heads, rows, 6, note)
+
+    @property
+    def _series(self) -> list[tuple[CellResult, Series]]:
+        return [(cell, series) for cell in self.result.cells for series in cell.series]
+
+    def _bandwidth(self, cell: CellResult, metric: Metric) -> str:
+        """Return the share of the memory's bandwidth that the candidate's time per token needs."""
+        share = _median([cell.bandwidth_share(leg) for leg in self._counted(cell)])
+        if share is None or metric != "tpot":
+            return ""
+        return f"{text.percent(share, 0)} of {text.number(cell.ceiling)} tok/s"
+
+    def _percentiles(self) -> Table:
+        rows = []
+        for cell, side in itertools.product(self.result.cells, self.sides):
+            prefix = f"{side} " if self.result.baseline else ""
+            if loads := self._loads(cell, side):
+                for title, names in _PERCENTILES.items():
+                    values = [_median([getattr(load, name) for load in loads]) for name in names]
+                    figures = (text.number(value and 1000 * value) for value in values)
+                    rows.append((cell.name, f"{prefix}{title}", *figures))
+                rate = _median([load.requests_per_second for load in loads])
+                rows.append((cell.name, f"{prefix}requests, 1/s", text.number(rate), "–", "–"))
+        note = (
+            "TPOT: time per token; TTFT: time to the first token; ITL: gap between events, each of "
+            "several tokens with speculation. Medians over the measurements that count."
+        )
+        heads = ("Workload", "Figure", ">Median", ">p90", ">p99")
+        return Table("Percentiles over requests", heads, rows, 5, note)
+
+    def measurements(self, cell: CellResult) -> Table:
+        """Return a table of all measurements of *cell*."""
+        rows = []
+        for leg in self.result.legs:
+            if leg.cell != cell.name:
+                continue
+            shot, run = leg.after or leg.before, leg.run
+            figures = (
+                text.quantity(getattr(run, metric) or None, metric) if run else "–"
+                for metric in METRICS
+            )
+            machine = (shot.temperature, shot.sm_clock) if shot else (None, None)
+            accepted = text.percent(leg.speculation.acceptance) if leg.speculation else "–"
+            state = "counts" if leg.counts else "repeated" if leg.discarded else "does not count"
+            reasons = [f"{reason.reference}: {reason.message}" for reason in leg.reasons]
+            rows.append(
+                (
+                    f"{leg.block}", leg.side, f"{leg.launch}", f"{leg.attempt}",
+                    text.moment(leg.began), *figures,
+                    *(text.number(value) if value else "–" for value in machine),
+                    accepted, "; ".join((state, *reasons)),
+                )
+            )  # fmt: skip
+        heads = (
+            "Block", "Side", ">Launch", ">Attempt", ">Began", *(f">{SHORT[m]}" for m in METRICS),
+            ">GPU, °C", ">MHz", ">Accepted", "State",
+        )  # fmt: skip
+        return Table(cell.name, heads, rows, 0)
 
     @cached_property
     def facts(self) -> list[tuple[str, str]]:
         """What the result rests on, by name."""
         result, band = self.result, self.result.bandwidth
-        number = f"gate number {result.attempt} of this wheel and recipe"
         took = duration(max(0.0, min(result.seconds, 1e9)))
         resumed = f", continued {result.resumed}×" if result.resumed else ""
         blocks = len({leg.block for leg in result.legs if leg.run and leg.block >= 0})
-        compared = [
-            ("Margin", f"a pass excludes slowdowns of {text.percent(result.margin)}"),
-            ("Error rate α", f"{text.percent(result.alpha)}, {number}"),
-        ]
-        facts = [
-            ("Model", result.model),
-            ("Quantization", result.quantization),
-            ("Recipe", result.recipe),
-            ("Beside the recipe", " ".join(result.added)),
-            ("Stack", result.stack),
-            *(compared if result.baseline else ()),
-            ("Blocks", f"{blocks} of at most {result.blocks}" if result.blocks else f"{blocks}"),
-            (
-                "Measurements",
-                f"{sum(leg.counts for leg in result.legs)} of {len(result.legs)} count",
-            ),
-            ("Load generator", "; ".join(filter(None, (result.generator, *result.qualified)))),
-            (
-                "Read bandwidth",
-                f"{text.number(band.gigabytes)} GB/s, {band.origin}" if band else "",
-            ),
-            ("Measured", f"{text.moment(result.began)}, {took}{resumed}" if result.began else ""),
-        ]
-        return [(name, value) for name, value in facts if value]
+        facts = {
+            "Model": result.model,
+            "Quantization": result.quantization,
+            "Recipe": result.recipe,
+            "Beside the recipe": " ".join(result.added),
+            "Stack": result.stack,
+            "Blocks": f"{blocks} of at most {result.blocks}" if result.blocks else f"{blocks}",
+            "Measurements": f"{sum(leg.counts for leg in result.legs)} of {len(result.legs)} count",
+            "Load generator": "; ".join(filter(None, (result.generator, *result.qualified))),
+            "Read bandwidth": f"{text.number(band.gigabytes)} GB/s, {band.origin}" if band else "",
+            "Measured": f"{text.moment(result.began)}, {took}{resumed}" if result.began else "",
+            "Policy, sha256": result.policy,
+            **result.host,
+        }
+        if result.baseline:
+            number = f"gate number {result.attempt} of this wheel and recipe"
+            facts["Margin"] = f"a pass excludes slowdowns of {text.percent(result.margin)}"
+            facts["Error rate α"] = f"{text.percent(result.alpha)}, {number}"
+        return [(name, value) for name, value in facts.items() if value]
 
     @cached_property
     def gaps(self) -> list[str]:
@@ -252,7 +317,6 @@ class View:
 
     def _gaps(self) -> Iterator[str]:
         result, gpu, band = self.result, self.result.host.get("gpu", ""), self.result.bandwidth
-        series = [(cell, series) for cell in result.cells for series in cell.series]
         if "GB10" not in gpu:
             machine = gpu if gpu not in ("", "none") else "a machine without a GPU"
             yield f"Not a GB10: these are figures of {machine}, not of a Spark."
@@ -266,27 +330,39 @@ class View:
             yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
         if result.kind == "gate" and result.baseline is None:
             yield "Baseline: none, so nothing was compared."
-        undecided = [c.name for c, one in series if one.primary and one.state == "not-run"]
-        if undecided and result.baseline:
-            yield f"Not run, although they decide: {_names(undecided)}."
-        blind = [c.name for c, one in series if one.primary and one.differences and not one.sigma]
-        if blind:
-            yield f"No A/A block, so that they decide by their own spread alone: {_names(blind)}."
-        if strays := [cell.name for cell, one in series if not one.in_band]:
-            what = "The newest A/A block contradicts the earlier ones, and alone counts"
-            yield f"{what}: {_names(strays)}."
+        deciding = [(cell.name, series) for cell, series in self._series if series.primary]
+        names = {
+            "Not run, although they decide": [n for n, one in deciding if one.state == "not-run"],
+            "No A/A block, so that they decide by their own spread alone": [
+                name for name, one in deciding if one.differences and not one.sigma
+            ],
+            "The newest A/A block contradicts the earlier ones, and alone counts": [
+                cell.name for cell, one in self._series if not one.in_band
+            ],
+        }
+        for what, cells in names.items():
+            if cells:
+                yield f"{what}: {', '.join(cells)}."
         if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."
 
 
-def _median(values: Sequence[float]) -> float | None:
+def over_time(curves: dict[str, LoadCurve]) -> Table:
+    """Return tokens and requests over the time of a load, by workload."""
+    rows = [
+        (
+            cell, f"{curve.seconds:,.0f}", text.blocks(curve.tokens), f"{max(curve.tokens):,.0f}",
+            text.blocks(curve.requests),
+        )
+        for cell, curve in curves.items()
+    ]  # fmt: skip
+    heads = ("Workload", ">Seconds", "tok/s over time", ">Most", "Requests at a time")
+    note = "The last measurement that counts; tokens are spread evenly in a request."
+    return Table("Over time", heads, rows, 5, note)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
     """Return the median of the plausible *values*; None without any."""
-    plain = [value for value in values if plausible(value)]
+    plain = [value for value in values if value is not None and plausible(value)]
     return statistics.median(plain) if plain else None
-
-
-def _names(names: Sequence[str], most: int = 6) -> str:
-    """Return the first of *names*, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

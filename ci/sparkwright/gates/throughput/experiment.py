@@ -31,7 +31,7 @@ from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
-from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
+from sparkwright.bench.statistics import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file

@@ -15,12 +15,16 @@ from msgspec.structs import replace
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric, Side
 from sparkwright.bench.results import CellResult, History, Measurement, Series
-from sparkwright.bench.statistics import student
-from sparkwright.bench.statistics.eprocess import (
+from sparkwright.bench.statistics import (
+    MIN_INTERVAL,
     Decision,
     DecisionRule,
     MetricSeries,
     NoiseModel,
+    agrees,
+    expected_blocks,
+    mean_interval,
+    noise_model,
 )
 from sparkwright.core.files import content_key
 from sparkwright.gates.throughput.policy import ThroughputPolicy
@@ -113,10 +117,10 @@ def noise_of(
     end = datetime.date.fromisoformat(today)
     ages = [(float((end - datetime.date.fromisoformat(on)).days), value) for on, value in values]
     half, most = policy.half_life_days, policy.calibration_weight
-    earlier = student.noise_model(ages[:-1], half, most)
-    if not ages or student.agrees(earlier, ages[-1][1]):
-        return student.noise_model(ages, half, most)
-    return replace(student.noise_model(ages[-1:], half, most), agrees=False)
+    earlier = noise_model(ages[:-1], half, most)
+    if not ages or agrees(earlier, ages[-1][1]):
+        return noise_model(ages, half, most)
+    return replace(noise_model(ages[-1:], half, most), agrees=False)
 
 
 def metric_series(
@@ -152,8 +156,8 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
     for one in series:
         margin, slow = one.bounds.margin, 1.5 * one.bounds.margin
         high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(one.bounds.tolerated)
-        passing = student.expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
-        failing = student.expected_blocks(one.noise, gap, count / rule.alpha, span)
+        passing = expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
+        failing = expected_blocks(one.noise, gap, count / rule.alpha, span)
         equal = f"an equal wheel passes after about {passing} blocks"
         if not passing:
             equal = (
@@ -210,9 +214,9 @@ def _series(
     differences = _differences(own, own[0].cell, blocks, metric) if compared and own else ()
     logarithms = differences or tuple(map(math.log, medians["candidate"]))
     low, high = None, None
-    if len(logarithms) >= student.MIN_INTERVAL:
+    if len(logarithms) >= MIN_INTERVAL:
         sign = -1 if compared and METRICS[metric][3] else 1
-        low, high = sorted(math.exp(sign * end) for end in student.mean_interval(logarithms))
+        low, high = sorted(math.exp(sign * end) for end in mean_interval(logarithms))
     baseline, candidate = (
         statistics.median(of) if of else None for of in (medians["baseline"], medians["candidate"])
     )

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.records import Metric
-from sparkwright.bench.statistics.eprocess import Bounds
+from sparkwright.bench.statistics import Bounds
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]

@@ -23,7 +23,7 @@ from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, History, LaunchRecord, Measurement
-from sparkwright.bench.statistics.eprocess import Decision, DecisionRule, MetricSeries, decide
+from sparkwright.bench.statistics import Decision, DecisionRule, MetricSeries, decide
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparkwright.bench.statistics import eprocess, student
-from sparkwright.bench.statistics.eprocess import (
+from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
     MetricSeries,
     NoiseModel,
     decide,
+    evidence_path,
+    expected_blocks,
+    noise_model,
 )
-from sparkwright.bench.statistics.student import noise_model
 
 simulation = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "ci" / "bench" / "gate_simulation.py")))
 GATES = 400
@@ -55,7 +56,7 @@ def test_the_evidence_rarely_ever_reaches_its_threshold(mean: float, aa_blocks: 
     """Looked at after each of thirty blocks, without a gain: with and without A/A blocks."""
     rng = np.random.default_rng(5)
     squares = rng.chisquare(aa_blocks or 1, size=10_000) * (aa_blocks > 0)
-    path = eprocess.evidence_path(rng.normal(mean, size=(10_000, 30)), squares, aa_blocks)
+    path = evidence_path(rng.normal(mean, size=(10_000, 30)), squares, aa_blocks)
     assert (path.max(axis=1) >= math.log(20)).mean() <= 0.05
 
 
@@ -84,7 +85,7 @@ def test_a_calibration_ages_and_weighs_little() -> None:
 def test_expected_blocks_and_margins_follow_the_noise() -> None:
     """More noise needs more blocks, then a wider margin; the mean of simulated gates is near."""
     need = [
-        student.expected_blocks(NoiseModel(12 * sigma**2, 12), math.log1p(0.02), 33, (3, 12), 4)
+        expected_blocks(NoiseModel(12 * sigma**2, 12), math.log1p(0.02), 33, (3, 12), 4)
         for sigma in (0.005, 0.01, 0.02)
     ]
     assert need == [3, pytest.approx(simulation.current(0.01, 0.0, gates=GATES).blocks, abs=1.5), None]

@@ -1,5 +1,6 @@
 """
-Pass, fail or continue, decided after any block with error rates that do not grow by looking.
+Intervals, a machine's noise, and decisions after any block whose error rates do not grow by
+looking.
 
 The evidence of a series is the t-type e-process with a half-normal mixture over effect sizes: the
 likelihood ratio of "the mean gain is η·σ, with η ~ |N(0, EFFECT²)|" against "the mean gain is 0",
@@ -16,17 +17,22 @@ a probability of at most α, however often it is looked at and whenever measurin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtr, stdtrit
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from sparkwright.core.states import State
 
-    Numbers = NDArray[np.float64]
-    Counts = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+#: Values behind an interval; two give one that is a hundred times wider than they are.
+MIN_INTERVAL = 3
 
 #: Standard deviation of the mixture over effect sizes, in spreads of a block. At 3, a 4-fold
 #: slowdown fails in three blocks beside a single A/A block
@@ -34,8 +40,6 @@ if TYPE_CHECKING:
 EFFECT = 3.0
 #: Smallest number whose logarithm is taken, and the largest logarithm whose exponential is.
 _TINY, _LARGEST = 1e-300, 700.0
-
-Outcome = Literal["pass", "fail", "inconclusive", "not-run"]
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +113,7 @@ class SeriesDecision(msgspec.Struct, frozen=True):
     """
 
     name: str
-    state: Outcome
+    state: State
     pass_evidence: tuple[float, ...]
     fail_evidence: tuple[float, ...]
     conclusion: str
@@ -125,7 +129,7 @@ class Decision(msgspec.Struct, frozen=True):
         message: The decision in a sentence.
     """
 
-    state: Outcome | None
+    state: State | None
     series: tuple[SeriesDecision, ...]
     open: tuple[str, ...]
     message: str
@@ -150,9 +154,6 @@ def log_evidence(blocks: Any, total: Any, squares: Any, freedom: Any) -> Numbers
         squares: Sum of the squares of the gains and of the A/A blocks.
         freedom: Number of A/A blocks, or their weight.
     """
-    import numpy as np
-    from scipy.special import stdtr
-
     share = EFFECT**2 / (1 + blocks * EFFECT**2)
     degrees = freedom + blocks
     rest = np.maximum(squares - share * total**2, _TINY)
@@ -170,8 +171,6 @@ def evidence_path(gains: Any, squares: Any = 0.0, freedom: Any = 0.0) -> Numbers
     Raises:
         ValueError: A gain is not a finite number.
     """
-    import numpy as np
-
     values = np.asarray(gains, np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a difference is not a finite number")
@@ -192,8 +191,6 @@ def crossings(passing: Numbers, failing: Numbers, rule: DecisionRule) -> tuple[C
     Args:
         passing, failing: Logarithms of the evidence, by series and block (the last two axes).
     """
-    import numpy as np
-
     series, count = passing.shape[-2:]
     blocks = np.arange(1, count + 1)
     allowed = blocks >= rule.min_blocks
@@ -214,8 +211,6 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     Raises:
         ValueError: A difference is not a finite number.
     """
-    import numpy as np
-
     cut = [one.differences[: rule.max_blocks] for one in series]
     longest = max(1, *map(len, cut))
     paths = np.full((2, len(series), longest), -np.inf)
@@ -234,7 +229,7 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     slower = [one.name for one in results if one.state == "fail"]
     waiting = [index for index in range(len(series)) if passed[index] > longest]
     names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
-    state: Outcome | None = None
+    state: State | None = None
     text = f"{len(series) - len(waiting)} of {len(series)} series passed"
     if slower:
         state, text = "fail", f"slower than tolerated: {', '.join(slower)}"
@@ -252,8 +247,6 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
 def _series_decision(
     series: MetricSeries, paths: Numbers, rule: DecisionRule, passed: bool, failed: bool
 ) -> SeriesDecision:
-    import numpy as np
-
     good, bad = (tuple(map(float, np.exp(np.minimum(path, _LARGEST)))) for path in paths)
     excluded = passed or (good and good[-1] >= 1 / rule.alpha)
     slower = failed or (bad and bad[-1] >= 1 / rule.alpha)
@@ -262,5 +255,62 @@ def _series_decision(
         f"{'' if excluded else 'not '}excluded, one above {100 * series.bounds.tolerated:g} % is "
         f"{'' if slower else 'not '}shown"
     )
-    state: Outcome = "pass" if passed else "fail" if failed else "inconclusive"
+    state: State = "pass" if passed else "fail" if failed else "inconclusive"
     return SeriesDecision(series.name, state if good else "not-run", good, bad, conclusion)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """
+    Return the 95 % t-interval of the mean of independent *values*, one per launch.
+
+    Raises:
+        ValueError: There are fewer than two values, or one is not a finite number.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        raise ValueError(f"{len(values)} values, or one that is not finite, give no interval")
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * error
+    return mean - half, mean + half
+
+
+def noise_model(blocks: Iterable[tuple[float, float]], half_life: float, most: float) -> NoiseModel:
+    """
+    Return the noise of A/A *blocks*, given as age in days and difference.
+
+    A block's weight halves every *half_life* days, and all together weigh at most *most*, so that a
+    calibration ages instead of vanishing and the gate's own blocks soon outweigh a wrong one.
+
+    Raises:
+        ValueError: A difference is not a finite number.
+    """
+    weighted = [(2 ** -(max(0.0, age) / half_life), difference) for age, difference in blocks]
+    if not all(math.isfinite(difference) for _, difference in weighted):
+        raise ValueError("a difference is not a finite number")
+    total = math.fsum(weight for weight, _ in weighted)
+    share = min(1.0, most / total) if total else 0.0
+    squares = share * math.fsum(weight * difference**2 for weight, difference in weighted)
+    return NoiseModel(squares, share * total)
+
+
+def agrees(noise: NoiseModel, difference: float) -> bool:
+    """Return whether a new A/A *difference* is no surprise at 1 % (t-test) beside *noise*."""
+    return not noise.sigma or 2 * stdtr(noise.freedom, -abs(difference) / noise.sigma) >= 0.01
+
+
+def expected_blocks(
+    noise: NoiseModel, gap: float, threshold: float, blocks: tuple[int, int], series: int = 1
+) -> int | None:
+    """
+    Return after how many blocks half of all gates reach *threshold*; None if not within *blocks*.
+
+    Args:
+        gap: Distance of the true difference from the bound to refute, as a logarithm.
+        threshold: Of the evidence (1/α).
+        blocks: The fewest and the most that are measured.
+        series: That have to reach it all, each with noise of its own.
+    """
+    sigma, count = noise.sigma or 0.0, np.arange(blocks[0], blocks[1] + 1)
+    mean = gap - float(ndtri(0.5 ** (1 / series))) * sigma / np.sqrt(count)
+    squares = noise.squares + count * mean**2 + (count - 1) * sigma**2
+    reached = log_evidence(count, count * mean, squares, noise.freedom) >= math.log(threshold)
+    return int(count[reached][0]) if reached.any() else None
