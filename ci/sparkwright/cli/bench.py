@@ -204,7 +204,7 @@ def quick(
         context.project.root, generator_policy.stack, context.store, offline=context.offline
     )
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    machine = MachineMonitor(machine_policy, context.store, python=None, server=spec.url)
+    machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=bool(spec.url))
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
     wheel_facts: dict[str, Any] = {}
     with ExitStack() as stack:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -34,7 +33,6 @@ from sparkwright.builder import host_info
 from sparkwright.core import process
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import CommandError
-from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
 #: Seconds over which the load of other programs is measured; the kernel counts in hundredths.
@@ -42,149 +40,6 @@ LOAD_SECONDS = 0.5
 
 #: Files that name the machine and its firmware; none has a serial number or a host's name.
 DMI = Path("/sys/class/dmi/id")
-
-
-class Telemetry:
-    """What GPU driver and operating system report, about the GPU of that *uuid* or the first."""
-
-    def __init__(self, uuid: str = "") -> None:
-        self._gpu: Any = None
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            self._gpu = (
-                pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                if uuid
-                else pynvml.nvmlDeviceGetHandleByIndex(0)
-            )
-
-    def _query(self, function: str, *arguments: Any) -> Any:
-        """Return what an NVML *function* reports of the GPU; None if it is not supported."""
-        if self._gpu is not None:
-            with contextlib.suppress(pynvml.NVMLError):
-                return getattr(pynvml, function)(self._gpu, *arguments)
-        return None
-
-    def adapt(self, policy: MachinePolicy) -> MachinePolicy:
-        """Return *policy* with the memory floor of this kind of machine."""
-        # A GPU without memory of its own does not report any.
-        if self._gpu is not None and self._query("nvmlDeviceGetMemoryInfo") is None:
-            return policy
-        memory = replace(policy.memory, floor=policy.memory.discrete_floor)
-        return replace(policy, memory=memory)
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the names and versions that the machine's speed depends on, without serials."""
-        facts = {
-            "gpu": self._query("nvmlDeviceGetName"),
-            "driver": pynvml.nvmlSystemGetDriverVersion() if self._gpu is not None else None,
-            "vbios": self._query("nvmlDeviceGetVbiosVersion"),
-            "machine": _text(DMI / "product_name"),
-            "firmware": _text(DMI / "bios_version"),
-            "controller": _text(DMI / "ec_firmware_release"),
-            "kernel": platform.release(),
-            "architecture": platform.machine(),
-            "processor": host_info.processor(),
-            "cores": str(len(os.sched_getaffinity(0))),
-            "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
-        }
-        return {name: str(value) for name, value in facts.items() if value}
-
-    def snapshot(
-        self, readings: Sequence[Reading] = (), server: Sequence[psutil.Process] = ()
-    ) -> Snapshot:
-        """
-        Return the state now.
-
-        This program, its children, and the processes of the *server* under test are not others.
-        """
-        own = [psutil.Process(), *psutil.Process().children(recursive=True), *server]
-        other_load = _other_load(own)
-        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
-        computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
-        return Snapshot(
-            time=time.time(),
-            monotonic=time.monotonic(),
-            gemv=readings[0].gemv if readings else None,
-            copy=readings[0].copy if readings else None,
-            sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
-            available=process.available_megabytes(),
-            other_load=other_load,
-            gpu_processes=_process_names(
-                {user.pid for user in computing} - {each.pid for each in own}
-            ),
-            on_battery=_on_battery(),
-        )
-
-
-def server_processes(url: str) -> list[psutil.Process] | None:
-    """
-    Return the processes of the server that somebody started at *url*; empty if they are not to be
-    seen, as those of another user, and None if the server is on another machine.
-    """
-    parts = urlsplit(url)
-    addresses = {each.address for card in psutil.net_if_addrs().values() for each in card}
-    if parts.hostname not in {"localhost", *addresses}:
-        return None
-    for connection in psutil.net_connections("tcp"):
-        listens = connection.status == psutil.CONN_LISTEN and connection.pid
-        if listens and connection.laddr and connection.laddr.port == parts.port:
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(connection.pid)
-                return [process, *process.children(recursive=True)]
-    return []
-
-
-def _on_battery() -> bool:
-    """Return whether a battery alone feeds the machine."""
-    try:
-        battery = psutil.sensors_battery()
-    except OSError:  # psutil lists a directory that a kernel without power supplies does not have
-        return False
-    return battery is not None and battery.power_plugged is False
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8", "replace").strip()[:100]
-    return ""
-
-
-def _process_names(pids: set[int]) -> tuple[str, ...]:
-    """Return the processes by name; those of another container have none, and may be the server."""
-    names = []
-    for pid in sorted(pids):
-        with contextlib.suppress(psutil.Error):
-            names.append(f"{psutil.Process(pid).name()} ({pid})")
-    return tuple(names)
-
-
-def _other_load(own: Sequence[psutil.Process]) -> float:
-    """
-    Return the share of the processors' time that processes other than *own* use.
-
-    Only the processors that this program may run on count: its servers run on the same ones.
-    """
-    processors = os.sched_getaffinity(0)
-
-    def cpu_seconds() -> tuple[float, float]:
-        total, busy = 0.0, 0.0
-        for number, times in enumerate(psutil.cpu_times(percpu=True)):
-            if number in processors:
-                # A guest's time is counted in its host process, too.
-                elapsed = sum(times) - times.guest - times.guest_nice
-                total, busy = total + elapsed, busy + elapsed - times.idle - times.iowait
-        for each in own:
-            with contextlib.suppress(psutil.Error):
-                busy -= sum(each.cpu_times()[:4])  # with those of ended children
-        return total, busy
-
-    total, others = cpu_seconds()
-    time.sleep(LOAD_SECONDS)
-    total_after, others_after = cpu_seconds()
-    return min(1.0, max(0.0, (others_after - others) / max(total_after - total, 0.01)))
-
 
 SCRIPT = Path(__file__).parent / "gemv_probe.py"
 
@@ -247,8 +102,8 @@ class MachineMonitor:
     Args:
         python: Python of an environment with torch, such as the server's; None if there is none,
             and then nothing is probed. Without a GPU only the bandwidth of memory is measured.
-        server: URL of a server under test that was not started here; empty without one. If it is
-            on another machine, nothing of this one speaks against a measurement.
+        elsewhere: Whether the server under test was not started by this program. It may run on any
+            machine, so nothing of this one speaks against a measurement.
 
     Attributes:
         policy: With the memory floor of this kind of machine.
@@ -257,15 +112,16 @@ class MachineMonitor:
     """
 
     def __init__(
-        self, policy: MachinePolicy, store: Store, *, python: Path | None, server: str = ""
+        self, policy: MachinePolicy, store: Store, *, python: Path | None, elsewhere: bool = False
     ) -> None:
-        self._store, self._python, self._failure = store, python, ""
-        self._server = server
+        self._elsewhere, self._failure = elsewhere, ""
         self._device: ProbeResult | None = None
+        self._probed: Path | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
         try:
-            self._device = probe(python, policy.probe, policy.probe.stream) if python else None
+            if python:
+                self._device = probe(python, policy.probe, policy.probe.stream)
         except ProbeError as error:
             self._failure = str(error)
         if device := self._device:
@@ -275,24 +131,44 @@ class MachineMonitor:
             gigabytes = round(device.bytes / seconds / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
             store.put(*BANDWIDTH, self.bandwidth)
-        self._telemetry = Telemetry(self._device.uuid if self._device else "")
-        self.policy = self._telemetry.adapt(policy)
+            self._probed = python if device.gpu else None
+        self._gpu = _gpu(self._device.uuid if self._device else "")
+        # A GPU without memory of its own does not report any.
+        if not self._gpu or self._query("nvmlDeviceGetMemoryInfo"):
+            memory = replace(policy.memory, floor=policy.memory.discrete_floor)
+            policy = replace(policy, memory=memory)
+        self.policy = policy
+
+    def _query(self, function: str, *arguments: Any) -> Any:
+        """Return what an NVML *function* reports of the GPU; None if it is not supported."""
+        if self._gpu is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                return getattr(pynvml, function)(self._gpu, *arguments)
+        return None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the names and versions that the machine's speed depends on."""
-        return self._telemetry.fingerprint()
-
-    @property
-    def _processes(self) -> list[psutil.Process] | None:
-        """The processes of the server that was not started here, as of `server_processes`."""
-        return server_processes(self._server) if self._server else []
+        """Return the names and versions that the machine's speed depends on, without serials."""
+        facts = {
+            "gpu": self._query("nvmlDeviceGetName"),
+            "driver": pynvml.nvmlSystemGetDriverVersion() if self._gpu is not None else None,
+            "vbios": self._query("nvmlDeviceGetVbiosVersion"),
+            "machine": _text(DMI / "product_name"),
+            "firmware": _text(DMI / "bios_version"),
+            "controller": _text(DMI / "ec_firmware_release"),
+            "kernel": platform.release(),
+            "architecture": platform.machine(),
+            "processor": host_info.processor(),
+            "cores": str(len(os.sched_getaffinity(0))),
+            "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
+        }
+        return {name: str(value) for name, value in facts.items() if value}
 
     def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
-        if self._python is None or self._device is None or not self._device.gpu:
+        if self._probed is None:
             return ()
         policy = self.policy.probe
-        return probe(self._python, policy, policy.matrix, count, warmup).readings
+        return probe(self._probed, policy, policy.matrix, count, warmup).readings
 
     def settle(self, preheat: float) -> tuple[Reason, ...]:
         """
@@ -309,33 +185,107 @@ class MachineMonitor:
                     readings = self._readings(self.policy.probe.readings)
         except ProbeError as error:
             self._failure = str(error)
-        if (server := self._processes) is None:
+        if self._elsewhere:
             return ()
-        reasons = start_reasons(self._telemetry.snapshot(server=server), self.policy)
+        reasons = start_reasons(self._state(), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
-        if not readings or not self._device:
-            return reasons
-        self.normal = normal = Normal.of(readings)
-        facts = [self.fingerprint(), self.policy.probe.matrix, self._device.name]
-        key = content_key("probe", facts)
-        fastest = self._store.get("probe", key, Normal)
-        if slow := normal_reasons(normal, fastest, self.policy.probe):
-            return (*reasons, *slow)
-        if fastest is None or normal.median < fastest.median:
-            self._store.put("probe", key, normal)
+        if readings:
+            self.normal = Normal.of(readings)
+            reasons += normal_reasons(self.normal, self.policy.probe)
         return reasons
 
     def snapshot(self) -> Snapshot:
         """Return the state now, with new readings of the probe."""
-        server = self._processes or ()
         try:
-            return self._telemetry.snapshot(self._readings(), server)
+            readings = self._readings()
         except ProbeError as error:
-            return replace(self._telemetry.snapshot(server=server), probe_error=str(error))
+            return replace(self._state(), probe_error=str(error))
+        gemv, copy = (readings[0].gemv, readings[0].copy) if readings else (None, None)
+        return replace(self._state(), gemv=gemv, copy=copy)
+
+    def _state(self) -> Snapshot:
+        """Return the state now, without the probe; this program and its children are no others."""
+        own = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        other_load = _other_load(own)
+        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
+        return Snapshot(
+            time=time.time(),
+            monotonic=time.monotonic(),
+            sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+            temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
+            available=process.available_megabytes(),
+            other_load=other_load,
+            gpu_processes=_process_names(
+                {user.pid for user in computing} - {each.pid for each in own}
+            ),
+            on_battery=_on_battery(),
+        )
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""
-        if self._processes is None:
+        if self._elsewhere:
             return ()
         return disturbances(before, after, self.normal, self.policy)
+
+
+def _gpu(uuid: str) -> Any:
+    """Return NVML's handle of the GPU of that *uuid* or of the first; None without a GPU."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        if uuid:
+            return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    return None
+
+
+def _on_battery() -> bool:
+    """Return whether a battery alone feeds the machine."""
+    try:
+        battery = psutil.sensors_battery()
+    except OSError:  # psutil lists a directory that a kernel without power supplies does not have
+        return False
+    return battery is not None and battery.power_plugged is False
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text("utf-8", "replace").strip()[:100]
+    return ""
+
+
+def _process_names(pids: set[int]) -> tuple[str, ...]:
+    """Return the processes by name; those of another container have none, and may be the server."""
+    names = []
+    for pid in sorted(pids):
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{psutil.Process(pid).name()} ({pid})")
+    return tuple(names)
+
+
+def _other_load(own: Sequence[psutil.Process]) -> float:
+    """
+    Return the share of the processors' time that processes other than *own* use.
+
+    Only the processors that this program may run on count: its servers run on the same ones.
+    """
+    processors = os.sched_getaffinity(0)
+
+    def cpu_seconds() -> tuple[float, float]:
+        total, busy = 0.0, 0.0
+        for number, times in enumerate(psutil.cpu_times(percpu=True)):
+            if number in processors:
+                # A guest's time is counted in its host process, too.
+                elapsed = sum(times) - times.guest - times.guest_nice
+                total, busy = total + elapsed, busy + elapsed - times.idle - times.iowait
+        for each in own:
+            with contextlib.suppress(psutil.Error):
+                busy -= sum(each.cpu_times()[:4])  # with those of ended children
+        return total, busy
+
+    total, others = cpu_seconds()
+    time.sleep(LOAD_SECONDS)
+    total_after, others_after = cpu_seconds()
+    return min(1.0, max(0.0, (others_after - others) / max(total_after - total, 0.01)))

@@ -189,25 +189,16 @@ def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ..
     return tuple(_state_reasons(snapshot, policy, policy.start_temperature))
 
 
-def normal_reasons(
-    normal: Normal, fastest: Normal | None, policy: ProbePolicy
-) -> tuple[Reason, ...]:
+def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
     """
     Return the reasons not to take the first readings of a session as normal.
 
     A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
-
-    Args:
-        fastest: The fastest session of the machine with the same versions; None for the first.
     """
     ratio = normal.copy / (2 * normal.median)
-    times = normal.median / (fastest or normal).median
-    if ratio < policy.min_ratio:
-        message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
-    elif times > 1 + policy.band:
-        message = f"the GEMV takes {times:.2f} × as long as in the fastest session"
-    else:
+    if ratio >= policy.min_ratio:
         return ()
+    message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
     return (Reason("slow-state", message),)
 
 

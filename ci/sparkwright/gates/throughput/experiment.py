@@ -213,7 +213,9 @@ class Experiment:
         machine_policy = self._machine_policy
         # Two measurements at a time would measure each other.
         with self._store.lock("measuring", wait=False):
-            machine = MachineMonitor(machine_policy, self._store, python=python, server=spec.url)
+            machine = MachineMonitor(
+                machine_policy, self._store, python=python, elsewhere=bool(spec.url)
+            )
             # A digest of the model's files, or its name at a server that runs.
             name = spec.served_name
             model = server_under_test.model_digest(spec.model) if spec.model else name
