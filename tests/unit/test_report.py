@@ -17,7 +17,6 @@ from tests.refusals import refusal
 from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
 
 from sparkwright.bench import results
-from sparkwright.bench.load.load_curve import load_curve
 from sparkwright.bench.load.vllm_bench import MOST_TOKENS, LoadResult, Request
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.report import compare, page, terminal, text
@@ -209,7 +208,7 @@ def test_a_load_over_time_has_the_tokens_and_requests_that_were_sent() -> None:
         Request(2.0, 1.0, 2.0, 8, 21),
         Request(0.0, 0, 0, 8, 0, 0, "429"),
     )
-    curve = load_curve(LoadResult("g", "", 4.0, requests), 4)
+    curve = LoadResult("g", "", 4.0, requests).curve(4)
 
     assert curve
     assert curve.tokens == pytest.approx((1, 10, 1, 20), abs=1.1)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sparkwright.bench.machine.watchdog import Finding
+from sparkwright.bench.records import Reason
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
@@ -61,7 +61,7 @@ FAULTS: dict[str, tuple[Callable[[Soak], object], str, str]] = {
     "a request": (lambda soak: soak.requests.append(SoakRequest("0", 1, "failed", 0, "stream-truncated: half")), "requests", "requests-failed"),
     "tokens": (lambda soak: soak.requests.extend([SoakRequest("0", 8, "repeating", 64, "64 times")] * 20), "words-under-load", "token-run"),
     "a process": (lambda soak: soak.watched.ended.append((9.0, "VLLM::EngineCore ended")), "restarts", "server-restarted"),
-    "an Xid": (lambda soak: soak.watched.faults.append((9.0, Finding("kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79"))), "kernel-log", "kernel-xid"),
+    "an Xid": (lambda soak: soak.watched.faults.append((9.0, Reason("kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79"))), "kernel-log", "kernel-xid"),
 }
 
 

@@ -9,8 +9,13 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.load_curve import LoadCurve, load_curve
-from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.load.vllm_bench import (
+    LoadCurve,
+    LoadError,
+    LoadGenerator,
+    LoadResult,
+    LoadSpec,
+)
 from sparkwright.bench.records import METRICS, SHOWN
 from sparkwright.bench.statistics import mean_interval
 from sparkwright.core.console import console
@@ -124,7 +129,7 @@ def quick_look(
         figures.append(QuickFigure(title, unit, *mean))
     return QuickLook(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
-        generator.name, tuple(figures), load_curve(results[-1]), tuple(warnings),
+        generator.name, tuple(figures), results[-1].curve(), tuple(warnings),
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ Properties of release 0.33.0 that callers must know:
 
 from __future__ import annotations
 
+import itertools
+import math
 import platform
 import statistics
 import tempfile
@@ -62,6 +64,8 @@ REASONS: Mapping[str, str] = {
 }
 
 
+#: Parts of the time of a load in its curve, an even number.
+PARTS = 40
 #: Largest number of tokens that a record may state.
 MOST_TOKENS = 1 << 40
 Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
@@ -126,6 +130,28 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         """Seconds per token after the first; 0 for fewer than two tokens."""
         following = self.output_tokens - 1
         return (self.latency - self.ttft) / following if following > 0 else 0.0
+
+    def tokens_by(self, moment: float) -> float:
+        """Return the tokens by that *moment*; those after the first are spread evenly."""
+        since = moment - self.start - self.ttft
+        if since < 0 or not self.output_tokens:
+            return 0.0
+        return 1 + (self.output_tokens - 1) * min(1.0, since / max(1e-9, self.latency - self.ttft))
+
+
+class LoadCurve(msgspec.Struct, frozen=True):
+    """
+    A load in equal parts of its time.
+
+    Attributes:
+        seconds: Of the whole load.
+        tokens: Output tokens per second of all requests together, in each part.
+        requests: Requests in flight, on average over each part.
+    """
+
+    seconds: float
+    tokens: tuple[float, ...]
+    requests: tuple[float, ...]
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -197,6 +223,26 @@ class LoadResult(msgspec.Struct, frozen=True):
         """Output tokens per second, all requests together."""
         tokens = sum(request.output_tokens for request in self.requests)
         return tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def curve(self, parts: int = PARTS) -> LoadCurve | None:
+        """Return how it went in that many parts; None if its times are implausible."""
+        requests = [request for request in self.requests if not request.error]
+        if not requests or not 1e-6 < self.seconds < 1e9:
+            return None
+        width = self.seconds / parts
+        moments = [number * width for number in range(parts + 1)]
+        tokens = [sum(request.tokens_by(moment) for request in requests) for moment in moments]
+        busy = [
+            sum(min(max(0.0, moment - request.start), request.latency) for request in requests)
+            for moment in moments
+        ]
+        rates, in_flight = (
+            tuple((after - before) / width for before, after in itertools.pairwise(total))
+            for total in (tokens, busy)
+        )
+        if not all(math.isfinite(value) and value >= 0 for value in (*rates, *in_flight)):
+            return None
+        return LoadCurve(self.seconds, rates, in_flight)
 
 
 def percentile(values: list[float], percent: int) -> float:

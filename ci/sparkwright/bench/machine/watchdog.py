@@ -15,9 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from sparkwright.bench.machine.state_checks import REASONS
+from sparkwright.bench.records import Reason
 from sparkwright.core import process
 
 Kill = Callable[[str, str], None]
@@ -71,20 +70,13 @@ MEANINGS = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """A record that names a fault: its reference and its text, at most 300 characters."""
-
-    reference: str
-    text: str
-
-
-def finding(text: str) -> Finding | None:
-    """Return what the *text* of one record says of a fault, or None."""
+def finding(text: str) -> Reason | None:
+    """Return the fault that the *text* of one record names, or None."""
     if HARMLESS.search(text[:2000]):
         return None
     name = next((name for name, pattern in PATTERNS if pattern.search(text[:2000])), "")
     shown = "".join(char if char.isprintable() else " " for char in text[:300])
-    return Finding(name, shown) if name else None
+    return Reason(name, shown) if name else None
 
 
 class KernelLog:
@@ -118,7 +110,7 @@ class KernelLog:
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Reason]:
         """
         Yield the faults in the records that came since the last call.
 
@@ -170,5 +162,5 @@ def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: P
             with contextlib.suppress(OSError):
                 for fault in log.findings() if log else ():
                     if fault.reference == "kernel-no-memory":
-                        kill(fault.reference, f"the kernel's log: {fault.text}")
+                        kill(fault.reference, f"the kernel's log: {fault.message}")
                         return

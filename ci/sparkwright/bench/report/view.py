@@ -11,8 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from sparkwright.bench.load.load_curve import LoadCurve, load_curve
-from sparkwright.bench.load.vllm_bench import LoadResult
+from sparkwright.bench.load.vllm_bench import LoadCurve, LoadResult
 from sparkwright.bench.records import METRICS, Metric, Side
 from sparkwright.bench.report import text
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
@@ -171,8 +170,8 @@ class View:
     @cached_property
     def curves(self) -> dict[str, LoadCurve]:
         """Cell → how its last measurement of the candidate that counts went over time."""
-        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
-        return {name: curve for name, run in last.items() if (curve := load_curve(run))}
+from sparkwright.bench.load.vllm_bench import LoadCurve, LoadResult
+from sparkwright.bench.records import METRICS, Metric, Side
 
     @cached_property
     def tables(self) -> list[Table]:

@@ -203,7 +203,7 @@ def judge(
 ) -> tuple[Check, ...]:
     """Return the checks of the load."""
     ended = [(at, "server-restarted", text) for at, text in watched.ended]
-    faults = [(at, fault.reference, fault.text) for at, fault in watched.faults]
+    faults = [(at, fault.reference, fault.message) for at, fault in watched.faults]
     checks = (
         _duration(policy, end),
         _requests(policy, requests),

@@ -21,7 +21,8 @@ import msgspec
 import psutil
 from msgspec import Meta
 
-from sparkwright.bench.machine.watchdog import Finding, KernelLog
+from sparkwright.bench.machine.watchdog import KernelLog
+from sparkwright.bench.records import Reason
 from sparkwright.bench.server.client import Client, ServerInvalid
 
 #: Reasons of a request whose deadline is over.
@@ -216,7 +217,7 @@ class Watched(msgspec.Struct):
 
     memory: dict[str, list[tuple[float, float]]] = {}
     ended: list[tuple[float, str]] = []
-    faults: list[tuple[float, Finding]] = []
+    faults: list[tuple[float, Reason]] = []
     unwatched: dict[str, tuple[str, str]] = {}
 
 
