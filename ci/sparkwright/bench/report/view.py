@@ -170,8 +170,8 @@ class View:
     @cached_property
     def curves(self) -> dict[str, LoadCurve]:
         """Cell → how its last measurement of the candidate that counts went over time."""
-from sparkwright.bench.load.vllm_bench import LoadCurve, LoadResult
-from sparkwright.bench.records import METRICS, Metric, Side
+        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
+        return {name: curve for name, run in last.items() if (curve := run.curve())}
 
     @cached_property
     def tables(self) -> list[Table]:
