@@ -19,6 +19,7 @@ from tests.unit.conftest import Mini, Repository
 
 from sparkwright.audit import policy, reproduce
 from sparkwright.builder import pipeline, preflight, toolchain, workspace
+from sparkwright.builder.sandbox import INSIDE
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import WheelName
@@ -210,11 +211,12 @@ def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
 
 
 def test_flags_name_folders_as_every_machine_does_from_the_outer_to_the_inner() -> None:
-    paths = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in"), Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}
-    flags = workspace.reproducible_flags({"CMAKE_CXX_FLAGS": '-D"X=a b"'}, paths)
+    names = {Path("/a/b"): "in/needed", Path("/a"): "in", Path("/a, b"): "in", Path("/c=d"): "in"}
+    flags = workspace.reproducible_flags({"CMAKE_CXX_FLAGS": '-D"X=a b"'}, names)
+    outer, inner = f"-ffile-prefix-map=/a={INSIDE}/in", f"-ffile-prefix-map=/a/b={INSIDE}/in/needed"
 
-    assert flags["CMAKE_CXX_FLAGS"] == '-D"X=a b" -ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed'
-    assert flags["CMAKE_CUDA_FLAGS"].endswith(" -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed")
+    assert flags["CMAKE_CXX_FLAGS"] == f'-D"X=a b" {outer} {inner}'
+    assert flags["CMAKE_CUDA_FLAGS"].endswith(f" -Xcompiler={outer} -Xcompiler={inner}")
 
 
 def test_a_build_that_is_interrupted_at_its_end_leaves_no_second_wheel(

@@ -97,7 +97,7 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
     before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}"}
     base = packed(tmp_path / NAME, {**FILES, **META, **before})
     replace = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n", "mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
-    changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": {"sparkwright.json": b"{}"}}
+    changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": lambda _: {"sparkwright.json": b"{}"}}
     wheel = archive.rewrite(base, tmp_path, version="1.0+a", replace=replace, **changes)
 
     assert wheel.name == "mini-1.0+a-py3-none-any.whl"

@@ -138,13 +138,12 @@ def configure(
     query.touch()
     scripts = {path.name for folder in (source, build / DEPS) for path in folder.rglob("*.cmake")}
     (build / TRACE).unlink(missing_ok=True)
-    folders = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
     command = [
-        *(cmake, "-S", folders[0], "-B", folders[1], "-G", "Ninja"),
+        *(cmake, "-S", source, "-B", build, "-G", "Ninja"),
         *(["--fresh"] if fresh else []),
         *(f"-D{name}={value}" for name, value in defines.items()),
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-        *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={folders[1] / TRACE}"),
+        *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={build / TRACE}"),
         *(f"--trace-source={name}" for name in ("CMakeLists.txt", *sorted(scripts))),
     ]
     failure = partial(BuildError, "configure-failed")
@@ -156,8 +155,10 @@ def configure(
             f"CMake made no target {', '.join(missing)}.",
             details=[f"targets: {', '.join(sorted(available)) or 'none'}"],
         )
-    units = (unit for unit in _units(*folders, build) if unit.target in (targets or available))
-    return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox))
+    units = sorted(
+        unit for unit in _units(source, build, sandbox) if unit.target in (targets or available)
+    )
+    return Configured(tuple(units), calls(source, build, sandbox=sandbox))
 
 
 def _targets(build: Path) -> dict[str, Any]:
@@ -172,16 +173,17 @@ def _targets(build: Path) -> dict[str, Any]:
     }
 
 
-def _units(source: Path, build: Path, folder: Path) -> Iterator[TranslationUnit]:
-    """Yield the CUDA units of the build *folder*, with the gencode of their commands."""
-    for entry in msgspec.json.decode((folder / "compile_commands.json").read_bytes()):
+def _units(source: Path, build: Path, sandbox: Sandbox) -> Iterator[TranslationUnit]:
+    """Yield the CUDA units of the folder *build*, with the gencode of their commands."""
+    inside = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
+    for entry in msgspec.json.decode((build / "compile_commands.json").read_bytes()):
         tokens = shlex.split(entry["command"])
-        # CMake names an object CMakeFiles/<target>.dir/…; the database does not name the target.
-        output = tokens[tokens.index("-o") + 1]
-        parts = Path(output).parts
-        target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
         if ("-x", "cu") in itertools.pairwise(tokens):
-            name = _relative(Path(entry["directory"], entry["file"]), source, build)
+            # CMake names an object CMakeFiles/<target>.dir/…; no other field names the target.
+            output = tokens[tokens.index("-o") + 1]
+            parts = Path(output).parts
+            target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
+            name = _relative(Path(entry["directory"], entry["file"]), *inside)
             yield TranslationUnit(target, name, gencode(tokens), output)
 
 
@@ -253,9 +255,6 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
 
 # Vendored sources.
 
-#: The folder of a source in the build folder, which FetchContent itself would choose.
-VENDORED_FOLDER = f"{DEPS}/%s-src"
-
 #: The options of a declaration that name a download (ExternalProject(3)).
 _METHODS = (
     "GIT_REPOSITORY",
@@ -317,17 +316,22 @@ def _declaration(call: Call) -> Declaration | None:
     methods = {key: require_safe(following[key], origin) for key in _METHODS if following.get(key)}
     if not methods:
         return None
-    url, ref = next(iter(methods.values())), ""
+    tag = require_safe(following.get("GIT_TAG", "master"), origin)
+    ref = tag if list(methods) == ["GIT_REPOSITORY"] else ""
     modules: tuple[str, ...] | None = None
-    if list(methods) == ["GIT_REPOSITORY"]:
-        ref = require_safe(following.get("GIT_TAG", "master"), origin)
     if "GIT_SUBMODULES" in values:
         rest = values[values.index("GIT_SUBMODULES") + 1 :]
         taken = itertools.takewhile(lambda value: not _KEYWORD.fullmatch(value), rest)
         modules = tuple(filter(None, taken))
-    # FetchContent_Populate takes a folder in place of a download only if the source was declared.
-    pinnable = bool(ref) and call.command == "fetchcontent_declare"
-    return Declaration(require_safe(name, origin), url, ref, origin, modules, pinnable)
+    return Declaration(
+        require_safe(name, origin),
+        next(iter(methods.values())),
+        ref,
+        origin,
+        modules,
+        # FetchContent_Populate takes a folder in place of a download only of a declared source.
+        pinnable=bool(ref) and call.command == "fetchcontent_declare",
+    )
 
 
 def check_vendored(
@@ -380,10 +384,10 @@ def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
     if entry is None:
         return f"{url} at {ref} is not in the lock"
     pinned_commit = entry.commit if _COMMIT.fullmatch(ref) else ref
-    if (entry.url, entry.ref, pinned_commit) != (declaration.url, ref, ref):
-        locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
-        return f"CMake asks for {url} at {ref}; the lock names {locked}"
-    return ""
+    if (entry.url, entry.ref, pinned_commit) == (declaration.url, ref, ref):
+        return ""
+    locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
+    return f"CMake asks for {url} at {ref}; the lock names {locked}"
 
 
 def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
@@ -403,14 +407,6 @@ def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
         }
 
 
-def vendored_defines(trees: Iterable[str]) -> dict[str, str]:
-    """
-    Return the CMake cache entries with which FetchContent asks no host and takes the sources named
-    *trees* from their folders.
-    """
-    folders = {
-        f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": f"{{build}}/{VENDORED_FOLDER % name.lower()}"
-        for name in trees
-    }
-    disconnected = {"FETCHCONTENT_FULLY_DISCONNECTED": "ON"}
-    return {**disconnected, "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}", **folders}
+def vendored_folder(name: str) -> str:
+    """Return the folder of a source in the build folder, as FetchContent itself would choose it."""
+    return f"{DEPS}/{name.lower()}-src"

@@ -24,6 +24,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -170,13 +171,17 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     Raises:
         file-invalid: As `spec`.
     """
-    own = spec(context.project).forks[fork]
-    arch = context.project.spec.arch
-    variables = {name: value.replace("{arch}", arch) for name, value in own.variables.items()}
-    own = msgspec.structs.replace(own, variables=variables)
-    if context.project.fork(fork).build != "graft":
+    project, own = context.project, spec(context.project).forks[fork]
+    own = msgspec.structs.replace(
+        own,
+        variables={
+            name: value.replace("{arch}", project.spec.arch)
+            for name, value in own.variables.items()
+        },
+    )
+    if project.fork(fork).build != "graft":
         return own
-    targets = context.targets or context.project.fork(fork).targets or own.core_targets or ("all",)
+    targets = context.targets or project.fork(fork).targets or own.core_targets or ("all",)
     chosen = msgspec.structs.replace(
         own, targets=("all",) if "all" in targets else tuple(sorted(set(targets)))
     )
@@ -267,6 +272,11 @@ class Toolchain(msgspec.Struct, frozen=True):
         if self.libraries:
             return self.libraries / "nvidia" / "cu13"
         return next(iter(self.root.glob("lib/python3.*/site-packages/nvidia/cu13")))
+
+    @property
+    def mounts(self) -> dict[Path, str]:
+        """The folders that build programs read, each with its name in a sandbox."""
+        return {self.root: "tools", **({self.libraries: "target"} if self.libraries else {})}
 
     def tool(self, name: str) -> Path:
         """Return the path of the program *name*."""
@@ -375,17 +385,17 @@ def install(
         UV_FIND_LINKS="",
         UV_LINK_MODE="hardlink",
     )
-    uv, options = find_uv_bin(), ["--python", str(root / "bin" / "python")]
+    run = partial(process.run, log=log, env=env)
+    uv = find_uv_bin()
     with console.step(f"{title}: {len(wheels)} locked wheels"):
         files = pylock.download(context.store, wheels, offline=context.offline)
         if machine:
             tags = f"{machine}-manylinux_2_{pylock.GLIBC}"
             options = ["--target", str(root), "--python", sys.executable, "--python-platform", tags]
         else:
-            venv = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)]
-            process.run(venv, log=log, env=env)
-        command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-index", *options]
-        process.run([*command, *map(str, files)], log=log, env=env)
+            run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, root])
+            options = ["--python", str(root / "bin" / "python")]
+        run([uv, "pip", "install", "--quiet", "--no-deps", "--no-index", *options, *files])
 
 
 def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
@@ -417,8 +427,8 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
         source.write_text("".join(f"void {name}(void) {{}}\n" for name in sorted(names)))
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub)]
-        process.run([cc, *options, str(source)], log=log)
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        process.run([cc, *options, "-o", stub, source], log=log)
 
 
 # The machine that wheels are made for.
@@ -448,8 +458,9 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
                 shutil.copytree(tools.cuda / name, folder, copy_function=os.link)
             log = context.store.folder("logs") / "environment.log"
             complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
-            text = _CROSS.format(machine=machine, triple=triple(machine))
-            (root / "toolchain.cmake").write_text(text)
+            (root / "toolchain.cmake").write_text(
+                _CROSS.format(machine=machine, triple=triple(machine))
+            )
             include = Path(sysconfig.get_path("include"))
             if include.exists():
                 shutil.copytree(include, root / "python")

@@ -15,7 +15,7 @@ highest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes
-from sparkwright.core.git import Objects
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -66,7 +65,10 @@ class Workspace:
         #: The tools, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
         #: The folder, its needs and the tools, under the same names on every machine.
-        self.sandbox = Sandbox.create(self._mounts(), needed=self.settings.needs_vendored)
+        self._names = {self.folder: fork, **self.target.mounts}
+        for need in context.project.fork(fork).needs:
+            self._names[self._folder(need, "needed")] = f"needed/{need}"
+        self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_vendored)
 
     @staticmethod
     def name(context: RunContext, fork: str) -> str:
@@ -75,14 +77,6 @@ class Workspace:
 
     def _folder(self, fork: str, variant: str) -> Path:
         return self._context.store.folder("work", self._context.project.stack, fork, variant)
-
-    def _mounts(self) -> dict[Path, str]:
-        mounts = {self.folder: self._fork, self._tools.root: "tools"}
-        if self.target.libraries:
-            mounts[self.target.libraries] = "target"
-        for need in self._context.project.fork(self._fork).needs:
-            mounts[self._folder(need, "needed")] = f"needed/{need}"
-        return mounts
 
     def fill(self, tree: str) -> None:
         """
@@ -95,7 +89,7 @@ class Workspace:
         checkout = self._context.objects.checkout
         if self.settings.needs_vendored:
             for name, source in configure.fetch_vendored(self._context, self._fork).items():
-                folder = self.build / (configure.VENDORED_FOLDER % name.lower())
+                folder = self.build / configure.vendored_folder(name)
                 checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
 
@@ -108,9 +102,6 @@ class Workspace:
             source-unlocked: CMake asked for a source that the lock does not pin.
         """
         context = self._context
-        renamed = {} if self.sandbox.mounts else self._mounts()
-        prefixes = {folder.absolute(): INSIDE / name for folder, name in renamed.items()}
-        defines = reproducible_flags(self.defines(), prefixes)
         log = f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
         # CMake cannot go on with a folder of another path or another compiler.
         record = self.folder / "configured-for"
@@ -122,7 +113,9 @@ class Workspace:
                 configured = configure.configure(
                     self.source,
                     self.build,
-                    defines=self._translated(defines),
+                    defines=reproducible_flags(
+                        self.defines(), {} if self.sandbox.mounts else self._names
+                    ),
                     env=self.environment(),
                     log=context.store.folder("logs") / log,
                     targets=self.settings.named_targets,
@@ -146,18 +139,17 @@ class Workspace:
         )
 
     def _check_downloads(self, *, complete: bool) -> None:
-        locked = self._context.lock.forks[self._fork]
-        ignored = self._context.project.fork(self._fork).ignored
         configure.check_vendored(
-            self._fork, self.declarations(), locked, ignored, complete=complete
+            self._fork,
+            self.declarations(),
+            self._context.lock.forks[self._fork],
+            self._context.project.fork(self._fork).ignored,
+            complete=complete,
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of configure and compile, with the paths of the sandbox."""
-        return self._translated(self.target.environment(**self.settings.variables))
-
-    def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
-        return {name: self.sandbox.translate(value) for name, value in values.items()}
+        """Return the variables of configure and compile."""
+        return self.target.environment(**self.settings.variables)
 
     def defines(self) -> dict[str, str]:
         """
@@ -175,14 +167,24 @@ class Workspace:
                 tree = source_tree(context, need).tree
                 context.objects.checkout(tree, folder / "src", folder / "index")
             folders[f"source:{need}"] = folder / "src"
-        locked = context.lock.forks[self._fork]
+        vendored: dict[str, str] = {}
+        if self.settings.needs_vendored:
+            fetched = context.lock.forks[self._fork].fetched
+            vendored = {name: configure.vendored_folder(name) for name in fetched}
         launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
             "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
             "CMAKE_MAKE_PROGRAM": str(tools.tool("ninja")),
             **self.target.defines(),
-            **configure.vendored_defines(locked.fetched if self.settings.needs_vendored else ()),
+            # FetchContent asks no host, and takes the vendored sources from their folders.
+            "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+            "FETCHCONTENT_BASE_DIR": f"{{build}}/{configure.DEPS}",
+            **{
+                f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": "{build}/"
+                + configure.vendored_folder(name)
+                for name in vendored
+            },
             **self.settings.defines,
         }
         try:
@@ -198,7 +200,7 @@ class Workspace:
             ) from None
 
 
-def reproducible_flags(defines: dict[str, str], paths: Mapping[Path, Path]) -> dict[str, str]:
+def reproducible_flags(defines: dict[str, str], names: Mapping[Path, str]) -> dict[str, str]:
     """
     Return the CMake entries *defines* with the compiler flags that keep folders and process ids out
     of objects.
@@ -214,15 +216,15 @@ def reproducible_flags(defines: dict[str, str], paths: Mapping[Path, Path]) -> d
     `Sandbox.create` gives them.
 
     Args:
-        paths: Folder → its name in objects, if programs see it by another one; empty in a sandbox
-            with fixed names.
+        names: Folder → its name below `INSIDE` in objects, if programs see it by another one; empty
+            in a sandbox with fixed names.
     """
     # GCC takes the last mapping that fits, so inner folders come after outer ones. A blank, a comma
     # or such would end the option.
     host = [
-        f"-ffile-prefix-map={source}={name}"
-        for source, name in sorted(paths.items())
-        if not re.search(r"[\s,;=$\"'\\]", str(source))
+        f"-ffile-prefix-map={folder}={INSIDE / name}"
+        for folder, name in sorted(names.items())
+        if not re.search(r"[\s,;=$\"'\\]", str(folder))
     ]
     added = {
         "CMAKE_C_FLAGS": host,
@@ -300,24 +302,15 @@ def version_label(context: RunContext, source: SourceTree) -> str:
         file-invalid: pylock.toml does not lock one CUDA release.
     """
     needs = (source_tree(context, need) for need in context.project.fork(source.fork).needs)
-    spec = context.project.spec
-    parts = (spec.label, patch_set(context.objects, (source, *needs)), pylock.cuda(context.project))
-    return ".".join(filter(None, parts))
-
-
-def patch_set(objects: Objects, trees: Iterable[SourceTree]) -> str:
-    """
-    Return the name of the changes by patches and rules in *trees*: ``p`` and eight hex digits, or
-    ``p0`` without changes.
-
-    It follows from the effect, path by path with the blob before and after, not from the patch
-    files: a git source and an sdist of the same release have the same name, and so has a series
-    whose comments were reworded.
-    """
+    # The patch set follows from the effect, path by path with the blob before and after, not from
+    # the patch files: a git source and an sdist of the same release have the same, and so has a
+    # series whose comments were reworded.
     options = ["-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
     changes = {}
-    for tree in trees:
-        if raw := objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
+    for tree in (source, *needs):
+        if raw := context.objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
             changes[tree.fork] = sha256_bytes(raw)
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
-    return f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
+    patches = f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
+    parts = (context.project.spec.label, patches, pylock.cuda(context.project))
+    return ".".join(filter(None, parts))

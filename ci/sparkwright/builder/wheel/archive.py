@@ -14,7 +14,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -90,11 +90,8 @@ class WheelName(msgspec.Struct, frozen=True):
         return f"{self.distribution}-{self.version}.dist-info"
 
     @classmethod
-    def of(cls, filename: str, version: str = "") -> WheelName:
-        """
-        Return the parts of *filename*, with another *version* if one is given; raise
-        `wheel-invalid` if it is no wheel's name.
-        """
+    def of(cls, filename: str) -> WheelName:
+        """Return the parts of *filename*; raise `wheel-invalid` if it is no wheel's name."""
         try:
             parse_wheel_filename(filename)
         except InvalidWheelFilename as error:
@@ -102,7 +99,7 @@ class WheelName(msgspec.Struct, frozen=True):
                 "wheel-invalid", f"{filename} is not the name of a wheel.", details=[str(error)]
             ) from error
         parts = filename.removesuffix(".whl").split("-")
-        return cls(parts[0], version or parts[1], "-".join(parts[-3:]))
+        return cls(parts[0], parts[1], "-".join(parts[-3:]))
 
 
 def labelled(version: str, label: str) -> str:
@@ -249,7 +246,7 @@ def rewrite(
     remove: Collection[str] = (),
     version_files: Collection[str] = (),
     requires: Mapping[str, str] | None = None,
-    dist_info: Mapping[str, bytes] | None = None,
+    dist_info: Callable[[WheelName], Mapping[str, bytes]] = lambda _: {},
 ) -> Path:
     """
     Write to *folder* the wheel *base* with another version, and with some members replaced, added
@@ -259,7 +256,7 @@ def rewrite(
         version: The new version; METADATA, the names of its folders and *version_files* follow it.
         platform: The new platform tag, if it changes.
         requires: Requirements that change; see `change_requirements`.
-        dist_info: Files of the new ``.dist-info`` by their path in it.
+        dist_info: Returns the files of the ``.dist-info`` of the new wheel by their path in it.
 
     Returns:
         The new wheel's path.
@@ -283,7 +280,7 @@ def rewrite(
         for name in version_files:
             text = (changed.get(name) or source.read(name)).decode()
             changed[name] = _restate(text, old.version, version, name).encode()
-        changed |= {f"{old.info}/{name}": data for name, data in (dist_info or {}).items()}
+        changed |= {f"{old.info}/{name}": data for name, data in dist_info(new).items()}
         head, gap, body = source.read(f"{old.info}/METADATA").partition(b"\n\n")
         if re.findall(rb"(?mi)^Version: *(.*?)\r?$", head) != [old.version.encode()]:
             raise WheelError(

@@ -12,7 +12,6 @@ version and has a provider whose architecture the device runs.
 from __future__ import annotations
 
 import collections
-import platform
 import re
 import shlex
 import shutil
@@ -191,14 +190,12 @@ def inputs(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> 
     """Return the inputs of the wheel: name for people → digest."""
     stack, folder = context.project.stack, context.project.build_folder
     calls = [(module.call, module.arguments, module.arch) for module in spec.modules]
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
     parts: dict[str, object] = {
         sources.filename: sources.sha256,
         f"build/{stack}/aot.yaml": (spec.distribution, calls),
         f"build/{stack}/pylock.toml": sha256_file(folder / "pylock.toml"),
         f"forks/{stack}/stack.yaml": context.project.spec.arch,
-        "this machine": here,
-        "--target": context.machine,
+        **pipeline.machine_inputs(context),
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: content_key("input", part) for name, part in parts.items()}
@@ -225,8 +222,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
             return pipeline.put(context, spec.distribution, key, path, sources.tree)
 
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
-        parts = inputs(context, spec, sources)
-        return pipeline.reuse(context, spec.distribution, parts, make)
+        return pipeline.reuse(context, spec.distribution, inputs(context, spec, sources), make)
 
 
 def _dist_info(
@@ -277,11 +273,10 @@ class AotBuilder:
     ) -> None:
         self._context, self._tools, self._spec, self._wheel = context, tools, spec, wheel
         self._target = toolchain.target(context, tools)
-        name = context.named(spec.distribution)
-        self.folder = context.store.folder("work", context.project.stack, name)
-        mounts = {self.folder: spec.distribution, tools.root: "tools"}
-        mounts |= {self._target.libraries: "target"} if self._target.libraries else {}
-        self._sandbox = Sandbox.create(mounts)
+        self.folder = context.store.folder(
+            "work", context.project.stack, context.named(spec.distribution)
+        )
+        self._sandbox = Sandbox.create({self.folder: spec.distribution, **self._target.mounts})
 
     def generate(self) -> tuple[AotModule, ...]:
         """
@@ -291,30 +286,29 @@ class AotBuilder:
             module-unknown: FlashInfer does not generate one.
             module-unknown, module-arch, file-invalid: As `check`.
         """
-        objects = self._context.objects
+        objects, project = self._context.objects, self._context.project
+        source, build = self.folder / "src", self.folder / "build"
         with zip_file(self._wheel) as wheel:
             members = zip_members(wheel, self._wheel.name).items()
-            files = ((name, REGULAR, wheel.read(info)) for name, info in members)
-            tree = objects.store_files(files)
+            tree = objects.store_files((name, REGULAR, wheel.read(info)) for name, info in members)
         # Equal files keep their times, which ninja compares.
-        objects.checkout(tree, self.folder / "src", self.folder / "index")
-        build, inside = self.folder / "build", self._sandbox.sandbox_path
+        objects.checkout(tree, source, self.folder / "index")
         calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
         script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
-        paths = (inside(path) for path in (script, self.folder / "src", build))
-        project, arch = self._context.project, self._context.project.spec.arch
+        generators = msgspec.json.encode(calls).decode()
         log = f"{project.stack}-{self._spec.distribution}-generate.log"
-        with console.step(f"generate FlashInfer's modules for {arch}"):
+        with console.step(f"generate FlashInfer's modules for {project.spec.arch}"):
             self._sandbox.run(
-                [inside(self._tools.python), "-I", *paths, msgspec.json.encode(calls).decode()],
+                [self._tools.python, "-I", script, source, build, generators],
                 log=self._context.store.folder("logs") / log,
                 env=self._environment(),
                 failure=partial(BuildError, "module-unknown"),
                 what=f"FlashInfer does not generate the modules of {project.stack}'s aot.yaml.",
             )
-        text = (build / "modules.json").read_bytes()
-        modules = msgspec.json.decode(text, type=tuple[AotModule, ...])
-        check(modules, self._spec, arch)
+        modules = msgspec.json.decode(
+            (build / "modules.json").read_bytes(), type=tuple[AotModule, ...]
+        )
+        check(modules, self._spec, project.spec.arch)
         return modules
 
     def compile(self, modules: Sequence[AotModule]) -> dict[AotModule, bytes]:
@@ -323,17 +317,19 @@ class AotBuilder:
         is refused, or no library is made of one.
         """
         context, fork = self._context, self._spec.fork
-        folder = ninja.BuildFolder(
+        ninja.BuildFolder(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
+        ).compile((), Costs.of(context, fork))
+        return graft.read_libraries(
+            self.folder / "build", {module: module.path for module in modules}
         )
-        folder.compile((), Costs.of(context, fork))
-        paths = {module: module.path for module in modules}
-        return graft.read_libraries(self.folder / "build", paths)
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
         compiler = shlex.join(toolchain.compiler_command(self._context))
-        own = {
+        user = self._target.environment().items()
+        return {
+            **{name: text for name, text in user if not _UNWANTED.fullmatch(name)},
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
             "FLASHINFER_NVCC_LAUNCHER": launcher,
@@ -345,9 +341,6 @@ class AotBuilder:
             "CC": compiler,
             "CXX": compiler,
         }
-        base = self._target.environment()
-        variables = {name: text for name, text in base.items() if not _UNWANTED.fullmatch(name)}
-        return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 
 
 def check(modules: Sequence[AotModule], spec: AotSpec, arch: str) -> None:
@@ -400,8 +393,7 @@ def pack(
     with zip_file(sources) as opened:
         head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
         texts = {name: opened.read(name) for name in opened.namelist() if name.startswith(licenses)}
-    base = archive.WheelName(spec.package, origin.version, f"py3-none-{PLATFORM}_{context.machine}")
-    tag = graft.platform_tag(base.filename, libraries.values())
+    tag = graft.platform_tag(f"{PLATFORM}_{context.machine}", libraries.values())
     name = archive.WheelName(spec.package, origin.version, f"py3-none-{tag}")
     # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
     by_arch = {
@@ -409,9 +401,10 @@ def pack(
         for (code,) in sorted({module.codes for module in libraries})
     }
     fields = {"arch": context.project.spec.arch, "version": origin.version}
-    package = _PACKAGE.format(modules=by_arch, distribution=spec.distribution, **fields)
     files = {f"{spec.package}/jit_cache/{module.path}": data for module, data in libraries.items()}
-    files[f"{spec.package}/__init__.py"] = package.encode()
+    files[f"{spec.package}/__init__.py"] = _PACKAGE.format(
+        modules=by_arch, distribution=spec.distribution, **fields
+    ).encode()
     added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
     added |= dist_info.contents(name)
     lines = "".join(

@@ -183,17 +183,18 @@ def write(
     Raises:
         target-mismatch: See `platform_tag`.
     """
-    version = archive.labelled(archive.WheelName.of(base.name).version, label)
+    official = archive.WheelName.of(base.name)
+    libraries = [changed[name] for name in manifest.libraries]
     return archive.rewrite(
         base,
         folder,
-        version=version,
-        platform=platform_tag(base.name, [changed[name] for name in manifest.libraries]),
+        version=archive.labelled(official.version, label),
+        platform=platform_tag(official.tag.rpartition("-")[2], libraries),
         replace=changed,
         remove=manifest.removed,
         version_files=settings.version_files,
         requires=manifest.requires,
-        dist_info=dist_info.contents(archive.WheelName.of(base.name, version)),
+        dist_info=dist_info.contents,
     )
 
 
@@ -247,15 +248,14 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
         ) from error
 
 
-def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
+def platform_tag(tag: str, libraries: Iterable[bytes]) -> str:
     """
-    Return the platform tag of a wheel on which *libraries* run, at least that of *base*; tags other
-    than ``manylinux`` stay.
+    Return the platform tag of a wheel with *libraries*, raised from *tag* if they need a newer
+    system; tags other than ``manylinux`` stay.
 
     Raises:
         target-mismatch: A library needs a newer libstdc++ than any tag promises.
     """
-    tag = archive.WheelName.of(base).tag.rpartition("-")[2]
     match = elf.MANYLINUX.fullmatch(tag)
     if not match:
         return tag

@@ -107,13 +107,12 @@ def build_by_backend(
                 f"{fork}'s build backend made {len(wheels)} wheels instead of one.",
                 details=[f"full log: {log}"],
             )
-        version = archive.labelled(archive.WheelName.of(wheels[0].name).version, label)
         return archive.rewrite(
             wheels[0],
             output,
-            version=version,
+            version=archive.labelled(archive.WheelName.of(wheels[0].name).version, label),
             version_files=settings.version_files,
-            dist_info=dist_info.contents(archive.WheelName.of(wheels[0].name, version)),
+            dist_info=dist_info.contents,
         )
 
 
