@@ -82,7 +82,7 @@ def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         began = time.monotonic()
-        facts = host_info.facts(tmp_path, address, f"{address}vllm.git")
+        facts = doctor.machine_facts(tmp_path, address, f"{address}vllm.git")
 
         assert time.monotonic() - began < host_info.PATIENCE + 1
     assert facts.keys() == SPARK.keys()

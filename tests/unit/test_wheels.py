@@ -33,7 +33,6 @@ from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Tool
 from sparkwright.builder.wheel import archive, flashinfer_aot, graft, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
-from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput, document
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import process, strict_yaml
@@ -238,7 +237,7 @@ def test_a_backend_that_makes_no_wheel_is_refused(
     tree = run.objects.store_files([("pyproject.toml", REGULAR, PYPROJECT), ("backend.py", REGULAR, backend)])
     source = SourceTree("flashinfer", GIT.source, tree, tree, (), ())
     with refusal("build-failed", match=words) as caught:
-        source_wheel.build_by_backend(run, source, "t", DistInfoFiles(b"", SbomInput()), tmp_path)
+        source_wheel.build_by_backend(run, source, "t", lambda _: {}, tmp_path)
     assert "full log: " in caught.value.details[-1]
     assert not [*tmp_path.rglob("*.whl")]
 
@@ -308,19 +307,19 @@ OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", 
 PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568)
 GIT = SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
 FOLDER = FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True)
-PARTS = SbomInput(
-    source=GIT,
-    needs=(SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
-    bases=(("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
-    vendored={
+PARTS: dict[str, Any] = {
+    "source": GIT,
+    "needs": (SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
+    "bases": (("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
+    "vendored": {
         "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved", kind="fetchcontent"),
         "third/party": VendoredLock("https://git.example/p.git", "v1", COMMIT, "b" * 40, kind="submodule"),
     },
-    tools=(("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),
-    compiled={"vllm/_C.abi3.so": "5" * 64},
-    inherited={"vllm/_D.abi3.so": "6" * 64, "vllm/odd.so": ""},
-    properties={"stack": "2026.11", "cuda": "cu130"},
-)
+    "tools": (("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),
+    "compiled": {"vllm/_C.abi3.so": "5" * 64},
+    "inherited": {"vllm/_D.abi3.so": "6" * 64, "vllm/odd.so": ""},
+    "properties": {"stack": "2026.11", "cuda": "cu130"},
+}
 
 
 def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -340,13 +339,13 @@ def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
     inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
     parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, compiler="12")
 
-    assert [project for project, _, _ in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
-    assert (parts.inherited, parts.properties["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")
+    assert [project for project, _, _ in (*parts["bases"], *parts["tools"])] == ["mini-vllm", "nvidia-cuda-nvcc"]
+    assert (parts["inherited"], parts["properties"]["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")
 
 
 def test_every_part_is_named_by_hash() -> None:
-    content, parts = parsed(document(PARTS, BUILT))
-    base, tool = f"base/{PARTS.bases[0][1]}", f"tool/{PARTS.tools[0][1]}"
+    content, parts = parsed(sbom.document(BUILT, **PARTS))
+    base, tool = f"base/{PARTS['bases'][0][1]}", f"tool/{PARTS['tools'][0][1]}"
     expected: dict[str, dict[str, Any]] = {
         "wheel": {
             "name": "mini-vllm", "version": BUILT.version, "stack": "2026.11", "cuda": "cu130",
@@ -509,7 +508,7 @@ def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path
     (site := tmp_path / "site").mkdir()
     library = fatbins.library(tmp_path)
     modules = {aot_module("norm", "sm_121f"): library, aot_module("act", "sm_121f"): library, aot_module("fp4_120f", "sm_120f"): library}
-    path = flashinfer_aot.pack(tmp_path, aot_spec({}), sources, mini.context(), modules, DistInfoFiles(b"{}\n", SbomInput()))
+    path = flashinfer_aot.pack(tmp_path, aot_spec({}), sources, mini.context(), modules, lambda _: {})
     with zipfile.ZipFile(path) as wheel:
         wheel.extractall(site)
     answer = json.loads(process.output([sys.executable, "-c", LOADER.format(site=site)]))

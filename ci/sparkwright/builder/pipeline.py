@@ -20,8 +20,7 @@ from sparkwright import __version__
 from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.schedule import Costs
-from sparkwright.builder.wheel import graft, sbom, source_wheel
-from sparkwright.builder.wheel.archive import CompiledUnit
+from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -106,7 +105,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     compiler: str = ""
     isolation: str = ""
     counts: dict[str, int] = {}
-    units: tuple[CompiledUnit, ...] = ()
+    units: tuple[archive.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
 
@@ -172,9 +171,9 @@ def dist_info(
     source: SourceTree,
     base: FileLock | None = None,
     **compiled: Any,
-) -> sbom.DistInfoFiles:
+) -> archive.DistInfo:
     """
-    Return the build record of the wheel made of *source*, and the parts for its bill of materials.
+    Return the build record and the bill of materials of the wheel made of *source*.
 
     Args:
         base: The official wheel under a graft.
@@ -200,7 +199,7 @@ def dist_info(
         inherited=manifest.base if manifest else {},
         compiler=record.compiler,
     )
-    return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
+    return sbom.dist_info(record, **parts)
 
 
 # Wheels in the store.

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+import platform
+import re
+import shutil
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import requests
 
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
-from sparkwright.core import config
+from sparkwright.core import config, process
 from sparkwright.core.console import console, size
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
@@ -28,6 +37,11 @@ CheckState = Literal["ready", "look", "missing", "not-run"]
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
+#: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("git", "g++", "aarch64-linux-gnu-g++", "ccache"), ("--version",)),
+    "docker": ("version", "--format", "{{.Server.Version}}"),
+}
 #: Fact → Debian's package, what needs it, and the state without it.
 PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
     "git": ("git", "every command", "missing"),
@@ -64,9 +78,10 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if arguments.root is None and config.checkout() is None:
         return client.doctor(arguments)
-    facts = machine(options.checkout(arguments))
-    installed = Prefix(Path(arguments.prefix)).installed()
-    return {**facts, **client.doctor(arguments)} if installed else facts
+    results = machine(options.checkout(arguments))
+    if Prefix(Path(arguments.prefix)).installed():
+        results |= client.doctor(arguments)
+    return results
 
 
 def machine(context: RunContext) -> dict[str, Any]:
@@ -79,25 +94,88 @@ def machine(context: RunContext) -> dict[str, Any]:
         # One repository stands for all upstream hosts.
         git = (fork.sources.git for fork in context.project.spec.forks.values())
         upstream = next((context.mirrored(source.url) for source in git if source), "")
-    facts = host_info.facts(context.store.root, index, upstream)
+    facts = machine_facts(context.store.root, index, upstream)
     results = [*checks(facts, context.project)]
-    rows = [
-        (
-            check.subject,
-            check.state,
-            "\n".join(
-                filter(None, (check.observed, check.meaning, check.remedy and f"→ {check.remedy}"))
-            ),
-        )
-        for check in results
-    ]
+    rows = []
+    for check in results:
+        lines = (check.observed, check.meaning, check.remedy and f"→ {check.remedy}")
+        rows.append((check.subject, check.state, "\n".join(filter(None, lines))))
     title = f"This machine and stack {context.project.stack}"
     console.table(title, ("check", "state", ""), rows, result=True)
     return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 
+def machine_facts(cache: Path, index: str, upstream: str) -> dict[str, Any]:
+    """
+    Return the facts of this machine by name, after at most `host_info.PATIENCE` seconds and a
+    little; sizes are in bytes, and the version of a program that is not installed is empty.
+
+    Args:
+        cache: The cache directory.
+        index: Address of the package index; empty to ask none.
+        upstream: Address of an upstream git repository; empty to ask none.
+    """
+    probes: dict[str, Callable[[], Any]] = {
+        **{name: partial(_tool_version, name) for name in TOOLS},
+        "gpus": host_info.gpus,
+        "package index": lambda: bool(index) and _index_answers(index),
+        "upstream host": lambda: bool(upstream) and _repository_answers(upstream),
+    }
+    results: dict[str, Any] = dict.fromkeys(probes)
+
+    def run(name: str) -> None:
+        results[name] = probes[name]()
+
+    # Daemon threads, because one that hangs in name resolution must not keep the program alive.
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in probes]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + host_info.PATIENCE
+    for thread in threads:
+        thread.join(max(0, end - time.monotonic()))
+    libc, version = platform.libc_ver()
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return {
+        **results,
+        "machine": platform.machine(),
+        "glibc": version if libc == "glibc" else "",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": process.memory_limit(),
+        "disk": shutil.disk_usage(cache).free,
+        # One package stands for all of them.
+        "part full": importlib.util.find_spec("pypi_simple") is not None,
+        "Python headers": platform.python_version() if header.exists() else "",
+    }
+
+
+def _tool_version(name: str) -> str:
+    match = re.search(r"\d+(?:\.\d+)+", host_info.command_output(name, *TOOLS[name]))
+    return match[0] if match else ""
+
+
+def _index_answers(url: str) -> bool:
+    """Return whether the index at *url* has the page of a small project that every index has."""
+    page, seconds = f"{url.rstrip('/')}/packaging/", host_info.PATIENCE - 1
+    try:
+        return requests.head(page, timeout=seconds, allow_redirects=True).ok
+    except requests.RequestException:
+        return False
+
+
+def _repository_answers(url: str) -> bool:
+    """Return whether the git repository at *url* has a HEAD, without the user's configuration."""
+    head = host_info.command_output(
+        *("git", "ls-remote", "--", url, "HEAD"),
+        GIT_TERMINAL_PROMPT="0",
+        GIT_CONFIG_GLOBAL=os.devnull,
+        GIT_CONFIG_NOSYSTEM="1",
+        GIT_SSH_COMMAND="ssh -oBatchMode=yes",
+    )
+    return bool(head)
+
+
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]:
-    """Yield what the *facts* of a machine (`host_info.facts`) mean for the stack of *project*."""
+    """Yield what the facts of a machine (`machine_facts`) mean for the stack of *project*."""
     machine, memory, disk = facts["machine"], facts["memory"], facts["disk"]
     grafts = [fork for fork in project.spec.forks.values() if fork.build == "graft"]
     yield _check(

@@ -102,6 +102,10 @@ class WheelName(msgspec.Struct, frozen=True):
         return cls(parts[0], parts[1], "-".join(parts[-3:]))
 
 
+#: Returns the files of a wheel's ``.dist-info`` by their path in it: they depend on its version.
+DistInfo = Callable[[WheelName], Mapping[str, bytes]]
+
+
 def labelled(version: str, label: str) -> str:
     """Return *version* with the local version *label* (PEP 440) in place of its own."""
     return str(Version(f"{Version(version).public}+{label}"))
@@ -246,7 +250,7 @@ def rewrite(
     remove: Collection[str] = (),
     version_files: Collection[str] = (),
     requires: Mapping[str, str] | None = None,
-    dist_info: Callable[[WheelName], Mapping[str, bytes]] = lambda _: {},
+    dist_info: DistInfo = lambda _: {},
 ) -> Path:
     """
     Write to *folder* the wheel *base* with another version, and with some members replaced, added

@@ -231,8 +231,8 @@ def _dist_info(
     spec: AotSpec,
     sources: pipeline.BuiltWheel,
     libraries: Mapping[AotModule, bytes],
-) -> sbom.DistInfoFiles:
-    """Return the build record of the wheel, and the parts for its bill of materials."""
+) -> archive.DistInfo:
+    """Return the build record and the bill of materials of the wheel."""
     hashes = {module: sha256_bytes(data) for module, data in libraries.items()}
     record = JitCacheRecord(
         sparkwright=__version__,
@@ -244,8 +244,9 @@ def _dist_info(
         modules={module.name: sha256 for module, sha256 in hashes.items()},
     )
     project = archive.WheelName.of(sources.filename).distribution.replace("_", "-")
-    parts = sbom.SbomInput(
-        bases=((project, sources.filename, sources.sha256),),
+    return sbom.dist_info(
+        record,
+        bases=[(project, sources.filename, sources.sha256)],
         tools=sbom.compilers(context),
         compiled={
             f"{spec.package}/jit_cache/{module.path}": sha256 for module, sha256 in hashes.items()
@@ -257,7 +258,6 @@ def _dist_info(
             "arch": record.arch,
         },
     )
-    return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
 
 class AotBuilder:
@@ -382,7 +382,7 @@ def pack(
     sources: Path,
     context: RunContext,
     libraries: Mapping[AotModule, bytes],
-    dist_info: sbom.DistInfoFiles,
+    dist_info: archive.DistInfo,
 ) -> Path:
     """
     Write the wheel of *libraries* to *folder*, with the version and the licences of the wheel
@@ -406,7 +406,7 @@ def pack(
         modules=by_arch, distribution=spec.distribution, **fields
     ).encode()
     added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
-    added |= dist_info.contents(name)
+    added |= dist_info(name)
     lines = "".join(
         f"{key}: {value}\n"
         for key in ("License-Expression", "License-File")

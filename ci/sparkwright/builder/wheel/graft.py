@@ -18,7 +18,6 @@ from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf
-from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_bytes
@@ -174,7 +173,7 @@ def write(
     changed: Mapping[str, bytes],
     manifest: GraftManifest,
     settings: ForkEnvironment,
-    dist_info: DistInfoFiles,
+    dist_info: archive.DistInfo,
 ) -> Path:
     """
     Write the grafted wheel to *folder*; its platform tag is raised if the libraries compiled here
@@ -194,7 +193,7 @@ def write(
         remove=manifest.removed,
         version_files=settings.version_files,
         requires=manifest.requires,
-        dist_info=dist_info.contents,
+        dist_info=dist_info,
     )
 
 

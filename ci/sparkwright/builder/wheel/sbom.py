@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -21,47 +21,20 @@ from packaging.utils import canonicalize_name
 
 from sparkwright import __version__
 from sparkwright.builder import pylock, toolchain
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, DistInfo, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, VendoredLock
 
 
-class SbomInput(msgspec.Struct, frozen=True):
+def dist_info(record: msgspec.Struct, **parts: Any) -> DistInfo:
     """
-    The parts of a wheel.
-
-    Attributes:
-        source: The built source; None for a wheel made of another wheel's files, or of the program.
-        needs: Forks whose sources were compiled with it.
-        bases: Wheels that files or libraries were taken from.
-        vendored: Sources that the build took beside the fork's own, by name in the lock.
-        tools: Compilers from the package index.
-        compiled: Libraries compiled here: member → sha256 in hex.
-        inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
-        properties: Further properties: name → value.
+    Return the files that sparkwright adds to a ``.dist-info``: the build record and the bill of
+    materials of the *parts*, which are arguments of `document`.
     """
-
-    source: SourceTree | None = None
-    needs: tuple[SourceTree, ...] = ()
-    bases: tuple[pylock.LockedWheel, ...] = ()
-    vendored: dict[str, VendoredLock] = {}
-    tools: tuple[pylock.LockedWheel, ...] = ()
-    compiled: dict[str, str] = {}
-    inherited: dict[str, str] = {}
-    properties: dict[str, str] = {}
-
-
-class DistInfoFiles(NamedTuple):
-    """The files that sparkwright adds to a ``.dist-info``."""
-
-    record: bytes
-    sbom_input: SbomInput
-
-    def contents(self, name: WheelName) -> dict[str, bytes]:
-        """Return the files of the wheel *name* by their path in its ``.dist-info``."""
-        return {BUILD_RECORD: self.record, SBOM: document(self.sbom_input, name)}
+    text = msgspec.json.format(msgspec.json.encode(record))
+    return lambda name: {BUILD_RECORD: text, SBOM: document(name, **parts)}
 
 
 def gather(
@@ -72,9 +45,9 @@ def gather(
     compiled: Mapping[str, str] | None,
     inherited: Mapping[str, str],
     **properties: str,
-) -> SbomInput:
+) -> dict[str, Any]:
     """
-    Return the parts of the wheel made of *source*.
+    Return the parts of the wheel made of *source*, as arguments of `document`.
 
     Args:
         base: The official wheel under a graft.
@@ -87,15 +60,15 @@ def gather(
         file-invalid: pylock.toml cannot be read.
     """
     project = context.project
-    return SbomInput(
-        source=source,
-        needs=tuple(source_tree(context, need) for need in project.fork(source.fork).needs),
-        bases=((base.name, base.filename, base.sha256),) if base else (),
-        vendored=_vendored_sources(context, source),
-        tools=compilers(context) if compiled is not None else (),
-        compiled=dict(compiled or {}),
-        inherited={member: _hex(digest) for member, digest in inherited.items()},
-        properties={
+    return {
+        "source": source,
+        "needs": [source_tree(context, need) for need in project.fork(source.fork).needs],
+        "bases": [(base.name, base.filename, base.sha256)] if base else [],
+        "vendored": _vendored_sources(context, source),
+        "tools": compilers(context) if compiled is not None else [],
+        "compiled": compiled or {},
+        "inherited": {member: _hex(digest) for member, digest in inherited.items()},
+        "properties": {
             "stack": project.stack,
             "fork": source.fork,
             "built": project.fork(source.fork).build,
@@ -103,7 +76,7 @@ def gather(
             "cuda": pylock.cuda(project) if compiled is not None else "",
             **properties,
         },
-    )
+    }
 
 
 def _vendored_sources(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
@@ -133,11 +106,34 @@ def _hex(recorded: str) -> str:
     return base64.urlsafe_b64decode(value + "=").hex() if method == "sha256" else ""
 
 
-def document(sbom_input: SbomInput, name: WheelName) -> bytes:
-    """Return the CycloneDX document of the wheel *name*."""
-    project, source = canonicalize_name(name.distribution), sbom_input.source
-    libraries = {"compiled": sbom_input.compiled, "base": sbom_input.inherited}
-    ancestors = [_file("base", base) for base in sbom_input.bases]
+def document(
+    name: WheelName,
+    *,
+    properties: Mapping[str, str],
+    source: SourceTree | None = None,
+    needs: Sequence[SourceTree] = (),
+    bases: Sequence[pylock.LockedWheel] = (),
+    vendored: Mapping[str, VendoredLock] | None = None,
+    tools: Sequence[pylock.LockedWheel] = (),
+    compiled: Mapping[str, str] | None = None,
+    inherited: Mapping[str, str] | None = None,
+) -> bytes:
+    """
+    Return the CycloneDX document of the wheel *name*.
+
+    Args:
+        properties: Properties of the wheel: name → value.
+        source: The built source; None for a wheel made of another wheel's files, or of the program.
+        needs: Forks whose sources were compiled with it.
+        bases: Wheels that files or libraries were taken from.
+        vendored: Sources that the build took beside the fork's own, by name in the lock.
+        tools: Compilers from the package index.
+        compiled: Libraries compiled here: member → sha256 in hex.
+        inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
+    """
+    project = canonicalize_name(name.distribution)
+    libraries = {"compiled": compiled or {}, "base": inherited or {}}
+    ancestors = [_file("base", base) for base in bases]
     pedigree: dict[str, Any] = {"ancestors": ancestors}
     if source:
         ancestors.insert(0, _upstream(source, name.version.partition("+")[0]))
@@ -152,7 +148,7 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
         "wheel",
         project,
         name.version,
-        properties=sbom_input.properties,
+        properties=properties,
         purl=_index_url(project, name.version),
         components=[
             _component(
@@ -168,10 +164,10 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
         pedigree=pedigree,
     )
     parts = [
-        *(patch for tree in (source, *sbom_input.needs) if tree for patch in _patches(tree)),
-        *(_upstream(need, "") for need in sbom_input.needs),
-        *(_vendored(*entry) for entry in sorted(sbom_input.vendored.items())),
-        *(_file("tool", tool, scope="excluded") for tool in sbom_input.tools),
+        *(patch for tree in (source, *needs) if tree for patch in _patches(tree)),
+        *(_upstream(need, "") for need in needs),
+        *(_vendored(*entry) for entry in sorted((vendored or {}).items())),
+        *(_file("tool", tool, scope="excluded") for tool in tools),
     ]
     tool = {"type": "application", "name": "sparkwright", "version": __version__}
     content: dict[str, Any] = {

@@ -16,7 +16,6 @@ import sparkwright
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.wheel import archive, sbom
-from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core import config
 from sparkwright.core.console import console
@@ -72,7 +71,7 @@ Requires-Python: >=3.8
 
 
 def build_by_backend(
-    context: RunContext, source: SourceTree, label: str, dist_info: DistInfoFiles, output: Path
+    context: RunContext, source: SourceTree, label: str, dist_info: archive.DistInfo, output: Path
 ) -> Path:
     """
     Build the wheel of *source* into *output*, its version with the local *label*.
@@ -112,12 +111,12 @@ def build_by_backend(
             output,
             version=archive.labelled(archive.WheelName.of(wheels[0].name).version, label),
             version_files=settings.version_files,
-            dist_info=dist_info.contents,
+            dist_info=dist_info,
         )
 
 
 def build_headers(
-    context: RunContext, source: SourceTree, label: str, dist_info: DistInfoFiles, output: Path
+    context: RunContext, source: SourceTree, label: str, dist_info: archive.DistInfo, output: Path
 ) -> Path:
     """
     Write the CUTLASS wheel of *source*, its version with the local *label*, to *output* and return
@@ -144,9 +143,7 @@ def build_headers(
         for path, data in context.objects.files(source.tree, folder):
             files[root.format(package=package) + path.removeprefix(folder)] = data
     metadata = _METADATA.format(name=distribution, version=name.version)
-    return archive.write(
-        output, name, files, metadata, pure=True, dist_info=dist_info.contents(name)
-    )
+    return archive.write(output, name, files, metadata, pure=True, dist_info=dist_info(name))
 
 
 # This program.
@@ -187,6 +184,6 @@ def write_program(folder: Path, *, extra: str) -> Path:
     )
     dist_info = {
         "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
-        archive.SBOM: sbom.document(SbomInput(properties={"built": "program"}), name),
+        archive.SBOM: sbom.document(name, properties={"built": "program"}),
     }
     return archive.write(folder, name, files, metadata, pure=True, dist_info=dist_info)
