@@ -17,7 +17,7 @@ import yaml
 from tests.conftest import running
 from tests.integration.conftest import Demo
 
-from sparkwright.lab import first_light
+from sparkwright.cli import first_light
 
 pytestmark = pytest.mark.toolchain
 

@@ -15,14 +15,12 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
-from sparkwright.cli import doctor, gate, main, options
+from sparkwright.cli import doctor, first_light, gate, main, options
 from sparkwright.cli.doctor import MachineCheck
-from sparkwright.cli.first_light import FirstSteps
+from sparkwright.cli.first_light import FirstSteps, StepRecord
 from sparkwright.core.errors import CommandError
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.core.verdict import Check, Verdict, not_run, passed
-from sparkwright.lab import first_light
-from sparkwright.lab.first_light import StepRecord
 
 #: A step that did not run.
 ABSENT = StepRecord("not-run", "no GPU")

@@ -34,7 +34,7 @@ from sparkwright.bench.load.vllm_bench import (
 )
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.records import Reason
-from sparkwright.bench.report import terminal
+from sparkwright.bench.report import output
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
@@ -196,7 +196,7 @@ def test_quick_look_has_the_interval_over_its_runs() -> None:
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
-    terminal.show_quick(look, "toy", "8/1 c1")
+    output.show_quick(look, "toy", "8/1 c1")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
     assert shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
 

@@ -15,7 +15,7 @@ from tests.support import browser, githubwork
 from tests.support.results import HOSTILE, bench, gate
 from tests.unit.conftest import Repository as Work
 
-from sparkwright.bench.report import page
+from sparkwright.bench.report import output
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cli import main
 from sparkwright.client.records import GateResult, Missing, Release, ReleaseFile
@@ -168,7 +168,7 @@ def test_pages_fit_a_desk_and_a_telephone_and_load_nothing(
     folder = tmp_path / "site"
     _status(folder, *_everything(story, github))
     cell = "1024/1024 c1"
-    report = page.render((bench(cell), bench(cell, quantization="AWQ"), gate(cell)))
+    report = output.render((bench(cell), bench(cell, quantization="AWQ"), gate(cell)))
     (folder / "report.html").write_text(report)
 
     assert browser.faults(folder, ("index.html", "report.html"), (1400, 390)) == []

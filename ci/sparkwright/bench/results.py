@@ -16,8 +16,6 @@ from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_bytes
 from sparkwright.core.states import State
 
-FORMAT = 3
-
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
 
@@ -239,23 +237,7 @@ class Result(msgspec.Struct, frozen=True):
     began: float = 0.0
     seconds: float = 0.0
     resumed: int = 0
-    format: int = FORMAT
-
-
-class _Head(msgspec.Struct):
-    format: int = 0
-
-
-def decode_result(data: bytes) -> Result:
-    """
-    Return the result in *data*.
-
-    Raises:
-        ValueError, msgspec.MsgspecError: It is not one, or of another format.
-    """
-    if (number := msgspec.json.decode(data, type=_Head).format) != FORMAT:
-        raise ValueError(f"the result is of format {number}; {FORMAT} is read")
-    return msgspec.json.decode(data, type=Result)
+    format: Literal[3] = 3
 
 
 def read(path: Path) -> Result:
@@ -267,8 +249,8 @@ def read(path: Path) -> Result:
     """
     data = read_bytes(path, limit=LARGEST)
     try:
-        return decode_result(data)
-    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        return msgspec.json.decode(data, type=Result)
+    except (ValueError, RecursionError) as error:
         raise FileError(
             "file-invalid",
             f"{path} is not a result that this program reads.",

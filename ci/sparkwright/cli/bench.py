@@ -23,7 +23,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report import terminal
+from sparkwright.bench.report import output
 from sparkwright.bench.results import Kind, Result
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
@@ -137,7 +137,7 @@ def bench(arguments: argparse.Namespace) -> None:
         spec = replace(spec, workloads=tuple(dict.fromkeys(cells)))
     experiment = Experiment(context, spec)
     result = experiment.result()
-    terminal.show(result)
+    output.show(result)
     path = gate.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
@@ -242,7 +242,7 @@ def quick(
         title += f", answers cut to {look.output_tokens} tokens"
     title += f", {rate:g} requests per second" if rate else ""
     title += ", answers of natural length" if natural else ""
-    terminal.show_quick(look, title, cell.name)
+    output.show_quick(look, title, cell.name)
     order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
     host = machine.fingerprint()
     facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}

@@ -1,47 +1,119 @@
-"""``sparkwright first-light``: run all that one machine can, in order, and make a page of it."""
+"""
+``sparkwright first-light``: run all that one machine can, in order, and make a page of it.
+
+A bundle holds the page, the verdicts, the facts of `doctor` and the logs of the steps. `redacted`
+takes secrets out of texts that other programs wrote.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import platform
+import re
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
 from sparkwright.bench import quick_look
+from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.records import METRICS
+from sparkwright.bench.report.view import NOT_MEASURED, number, signed
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import host_info, pipeline
 from sparkwright.builder.schedule import Costs
 from sparkwright.cli import bench, doctor, gate, options
 from sparkwright.core import process
 from sparkwright.core.console import console, duration, one_line
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import content_key, read_json, sha256_file
+from sparkwright.core.http import redact_credentials
+from sparkwright.core.pages import environment
+from sparkwright.core.states import State
+from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Verdict, worst
 from sparkwright.gates.throughput.experiment import Environment, ExperimentSpec
-from sparkwright.lab import first_light as page
-from sparkwright.lab.first_light import FirstLightError, StepRecord, redacted
+from sparkwright.release.bundle import anonymous_member
 
-#: The file of the steps that ran in an output folder, by step and inputs.
+#: Of a step: ``measured`` gives figures and decides nothing.
+StepState = State | Literal["measured"]
+
+#: Files of a run: its page, its results, the sha256 of each file of the bundle, and the bundle.
+PAGE, RESULTS = "first-light.html", "results.json"
+MANIFEST, BUNDLE = "MANIFEST.sha256", "first-light.tar.gz"
+#: The file of the finished steps in an output folder, by step and inputs.
 STEPS = "steps.json"
-NOT_MEASURED = "not measured"
 #: References of errors after which a step is not-run, and not failed.
 UNAVAILABLE = ("offline", "source-unreachable")
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
 #: Characters of the message of a step.
 LONGEST = 500
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
+#: What introduces a secret in a log, and the secret.
+_SECRET = re.compile(
+    r"""((?i:\b\w*(?:token|secret|password|passwd|api[_-]?key)\b["']?\s*[:=]\s*["']?|\bbearer\s+))"""
+    r"""[^\s"',;]+|\b(?:hf_|gh[opsu]_|github_pat_)\w{10,}"""
+)
+
+
+class FirstLightError(SparkwrightError):
+    """Not every step of a first run passed."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "first-light-failed": Advice(
+            "A step of the first run failed, or its measurement does not count. The steps that do "
+            "not need it ran, and the page shows all of them.",
+            "Correct what the step names, and run the command again: steps that passed are not "
+            "repeated.",
+        ),
+        "first-light-incomplete": Advice(
+            "No step failed, but one could not run here or decides nothing, so this is not a pass.",
+            "The page says what each step needs. Run the command again where that is there; steps "
+            "that passed are not repeated.",
+            exit_code=4,
+        ),
+    }
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """
+    What a step found.
+
+    Attributes:
+        message: One sentence.
+        verdicts: Of the gates that it ran.
+        looks: Quick looks by the launch: ``candidate``, ``baseline``, ``candidate again``.
+        files: Evidence, as paths in the output folder.
+        seconds: How long it took.
+    """
+
+    state: StepState
+    message: str
+    verdicts: tuple[Verdict, ...] = ()
+    looks: dict[str, QuickLook] = {}
+    files: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether it need not be repeated."""
+        return self.state in ("pass", "measured")
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -100,28 +172,23 @@ def first_light(arguments: argparse.Namespace) -> None:
         records = steps.run()
         about = {"stack": context.project.stack, "arch": context.project.spec.arch, **steps.facts}
         wheels = {sha256_file(path): path.name for path in steps.wheels}
-        bundle = page.write(context.store, folder, records, about, wheels)
+        bundle = write(context.store, folder, records, about, wheels)
     rows = [
         (name, record.state, duration(record.seconds), record.message)
         for name, record in records.items()
     ]
     console.table("Steps", ("step", "state", ">took", "result"), rows, result=True)
-    answers = [(question, *answer) for question, answer in page.open_questions(records).items()]
+    answers = [(question, *answer) for question, answer in open_questions(records).items()]
     console.table("Open questions", ("question", "state", "found"), answers, result=True)
-    console.result(f"page: {folder / page.PAGE}")
+    console.result(f"page: {folder / PAGE}")
     console.result(f"bundle, which you may send: {bundle}, sha256 {sha256_file(bundle)}")
     console.document({"steps": records, "bundle": str(bundle)})
-    if unfinished := {
-        name: record.state for name, record in records.items() if not record.finished
-    }:
-        failed = page.state(records) in ("fail", "invalid")
+    unfinished = [f"{n}: {record.state}" for n, record in records.items() if not record.finished]
+    if unfinished:
+        failed = state(records) in ("fail", "invalid")
         reference = "first-light-failed" if failed else "first-light-incomplete"
         what = f"{len(unfinished)} of {len(records)} steps did not pass."
-        details = [
-            f"{state}: {', '.join(name for name in unfinished if unfinished[name] == state)}"
-            for state in dict.fromkeys(unfinished.values())
-        ]
-        raise FirstLightError(reference, what, details=details)
+        raise FirstLightError(reference, what, details=unfinished)
 
 
 class FirstSteps:
@@ -187,7 +254,7 @@ class FirstSteps:
 
     def run(self) -> dict[str, StepRecord]:
         """Say how long the steps take, and run them in order; return their records."""
-        last = {key.split()[0]: record for key, record in self._earlier.items() if record.finished}
+        last = {key.split()[0]: record for key, record in self._earlier.items()}
         rows = [
             (
                 name,
@@ -209,8 +276,7 @@ class FirstSteps:
         began = time.time()
         try:
             earlier = self._earlier.get(self._key(name))
-            files = earlier.files if earlier and earlier.finished else ("none",)
-            if earlier and all((self._folder / file).is_file() for file in files):
+            if earlier and all((self._folder / file).is_file() for file in earlier.files):
                 console.note("not repeated: nothing changed since it was done")
                 return earlier
             record = work()
@@ -221,12 +287,15 @@ class FirstSteps:
             says = " ".join((f"{error.reference}: {error.what}", error.todo, *error.details))
             failure = StepRecord("fail", one_line(says, LONGEST))
             record = StepRecord("not-run", error.what) if lacks else failure
-            key = f"{name} without a result"
-        files = (*record.files, *self._logs(name, began))
-        seconds, message = time.time() - began, redacted(record.message)
-        record = replace(record, message=message, files=files, seconds=seconds)
-        self._earlier[key] = record
-        self._context.store.write(self._folder / STEPS, msgspec.json.encode(self._earlier))
+        record = replace(
+            record,
+            message=redacted(record.message),
+            files=(*record.files, *self._logs(name, began)),
+            seconds=time.time() - began,
+        )
+        if record.finished:
+            self._earlier[key] = record
+            self._context.store.write(self._folder / STEPS, msgspec.json.encode(self._earlier))
         return record
 
     def _key(self, name: str) -> str:
@@ -382,3 +451,98 @@ class FirstSteps:
                 looks[launch] = bench.quick(own, spec)
         message = f"{len(looks)} launches, one after the other; not a gate"
         return StepRecord("measured", message, looks=looks)
+
+
+def open_questions(records: Mapping[str, StepRecord]) -> dict[str, tuple[StepState, str]]:
+    """Return a state and what was found for each question that only a Spark can answer."""
+
+    def checked(step: str, *names: str) -> tuple[StepState, str]:
+        checks = [
+            check
+            for verdict in records[step].verdicts
+            for check in verdict.checks
+            if any(fnmatchcase(check.name, name) for name in names)
+        ]
+        says = "; ".join(f"{check.name}: {check.message}" for check in checks)
+        deciding = [check for check in checks if check.required] or checks
+        return worst(check.state for check in deciding), says or records[step].message
+
+    quick = records["quick"]
+
+    def compared(before: str, after: str, note: str) -> tuple[StepState, str]:
+        if not quick.looks:
+            return "not-run", quick.message
+        # The metrics that may decide come first.
+        pairs = zip(quick.looks[before].figures, quick.looks[after].figures, strict=True)
+        changes = [
+            f"{old.name} {signed(new.mean / old.mean - 1)} %"
+            for old, new in list(pairs)[: len(METRICS)]
+            if old.mean and new.mean
+        ]
+        return "measured", f"{', '.join(changes)}: {note}"
+
+    return {
+        "Does the GPU run the native E2M1 conversion?": checked("device", "fp4-conversion"),
+        "How noisy is the machine (A/A)?": compared(
+            "candidate", "candidate again", "two launches of one wheel"
+        ),
+        "Is our wheel faster than the stock one?": compared(
+            "baseline", "candidate", "one launch each; G8 decides"
+        ),
+        "Is code for 12.1f faster than for 12.0f?": (
+            "not-run",
+            "no stack has arch rules for 12.0f, and the stock wheel differs in more than that",
+        ),
+        "Which backend serves?": checked("serve", "kernels-*", "backends", "line-*"),
+    }
+
+
+def write(
+    store: Store,
+    folder: Path,
+    records: Mapping[str, StepRecord],
+    about: Mapping[str, str],
+    wheels: Mapping[str, str],
+) -> Path:
+    """
+    Write the page, the results and the bundle of a run to *folder*, and return the bundle.
+
+    Args:
+        about: Facts of the machine and the stack, by name.
+        wheels: The sha256 of each wheel → its file name.
+    """
+    results = {"about": about, "wheels": wheels, "steps": records}
+    results["questions"] = open_questions(records)
+    data = msgspec.json.encode({"schema": 1, "sparkwright": __version__, **results})
+    store.write(folder / RESULTS, msgspec.json.format(data, indent=1) + b"\n")
+    page = environment("sparkwright.cli").get_template("first_light.html")
+    shown = {"version": __version__, "duration": duration, "number": number}
+    store.write(folder / PAGE, page.render(**results, **shown, state=state(records)).encode())
+    evidence = {name for record in records.values() for name in record.files}
+    names = [PAGE, RESULTS, *sorted(evidence)]
+    lines = [f"{sha256_file(folder / name)}  {name}\n" for name in names]
+    store.write(folder / MANIFEST, "".join(lines).encode())
+    with store.replacing(folder / BUNDLE) as temporary, tarfile.open(temporary, "w:gz") as archive:
+        for name in (MANIFEST, *names):
+            archive.add(folder / name, f"first-light/{name}", filter=anonymous_member)
+    return folder / BUNDLE
+
+
+def state(records: Mapping[str, StepRecord]) -> State:
+    """Return the worst state of the steps; a step that measured counts as a pass."""
+    states = (record.state for record in records.values())
+    return worst("pass" if step == "measured" else step for step in states)
+
+
+def redacted(log: str) -> str:
+    """
+    Return *log* without credentials: those of URLs, values of variables whose names say so, and
+    what looks like a token; and without the home folder and the name of this machine.
+    """
+    secrets = {v for n, v in os.environ.items() if _SECRET_NAME.search(n) and len(v) > 5}
+    for secret in sorted(secrets, key=len, reverse=True):
+        log = log.replace(secret, "***")
+    log = _SECRET.sub(lambda match: f"{match[1] or ''}***", redact_credentials(log))
+    for name, label in ((str(Path.home()), "~"), (platform.node(), "HOST")):
+        log = re.sub(rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])", label, log) if name else log
+    return log

@@ -251,20 +251,20 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show results of measurements, or write a page of them."""
     # These load matplotlib.
     from sparkwright.bench import results
-    from sparkwright.bench.report import page, terminal
+    from sparkwright.bench.report import output
 
     context, target = options.checkout(arguments), arguments.html
     measured = [results.read(path) for path in arguments.files]
     if target and target.resolve() in map(Path.resolve, arguments.files):
         raise UsageError("usage", f"{target} is one of the results and would be overwritten.")
     if target:
-        context.store.write(target.absolute(), page.render(measured).encode())
+        context.store.write(target.absolute(), output.render(measured).encode())
         console.result(str(target.absolute()))
     else:
         for result in measured:
-            terminal.show(result)
+            output.show(result)
         if len(measured) > 1:
-            terminal.compare_all(measured)
+            output.show_compared(measured)
     names = ("kind", "state", "says", "culprits")
     shown = [
         {"file": str(path), **{name: getattr(result, name) for name in names}}

@@ -15,7 +15,7 @@ from sparkwright import __version__
 from sparkwright.bench.report import charts
 from sparkwright.bench.report.charts import Chart
 from sparkwright.bench.report.view import FIGURES, Value, View
-from sparkwright.bench.results import decode_result
+from sparkwright.bench.results import Result
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks.drift import Drift, Line
 from sparkwright.cherry_picks.ledger import Record, load_ledger
@@ -232,7 +232,7 @@ class StatusPage:
         if file is None:
             return
         try:
-            result = decode_result(index.read(file, LARGEST_EVIDENCE))
+            result = msgspec.json.decode(index.read(file, LARGEST_EVIDENCE), type=Result)
         except (ValueError, RecursionError) as error:
             what = f"{file.name} is not a result."
             raise FileError("file-invalid", what, details=[str(error)[:300]]) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.results import CellResult, Result, Series, decode_result
+from sparkwright.bench.results import CellResult, Result, Series
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
     GateResult,
@@ -87,7 +87,8 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
     }
     try:
         ladder = verdict_file.read(files["verdicts"]) if "verdicts" in files else None
-        throughput = decode_result(files["throughput"]) if "throughput" in files else None
+        data = files.get("throughput")
+        throughput = msgspec.json.decode(data, type=Result) if data is not None else None
         if ladder and throughput and ladder.states.get("G8", "not-run") != "not-run":
             verdict_file.require_evidence(ladder, files["throughput"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -18,8 +18,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report.compare import Column, shape_of
-from sparkwright.bench.report.view import Value, View, shift
+from sparkwright.bench.report.view import Column, Value, View, shape_of, shift
 from sparkwright.core.pages import clean
 from sparkwright.core.states import State
 

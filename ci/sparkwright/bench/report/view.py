@@ -1,25 +1,26 @@
-"""The result of an experiment as values and tables, and what it lacks."""
+"""Results of experiments as values and tables: what was measured, what it supports and lacks."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadCurve, LoadResult
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.bench.report import text
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.console import duration
 from sparkwright.core.pages import Table
 from sparkwright.core.states import SIGNS
 
+#: Stands where a record holds no number.
+NOT_MEASURED = "not measured"
 #: Smallest and largest number that a machine may have given.
 _LEAST, _MOST = 1e-9, 1e12
 #: Headings of the metrics.
@@ -35,6 +36,52 @@ FIGURES = (
     ">tok/s each", ">tok/s all", ">TTFT, ms",
     ">each: 95 % interval", ">all: 95 % interval", ">TTFT: 95 % interval",
 )  # fmt: skip
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return *value* with that many significant digits, and thousands apart."""
+    if value is None:
+        return NOT_MEASURED
+    if not math.isfinite(value):
+        return "∞"
+    size = math.floor(math.log10(abs(value))) if value else 0
+    if -4 <= size < 9:
+        return f"{value:,.{max(0, digits - 1 - size)}f}"
+    return f"{value:.{digits - 1}e}"
+
+
+def quantity(value: float | None, metric: Metric) -> str:
+    """Return *value* of a record in the unit of *metric*, without the unit."""
+    return number(value if value is None else value * METRICS[metric][2])
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return *share* (0.02) as ``2.0 %``."""
+    return f"{100 * share:,.{digits}f} %"
+
+
+def signed(share: float) -> str:
+    """Return a change (0.02) in percent without the unit, as ``+2.00``."""
+    return f"{100 * share:+,.2f}"
+
+
+def interval(ends: Sequence[float | None], write: Callable[[float], str]) -> str:
+    """Return two *ends*, each as *write* gives it; a dash where one is unknown."""
+    known = [write(end) for end in ends if end is not None]
+    return " … ".join(known) if len(known) == len(ends) else "–"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return *values* as a curve from 0 to the largest, two of them in a character."""
+    means = [(first + second) / 2 for first, second in zip(values[::2], values[1::2], strict=True)]
+    most = max(means) or 1.0
+    return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * mean / most)] for mean in means)
+
+
+def moment(second: float) -> str:
+    """Return *second* since 1970 as ``2026-11-22 02:40:07 UTC``; empty for 0 and absurd ones."""
+    known = 0 < second < 253_402_300_800
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(second)) if known else ""
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -67,7 +114,7 @@ class Value(msgspec.Struct, frozen=True):
     @property
     def interval(self) -> str:
         """The interval, and what it rests on, as text."""
-        return f"{text.interval((self.low, self.high), text.number)}, {self.blocks} blocks"
+        return f"{interval((self.low, self.high), number)}, {self.blocks} blocks"
 
 
 def plausible(value: float) -> bool:
@@ -98,12 +145,12 @@ class Shift(msgspec.Struct, frozen=True):
         """What the interval supports."""
         if self.low is None or self.high is None:
             return "too few blocks for a statement"
-        gain = text.percent(1 / (1 + (self.high if self.high < 0 else self.low)) - 1)
+        gain = percent(1 / (1 + (self.high if self.high < 0 else self.low)) - 1)
         if self.high < 0:
             return f"at least {gain} faster"
         if self.low > 0:
-            return f"at least {text.percent(self.low)} slower"
-        return f"no difference shown: {gain} faster to {text.percent(self.high)} slower"
+            return f"at least {percent(self.low)} slower"
+        return f"no difference shown: {gain} faster to {percent(self.high)} slower"
 
 
 def shift(series: Series) -> Shift | None:
@@ -131,7 +178,7 @@ class View:
     def title(self) -> str:
         """What was measured, in a word."""
         result = self.result
-        return result.recipe or result.model or result.candidate.label or "no name"
+        return result.recipe or result.model or result.candidate.label
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -156,7 +203,7 @@ class View:
         values = (tpot.inverse if tpot else None, rate, ttft.milliseconds if ttft else None)
         if not any(values):
             return ()
-        medians = (text.number(value.median if value else None) for value in values)
+        medians = (number(value.median if value else None) for value in values)
         return (*medians, *(value.interval if value else "–" for value in values))
 
     def _counted(self, cell: CellResult, side: Side = "candidate") -> list[Measurement]:
@@ -167,17 +214,17 @@ class View:
     def _loads(self, cell: CellResult, side: Side = "candidate") -> list[LoadResult]:
         return [leg.run for leg in self._counted(cell, side) if leg.run]
 
-    @cached_property
-    def curves(self) -> dict[str, LoadCurve]:
+    @property
+    def _curves(self) -> dict[str, LoadCurve]:
         """Cell → how its last measurement of the candidate that counts went over time."""
         last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
         return {name: curve for name, run in last.items() if (curve := run.curve())}
 
-    @cached_property
+    @property
     def tables(self) -> list[Table]:
         """The tables that have rows."""
         speeds = self._compared() if self.result.baseline else self._measured()
-        tables = (speeds, self._percentiles(), over_time(self.curves))
+        tables = (speeds, self._percentiles(), over_time(self._curves))
         return [table for table in tables if table.rows]
 
     def _measured(self) -> Table:
@@ -188,8 +235,8 @@ class View:
             ends = [end and end * METRICS[metric][2] for end in (series.low, series.high)]
             rows.append(
                 (
-                    cell.name, SHORT[metric], text.quantity(series.candidate, metric),
-                    text.interval(ends, text.number), f"{series.launches}",
+                    cell.name, SHORT[metric], quantity(series.candidate, metric),
+                    interval(ends, number), f"{series.launches}",
                     self._bandwidth(cell, metric),
                 )
             )  # fmt: skip
@@ -205,15 +252,15 @@ class View:
             change = conclusion = "–"
             if moved:
                 ratio = 1 / (1 + moved.mean) if METRICS[metric][3] else 1 + moved.mean
-                change, conclusion = text.signed(ratio - 1), moved.conclusion
+                change, conclusion = signed(ratio - 1), moved.conclusion
             ends = [end and end - 1 for end in (series.low, series.high)]
             rows.append(
                 (
-                    cell.name, f"{sign}{SHORT[metric]}", text.quantity(series.baseline, metric),
-                    text.quantity(series.candidate, metric), change,
-                    text.interval(ends, text.signed), f"{series.launches}",
+                    cell.name, f"{sign}{SHORT[metric]}", quantity(series.baseline, metric),
+                    quantity(series.candidate, metric), change,
+                    interval(ends, signed), f"{series.launches}",
                     series.conclusion or conclusion,
-                    text.percent(series.sigma, 2) if series.sigma else "–",
+                    percent(series.sigma, 2) if series.sigma else "–",
                     self._bandwidth(cell, metric),
                 )
             )  # fmt: skip
@@ -233,7 +280,7 @@ class View:
         share = _median([cell.bandwidth_share(leg) for leg in self._counted(cell)])
         if share is None or metric != "tpot":
             return ""
-        return f"{text.percent(share, 0)} of {text.number(cell.ceiling)} tok/s"
+        return f"{percent(share, 0)} of {number(cell.ceiling)} tok/s"
 
     def _percentiles(self) -> Table:
         rows = []
@@ -242,10 +289,10 @@ class View:
             if loads := self._loads(cell, side):
                 for title, names in _PERCENTILES.items():
                     values = [_median([getattr(load, name) for load in loads]) for name in names]
-                    figures = (text.number(value and 1000 * value) for value in values)
+                    figures = (number(value and 1000 * value) for value in values)
                     rows.append((cell.name, f"{prefix}{title}", *figures))
                 rate = _median([load.requests_per_second for load in loads])
-                rows.append((cell.name, f"{prefix}requests, 1/s", text.number(rate), "–", "–"))
+                rows.append((cell.name, f"{prefix}requests, 1/s", number(rate), "–", "–"))
         note = (
             "TPOT: time per token; TTFT: time to the first token; ITL: gap between events, each of "
             "several tokens with speculation. Medians over the measurements that count."
@@ -261,18 +308,17 @@ class View:
                 continue
             shot, run = leg.after or leg.before, leg.run
             figures = (
-                text.quantity(getattr(run, metric) or None, metric) if run else "–"
-                for metric in METRICS
+                quantity(getattr(run, metric) or None, metric) if run else "–" for metric in METRICS
             )
             machine = (shot.temperature, shot.sm_clock) if shot else (None, None)
-            accepted = text.percent(leg.speculation.acceptance) if leg.speculation else "–"
+            accepted = percent(leg.speculation.acceptance) if leg.speculation else "–"
             state = "counts" if leg.counts else "repeated" if leg.discarded else "does not count"
             reasons = [f"{reason.reference}: {reason.message}" for reason in leg.reasons]
             rows.append(
                 (
                     f"{leg.block}", leg.side, f"{leg.launch}", f"{leg.attempt}",
-                    text.moment(leg.began), *figures,
-                    *(text.number(value) if value else "–" for value in machine),
+                    moment(leg.began), *figures,
+                    *(number(value) if value else "–" for value in machine),
                     accepted, "; ".join((state, *reasons)),
                 )
             )  # fmt: skip
@@ -282,7 +328,7 @@ class View:
         )  # fmt: skip
         return Table(cell.name, heads, rows, 0)
 
-    @cached_property
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """What the result rests on, by name."""
         result, band = self.result, self.result.bandwidth
@@ -298,18 +344,18 @@ class View:
             "Blocks": f"{blocks} of at most {result.blocks}" if result.blocks else f"{blocks}",
             "Measurements": f"{sum(leg.counts for leg in result.legs)} of {len(result.legs)} count",
             "Load generator": "; ".join(filter(None, (result.generator, *result.qualified))),
-            "Read bandwidth": f"{text.number(band.gigabytes)} GB/s, {band.origin}" if band else "",
-            "Measured": f"{text.moment(result.began)}, {took}{resumed}" if result.began else "",
+            "Read bandwidth": f"{number(band.gigabytes)} GB/s, {band.origin}" if band else "",
+            "Measured": f"{moment(result.began)}, {took}{resumed}" if result.began else "",
             "Policy, sha256": result.policy,
             **result.host,
         }
         if result.baseline:
-            number = f"gate number {result.attempt} of this wheel and recipe"
-            facts["Margin"] = f"a pass excludes slowdowns of {text.percent(result.margin)}"
-            facts["Error rate α"] = f"{text.percent(result.alpha)}, {number}"
+            attempt = f"gate number {result.attempt} of this wheel and recipe"
+            facts["Margin"] = f"a pass excludes slowdowns of {percent(result.margin)}"
+            facts["Error rate α"] = f"{percent(result.alpha)}, {attempt}"
         return [(name, value) for name, value in facts.items() if value]
 
-    @cached_property
+    @property
     def gaps(self) -> list[str]:
         """What was not measured, or not well enough, in a sentence each."""
         return list(self._gaps()) if self.result.legs else ["Nothing was measured."]
@@ -320,7 +366,7 @@ class View:
             machine = gpu if gpu not in ("", "none") else "a machine without a GPU"
             yield f"Not a GB10: these are figures of {machine}, not of a Spark."
         if band is None or band.origin != "measured":
-            yield f"Read bandwidth: {band.origin if band else text.NOT_MEASURED}."
+            yield f"Read bandwidth: {band.origin if band else NOT_MEASURED}."
         if not result.qualified:
             yield "Load generator: not checked against a server of known times."
         if not any(leg.before for leg in result.legs):
@@ -351,8 +397,8 @@ def over_time(curves: dict[str, LoadCurve]) -> Table:
     """Return tokens and requests over the time of a load, by workload."""
     rows = [
         (
-            cell, f"{curve.seconds:,.0f}", text.blocks(curve.tokens), f"{max(curve.tokens):,.0f}",
-            text.blocks(curve.requests),
+            cell, f"{curve.seconds:,.0f}", sparkline(curve.tokens), f"{max(curve.tokens):,.0f}",
+            sparkline(curve.requests),
         )
         for cell, curve in curves.items()
     ]  # fmt: skip
@@ -365,3 +411,96 @@ def _median(values: Sequence[float | None]) -> float | None:
     """Return the median of the plausible *values*; None without any."""
     plain = [value for value in values if value is not None and plausible(value)]
     return statistics.median(plain) if plain else None
+
+
+#: Prompt, answer and concurrency.
+Shape = tuple[int, int, int]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A side of a result, and the name that distinguishes it from the other columns."""
+
+    name: str
+    view: View
+    side: Side
+
+    def cell(self, shape: Shape) -> CellResult | None:
+        """Return the workload of that *shape*; None if it was not measured."""
+        cells = (cell for cell in self.view.result.cells if shape_of(cell) == shape)
+        return next(cells, None)
+
+    def value(self, shape: Shape, metric: Metric) -> Value | None:
+        """Return *metric* of the workload of that *shape*; None if it was not measured."""
+        cell = self.cell(shape)
+        return self.view.value(cell, metric, self.side) if cell else None
+
+
+def shape_of(cell: CellResult) -> Shape:
+    """Return what distinguishes the workload of *cell*."""
+    return cell.prompt, cell.answer, cell.concurrency
+
+
+def columns(views: Sequence[View]) -> list[Column]:
+    """Return the configurations of *views*, each with its own name."""
+    result = []
+    for position, view in enumerate(views, 1):
+        for side in view.sides:
+            own = view.result.baseline if side == "baseline" else None
+            label = (own or view.result.candidate).label
+            mark = " (baseline)" if side == "baseline" else ""
+            name = " ".join(filter(None, (f"#{position}", view.result.quantization, label)))
+            result.append(Column(f"{name}{mark}", view, side))
+    return result
+
+
+def comparisons(views: Sequence[View]) -> list[Table]:
+    """Return all configurations, and the candidate of the first result against each other."""
+    configurations = columns(views)
+    first, *others = (column for column in configurations if column.side == "candidate")
+    return [_all(configurations), *(_pair(first, other) for other in others)]
+
+
+def _all(configurations: Sequence[Column]) -> Table:
+    """Return a row for each configuration that measured a workload, workload by workload."""
+    cells = {shape_of(cell): cell.name for col in configurations for cell in col.view.result.cells}
+    rows = []
+    for shape, name in sorted(cells.items()):
+        for column in configurations:
+            cell = column.cell(shape)
+            if cell and (figures := column.view.figures(cell, column.side)):
+                rows.append((name, column.name, *figures))
+    note = "Medians over blocks; of each user, and of all users together."
+    return Table("All configurations", ("Workload", "Configuration", *FIGURES), rows, 5, note)
+
+
+def _pair(ours: Column, theirs: Column) -> Table:
+    """Return what the intervals of two results support, per token."""
+    first, other = ours.view.result, theirs.view.result
+    shifts = {}
+    for cell in first.cells:
+        a, b = (column.value(shape_of(cell), "tpot") for column in (ours, theirs))
+        if a and b:
+            shifts[cell.name] = _shift(a, b)
+    faster = sum(each.high is not None and each.high < 0 for each in shifts.values())
+    slower = sum(each.low is not None and each.low > 0 for each in shifts.values())
+    note = (
+        f"Per token, faster in {faster} and slower in {slower} of {len(shifts)} workloads; nothing "
+        "is shown for the others. Sessions of their own: drift between them is not in the "
+        "intervals."
+    )
+    names = ("gpu", "driver", "kernel", "memory")
+    if differ := [name for name in names if first.host.get(name) != other.host.get(name)]:
+        note += f" Not the same machine or software: {', '.join(differ)} differ."
+    if first.model != other.model:
+        note += f" Other checkpoints: {first.model} and {other.model}."
+    rows = [(name, each.conclusion) for name, each in shifts.items()]
+    title = f"{ours.name} against {theirs.name}"
+    return Table(title, ("Workload", "What it supports"), rows, 2, note)
+
+
+def _shift(ours: Value, theirs: Value) -> Shift:
+    """Return how much slower *ours* is, with the farthest ends that both intervals allow."""
+    mean = ours.median / theirs.median - 1
+    if ours.low is None or ours.high is None or theirs.low is None or theirs.high is None:
+        return Shift(mean)
+    return Shift(mean, ours.low / theirs.high - 1, ours.high / theirs.low - 1)
