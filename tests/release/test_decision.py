@@ -511,9 +511,10 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write_result(tmp_path / path.name, case.result)
     found = decision.read_results(path, tmp_path)
     assert (found.ladder, found.throughput) == (case.ladder, case.result)
-    for other in (replace(case.result, seconds=1.0), replace(case.result, format=9)):
+    others = ((replace(case.result, seconds=1.0), "verdict-hollow"), (replace(case.result, format=9), "evidence-invalid"))
+    for other, reference in others:
         made.write_result(tmp_path / path.name, other)
-        with refusal("verdict-hollow", match="agree"):
+        with refusal(reference):
             decision.read_results(path, tmp_path)
 
 
