@@ -89,7 +89,7 @@ def test_a_rule_that_does_not_match_one_place_lists_the_near_misses(text: str, f
 
 
 def test_two_rules_have_names_and_lists_of_their_own(tmp_path: Path) -> None:
-    with refusal("rule-mismatch", match="another rule changes"):
+    with refusal("rule-mismatch", match="Rule again matches 0 places"):
         rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
     (path := tmp_path / "archs.yaml").write_text(strict_yaml.dump(ArchRules(rules=(RULE, RULE))))
     with refusal("file-invalid", match="two rules of one name"):

@@ -17,7 +17,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +36,8 @@ from sparkwright.forks.context import RunContext
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
 #: with the GPU on a GB10.
 SHARE = 0.85
-#: The compiler calls of the last run that ended, in the folder ``launch``.
-FINISHED = "finished.jsonl"
+#: The compiler calls of this run, and of the last one that ended, in the folder ``launch``.
+CALLS, FINISHED = "calls.jsonl", "finished.jsonl"
 
 #: Lines of the compiler that an error repeats; the log has all.
 _LINES = 25
@@ -126,14 +126,13 @@ class BuildFolder:
         log = f"{context.project.stack}-{context.named(fork)}-compile.log"
         self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._inside, self._launch = sandbox.sandbox_path(self._path), work / "launch"
-        self._calls = self._launch / "calls.jsonl"
+        self._launch = work / "launch"
         self._env = {
             **cache_variables(context, env, None if sandbox.mounts else context.store.root),
             "NINJA_STATUS": "[%f/%t] ",
-            "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
+            "SPARKWRIGHT_CALLS": str(self._launch / CALLS),
             # Not into a /tmp that may be memory; and the next run finds and removes them here.
-            "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
+            "TMPDIR": str(self._launch / "tmp"),
         }
 
     def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:
@@ -151,17 +150,17 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            order = schedule.write_schedule(
+            jobs = schedule.write_schedule(
                 self._path,
-                self._inside,
+                self._sandbox.sandbox_path(self._path),
                 lambda path: costs.expected(path.removeprefix(self._source)),
                 self._cores,
                 self._megabytes,
-            )
-            title = f"compile {self._name}: {order.jobs} at once, {self._megabytes / 1000:.0f} GB"
+            ).jobs
+            title = f"compile {self._name}: {jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
-                    self._make(targets, order.jobs)
+                    self._make(targets, jobs)
             finally:
                 calls = self._collect(costs)
         work = [call.seconds for call in calls if not call.hit]
@@ -173,13 +172,10 @@ class BuildFolder:
 
     def _make(self, targets: Sequence[str], jobs: int) -> None:
         """Build *targets* with ninja; retry units that were killed for memory once, each alone."""
-        while failed := self._ninja(["-j", str(jobs), *targets]):
-            self._refuse_uncompiled(failed)
-            names = ", ".join(edge.name for edge in failed)
+        while killed := self._ninja(["-j", str(jobs), *targets]):
+            names = ", ".join(edge.name for edge in killed)
             console.warn(f"killed for memory, and compiled again alone: {names}")
-            failed = self._ninja(["-j", "1", *(edge.output for edge in failed)])
-            self._refuse_uncompiled(failed)
-            for edge in failed:
+            for edge in self._ninja(["-j", "1", *(edge.output for edge in killed)]):
                 raise self._error(
                     "memory-exceeded",
                     f"The compiler of {edge.name} was killed for memory twice.",
@@ -187,20 +183,17 @@ class BuildFolder:
                     f"budget: {self._megabytes / 1000:.1f} GB (--memory)",
                 )
 
-    def _refuse_uncompiled(self, failed: Sequence[FailedEdge]) -> None:
-        """Raise `compile-failed` for the first of *failed* that was not killed for memory."""
-        for edge in failed:
-            if not _KILLED.search(edge.text):
-                raise self._error("compile-failed", f"{edge.name} does not compile.", edge)
-
     def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
-        """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
+        """
+        Run ninja, and return the edges that were killed for memory; raise `compile-failed` if
+        another one failed, or ninja itself.
+        """
         lines: list[str] = []
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
         # a ninja that is ended by the latter leaves its compilers behind.
-        command = [
-            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
-            *("-C", str(self._inside), *options, "-f", schedule.SCHEDULE),
+        command: list[str | Path] = [
+            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", self._program),
+            *("-C", self._path, *options, "-f", schedule.SCHEDULE),
         ]
         with console.progress("steps", 0) as progress:
 
@@ -221,23 +214,37 @@ class BuildFolder:
                     what=f"{self._name} does not compile.",
                 )
             except BuildError as error:
-                failed = list(failed_edges("\n".join([*lines, ""]), self._source))
+                failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
                     raise
+                for edge in failed:
+                    if not _KILLED.search(edge.text):
+                        raise self._error(
+                            "compile-failed", f"{edge.name} does not compile.", edge
+                        ) from error
                 return failed
         return []
 
+    def _failed_edges(self, text: str) -> list[FailedEdge]:
+        """Return the failed edges in the *text* that ninja printed, in their order."""
+        failed = []
+        for output, command, printed in _FAILED.findall(text):
+            unit = _SOURCE.search(command)
+            name = unit[1].removeprefix(self._source) if unit else output
+            failed.append(FailedEdge(output, name, printed))
+        return failed
+
     def _collect(self, costs: Costs) -> list[CompilerCall]:
         """Add the recorded calls to *costs*, set their file aside, and return them."""
-        self._calls.touch()
-        calls = []
-        for line in self._calls.read_bytes().splitlines():
+        record, calls = self._launch / CALLS, []
+        record.touch()
+        for line in record.read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError):  # cut off, by a full disk for example
                 call = msgspec.json.decode(line, type=CompilerCall)
                 unit = call.unit.removeprefix(self._source)
                 calls.append(msgspec.structs.replace(call, unit=unit))
         costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
-        self._calls.replace(self._launch / FINISHED)
+        record.replace(self._launch / FINISHED)
         return calls
 
     @staticmethod
@@ -247,24 +254,10 @@ class BuildFolder:
         return BuildError(reference, what, details=[*lines, *details], data={"unit": edge.name})
 
 
-def failed_edges(text: str, source: str) -> Iterator[FailedEdge]:
-    """
-    Yield the failed edges in the *text* that ninja printed, in their order.
-
-    Args:
-        source: The beginning of paths that are relative to the source tree.
-    """
-    for output, command, printed in _FAILED.findall(text):
-        unit = _SOURCE.search(command)
-        yield FailedEdge(output, unit[1].removeprefix(source) if unit else output, printed)
-
-
 # The compiler cache.
 
 #: The one setting of the user that reaches a build; it may hold a password.
 REMOTE = "CCACHE_REMOTE_STORAGE"
-#: The path of ccache, for `sparkwright.builder.launcher`.
-PROGRAM = "SPARKWRIGHT_CCACHE"
 
 
 def cache_variables(
@@ -289,7 +282,7 @@ def cache_variables(
         return clean
     compilers = toolchain.code_generators(context)
     settings = {
-        PROGRAM: program,
+        "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
         "CCACHE_MAXSIZE": wanted.size,

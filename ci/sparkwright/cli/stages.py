@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,8 @@ HARNESS_EXCLUDED = ("nltk", "rouge-score", "sqlitedict", "tiktoken", "word2numbe
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the stages."""
-    for name, run in {
-        "lock": lock,
-        "fetch": fetch,
-        "apply": apply,
-        "plan": plan,
-        "build": build,
-        "audit": audit,
-    }.items():
-        parsers[name].set_defaults(run=run)
+    for run in (lock, fetch, apply, plan, build, audit):
+        parsers[run.__name__].set_defaults(run=run)
     for name in ("plan", "build", "audit"):
         parsers[name].add_argument(
             "--target",
@@ -153,8 +146,10 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             lock_vendored(context, fork)
         except SparkwrightError as error:
-            what = f"{error.what} ({error.reference})"
-            console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
+            console.warn(
+                f"{fork}: not all sources of FetchContent were read: {error.what} "
+                f"({error.reference})"
+            )
     written = read_lock(project)
     unresolved = resolve.unresolved(context.project, written)
     for line in unresolved:
@@ -202,24 +197,28 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
     FetchContent would download.
     """
     spec, locked = context.project.fork(fork), context.lock.forks[fork]
-
-    def below(sources: Container[str]) -> dict[str, VendoredLock]:
-        """Return the entries of *sources*, and of their submodules (``name/path``)."""
-        return {n: entry for n, entry in locked.vendored.items() if n.split("/")[0] in sources}
-
-    fetched = below(locked.fetched)
-    entries = {name: entry for name, entry in locked.vendored.items() if name not in fetched}
-    for declaration in declared:
-        name = declaration.name
-        if name in spec.ignored or not declaration.pinnable:
-            continue
-        if configure.mismatch(declaration, locked.fetched.get(name)):
-            source = VendoredLock(
-                declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
-            )
-            entries |= resolve.pin(context, spec, name, source, declaration.modules)
-        else:
-            entries |= below([name])
+    wanted = [
+        declaration
+        for declaration in declared
+        if declaration.name not in spec.ignored and declaration.pinnable
+    ]
+    changed = [
+        declaration
+        for declaration in wanted
+        if configure.mismatch(declaration, locked.fetched.get(declaration.name))
+    ]
+    stay = {declaration.name for declaration in wanted if declaration not in changed}
+    # A source may have submodules (``name/path``).
+    entries = {
+        name: entry
+        for name, entry in locked.vendored.items()
+        if (top := name.split("/")[0]) in stay or top not in locked.fetched
+    }
+    for declaration in changed:
+        source = VendoredLock(
+            declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+        )
+        entries |= resolve.pin(context, spec, declaration.name, source, declaration.modules)
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
 
 
@@ -230,15 +229,8 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     for fork in context.forks:
         source = sources.fetch(context, fork)
         fetched.append(source)
-        rows.append(
-            [
-                fork,
-                source.kind,
-                source.origin,
-                source.tree[:12],
-                "" if source.resolved else "unresolved",
-            ]
-        )
+        resolved = "" if source.resolved else "unresolved"
+        rows.append([fork, source.kind, source.origin, source.tree[:12], resolved])
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
                 context.store, base.name, base.filename, base.sha256, offline=context.offline
@@ -363,14 +355,16 @@ def _again(context: RunContext, wheels: list[Path]) -> int:
     from sparkwright.audit import reproduce
 
     # Refuse unusable wheels before hours are spent on the others.
-    records = [(path, reproduce.read_record(path)) for path in wheels]
-    contexts = [reproduce.rebuild_context(context, path, record) for path, record in records]
+    records = {path: reproduce.read_record(path) for path in wheels}
+    contexts = {
+        path: reproduce.rebuild_context(context, path, record) for path, record in records.items()
+    }
     rebuilds = []
-    for own, (path, record) in zip(contexts, records, strict=True):
+    for path, own in contexts.items():
         rules = policy.load(own.project.audit_file, own.project.spec.arch)
         separate = reproduce.separate_store(own)
         with console.step(f"build {path.name} again, elsewhere"), separate as other:
-            rebuilds.append(reproduce.reproduce(other, path, record, rules))
+            rebuilds.append(reproduce.reproduce(other, path, records[path], rules))
     console.document({"rebuilds": rebuilds})
     for rebuild in rebuilds:
         reproduce.raise_for_difference(rebuild)

@@ -19,7 +19,7 @@ range of bytes; every other byte stays as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -136,8 +136,8 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the places of *pattern* in *tree*, each as ``path:line``."""
         excluded = [f":(exclude,literal){path}" for path in self.exempt]
         command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
-        output = objects.run(command, check=False)[1].decode("utf-8", "replace")
-        return [":".join(line.split(":")[1:3]) for line in output.splitlines()]
+        lines = objects.run(command, check=False)[1].decode("utf-8", "replace").splitlines()
+        return [":".join(line.split(":")[1:3]) for line in lines]
 
 
 class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,9 +237,14 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     commands, arguments = list[CMakeCommand](), list[Argument]()
     # Each as its text and the offset of the command that opens it.
     scopes = list[tuple[str, int]]()
-    name, start, opening, depth = "", 0, 0, 0
-    for token in _tokens(text, origin):
-        kind = str(token.lastgroup)
+    name, position, start, opening, depth = "", 0, 0, 0, 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            _refuse_cmake(text, origin, position)
+        kind, position = str(token.lastgroup), token.end()
+        if token["blank"] is not None:
+            continue
         if depth == 0 and kind == "unquoted" and not name:
             name, start = token[0].lower(), token.start()
         elif depth == 0 and token[0] == "(" and name:
@@ -267,18 +272,6 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     return tuple(commands)
 
 
-def _tokens(text: str, origin: str) -> Iterator[re.Match[str]]:
-    """Yield the tokens of *text* without blanks and comments."""
-    position = 0
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
-            _refuse_cmake(text, origin, position)
-        if token["blank"] is None:
-            yield token
-        position = token.end()
-
-
 def _refuse_cmake(text: str, origin: str, position: int) -> NoReturn:
     line = text.count("\n", 0, position) + 1
     raise BuildError(
@@ -287,13 +280,6 @@ def _refuse_cmake(text: str, origin: str, position: int) -> NoReturn:
         details=[f"{origin}:{line}: {text.splitlines()[line - 1].strip()[:100]}"],
         todo="Compare the file with upstream's.",
     )
-
-
-def replace_arguments(data: bytes, values: Mapping[Argument, str]) -> bytes:
-    """Return *data* with each of these arguments replaced by its new value."""
-    for argument in sorted(values, key=lambda argument: argument.start, reverse=True):
-        data = data[: argument.start] + values[argument].encode() + data[argument.end :]
-    return data
 
 
 # The rewrite.
@@ -305,7 +291,7 @@ def rewrite(
     """
     Return the changed files, and the sites in the order of *rules*.
 
-    Every rule reads the text as upstream wrote it, so their order does not matter.
+    No two rules can change one list: the second would not find what it expects there.
 
     Args:
         read: Returns the bytes of a file of the source tree, None if there is no such file.
@@ -315,28 +301,21 @@ def rewrite(
         rule-mismatch: A rule does not match exactly one place, has no effect, or
             its file is missing or malformed.
     """
-    values: dict[str, dict[Argument, str]] = {}
+    changed: dict[str, bytes] = {}
     sites: list[Site] = []
     for rule in rules:
-        text = read(rule.file)
-        if text is None:
+        data = changed.get(rule.file) or read(rule.file)
+        if data is None:
             raise BuildError(
                 "rule-mismatch",
                 f"Rule {rule.name} is for {rule.file}, which the source tree does not have.",
                 details=[rule.file],
             )
-        command = _match(rule, parse_cmake(text, rule.file))
+        command = _match(rule, parse_cmake(data, rule.file))
         argument = command.arguments[rule.argument]
-        if argument in values.setdefault(rule.file, {}):
-            raise BuildError(
-                "rule-mismatch",
-                f"Rule {rule.name} changes a list that another rule changes.",
-                details=[f"{rule.file}:{command.line}"],
-            )
         after = ";".join([*filter(None, [argument.text]), *rule.append])
-        values[rule.file][argument] = after
+        changed[rule.file] = data[: argument.start] + after.encode() + data[argument.end :]
         sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
-    changed = {file: replace_arguments(read(file) or b"", new) for file, new in values.items()}
     return changed, tuple(sites)
 
 
@@ -351,10 +330,9 @@ def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
     }
     matches = [command for command, mismatch in candidates.items() if not mismatch]
     if len(matches) != 1:
-        what = f"matches {len(matches)} places in {rule.file} instead of 1"
         raise BuildError(
             "rule-mismatch",
-            f"Rule {rule.name} {what}.",
+            f"Rule {rule.name} matches {len(matches)} places in {rule.file} instead of 1.",
             details=[
                 f"{rule.file}:{command.line}: {mismatch or 'matches'}"
                 for command, mismatch in candidates.items()
