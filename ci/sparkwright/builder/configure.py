@@ -146,8 +146,9 @@ def configure(
         *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={build / TRACE}"),
         *(f"--trace-source={name}" for name in ("CMakeLists.txt", *sorted(scripts))),
     ]
-    failure = partial(BuildError, "configure-failed")
-    sandbox.run(command, env=env, log=log, failure=failure, what=what)
+    sandbox.run(
+        command, env=env, log=log, failure=partial(BuildError, "configure-failed"), what=what
+    )
     available = _targets(build)
     if missing := [name for name in targets if name not in available]:
         raise BuildError(
@@ -399,8 +400,10 @@ def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
             `sparkwright.forks.fetch.vendored_tree`.
     """
     locked = context.lock.forks[fork]
-    title = f"bring {len(locked.fetched)} vendored sources of {fork}"
-    with console.step(title), context.store.lock("objects"):
+    with (
+        console.step(f"bring {len(locked.fetched)} vendored sources of {fork}"),
+        context.store.lock("objects"),
+    ):
         return {
             name: fetch.vendored_tree(context, fork, name, locked.vendored)
             for name in locked.fetched

@@ -502,8 +502,10 @@ def builder_image(
     with console.step(f"builder image for {target}"):
         system, python = system_image(context, engine, base, target, "system", files)
         with tempfile.TemporaryDirectory() as folder:
-            wheels = program_wheels(context, python, Path(folder), extra="full")
-            files |= {f"wheels/{path.name}": path.read_bytes() for path in wheels}
+            files |= {
+                f"wheels/{path.name}": path.read_bytes()
+                for path in program_wheels(context, python, Path(folder), extra="full")
+            }
         hashes = {name: sha256_bytes(data) for name, data in files.items()}
         key = content_key("image", {"system": system, "files": hashes})
         image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
@@ -537,8 +539,7 @@ def system_image(
     key = content_key("image", inputs)
     system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
     lines: list[str] = []
-    script = ["python3", "-c", _DESCRIBE]
-    if run(engine, system, script, on_out=lines.append, on_err=lines.append):
+    if run(engine, system, ["python3", "-c", _DESCRIBE], on_out=lines.append, on_err=lines.append):
         raise ContainerError(
             "image-build-failed", "The Python of the image does not run.", details=lines[-10:]
         )

@@ -191,9 +191,9 @@ class BuildFolder:
         lines: list[str] = []
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
         # a ninja that is ended by the latter leaves its compilers behind.
-        command: list[str | Path] = [
-            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", self._program),
-            *("-C", self._path, *options, "-f", schedule.SCHEDULE),
+        command = [
+            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
+            *("-C", str(self._path), *options, "-f", schedule.SCHEDULE),
         ]
         with console.progress("steps", 0) as progress:
 

@@ -98,8 +98,9 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
     wheels, here = pylock.wheels(context.project), platform.python_version()
     locked = {canonicalize_name(name): WheelName.of(file).version for name, file, _ in wheels}
     try:
-        text = (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(
+            (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
+        )
         wanted = tables.get("project", {}).get("requires-python", "")
         if here not in SpecifierSet(wanted):
             yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"

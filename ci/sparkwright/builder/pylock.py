@@ -58,8 +58,10 @@ class Interpreter(msgspec.Struct, frozen=True):
             "python_version": f"{major}.{minor}",
             "python_full_version": self.version,
         }
-        newest = int(self.libc.partition(".")[2] or 17)
-        return {"environment": environment, "tags": tags((major, minor), self.machine, newest)}
+        return {
+            "environment": environment,
+            "tags": tags((major, minor), self.machine, int(self.libc.partition(".")[2] or 17)),
+        }
 
 
 def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
@@ -171,20 +173,22 @@ def _compile(store: Store, source: Path, *options: str) -> str:
     Raises:
         source-unreachable: The requirements cannot be resolved on the index.
     """
-    env = process.clean_environment(
-        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
-        UV_NO_CONFIG="1",
-        UV_FIND_LINKS="",
-        UV_INDEX_URL="",
-        UV_DEFAULT_INDEX="",
-    )
     command = [
         *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
         *("--format", "pylock.toml", "--default-index", package_index.index_url()),
         *(*options, str(source)),
     ]
     try:
-        return process.output(command, env=env)
+        return process.output(
+            command,
+            env=process.clean_environment(
+                UV_CACHE_DIR=str(store.root / "cache" / "uv"),
+                UV_NO_CONFIG="1",
+                UV_FIND_LINKS="",
+                UV_INDEX_URL="",
+                UV_DEFAULT_INDEX="",
+            ),
+        )
     except CommandError as error:
         raise SourceError(
             "source-unreachable", f"{source} cannot be resolved.", details=error.details

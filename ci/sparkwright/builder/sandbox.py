@@ -154,9 +154,10 @@ class Sandbox(msgspec.Struct, frozen=True):
         except SparkwrightError as error:
             failure = error
         # The first line is the command itself.
-        lines = log.read_text("utf-8", "replace").splitlines()[1:]
         unreached = {
-            line.strip(): match["host"] for line in lines if (match := _UNREACHED.search(line))
+            line.strip(): match["host"]
+            for line in log.read_text("utf-8", "replace").splitlines()[1:]
+            if (match := _UNREACHED.search(line))
         }
         if unreached:
             hosts = list(dict.fromkeys(filter(None, unreached.values())))
@@ -183,9 +184,8 @@ def _unshare(*, network: bool = False) -> list[str]:
 @functools.cache
 def _refusal() -> str | None:
     """Return the reason why this machine offers no new namespaces, and warn; None if it does."""
-    command = [*_unshare(), "mount", "-t", "tmpfs", "none", str(INSIDE)]
     try:
-        process.output(command, timeout=60)
+        process.output([*_unshare(), "mount", "-t", "tmpfs", "none", str(INSIDE)], timeout=60)
     except CommandError as error:
         refusal = "; ".join([error.what, *error.details])
         console.warn(f"builds have a network and other folder names on this machine: {refusal}")

@@ -317,13 +317,15 @@ class Toolchain(msgspec.Struct, frozen=True):
 
 def _tools(context: RunContext) -> Toolchain:
     """Return the stack's tools, installed or not."""
-    inputs = {
-        "wheels": pylock.wheels(context.project),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "additions": ADDITIONS,
-    }
-    key = content_key("environment", inputs)
+    key = content_key(
+        "environment",
+        {
+            "wheels": pylock.wheels(context.project),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "additions": ADDITIONS,
+        },
+    )
     return Toolchain(key, context.store.root / "environments" / key[:16])
 
 
@@ -481,15 +483,17 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
     """
     if not context.cross:
         return tools.key
-    parts = {
-        "tools": tools.key,
-        "wheels": _linked_wheels(context),
-        "compiler": compiler(context),
-        "machine": context.machine,
-        "toolchain": _CROSS,
-        "additions": ADDITIONS,
-    }
-    return content_key("target", parts)
+    return content_key(
+        "target",
+        {
+            "tools": tools.key,
+            "wheels": _linked_wheels(context),
+            "compiler": compiler(context),
+            "machine": context.machine,
+            "toolchain": _CROSS,
+            "additions": ADDITIONS,
+        },
+    )
 
 
 def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:

@@ -164,8 +164,9 @@ class Workspace:
             # One folder for all variants, updated like a workspace.
             folder = self._folder(need, "needed")
             with context.store.lock(f"needed-{context.project.stack}-{need}"):
-                tree = source_tree(context, need).tree
-                context.objects.checkout(tree, folder / "src", folder / "index")
+                context.objects.checkout(
+                    source_tree(context, need).tree, folder / "src", folder / "index"
+                )
             folders[f"source:{need}"] = folder / "src"
         vendored: dict[str, str] = {}
         if self.settings.needs_vendored:

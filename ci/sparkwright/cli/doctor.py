@@ -100,8 +100,9 @@ def machine(context: RunContext) -> dict[str, Any]:
     for check in results:
         lines = (check.observed, check.meaning, check.remedy and f"→ {check.remedy}")
         rows.append((check.subject, check.state, "\n".join(filter(None, lines))))
-    title = f"This machine and stack {context.project.stack}"
-    console.table(title, ("check", "state", ""), rows, result=True)
+    console.table(
+        f"This machine and stack {context.project.stack}", ("check", "state", ""), rows, result=True
+    )
     return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 

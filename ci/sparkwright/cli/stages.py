@@ -133,9 +133,14 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     # A checkout with stacks alone has no gates.
     if (folder / "requirements.in").exists():
         with console.step(f"lock {folder.name}"):
-            excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
-            text = pylock.resolve(context.store, folder / "requirements.in", *excluded)
-            context.store.write(folder / "pylock.toml", text.encode())
+            context.store.write(
+                folder / "pylock.toml",
+                pylock.resolve(
+                    context.store,
+                    folder / "requirements.in",
+                    *[f"--no-emit-package={name}" for name in HARNESS_EXCLUDED],
+                ).encode(),
+            )
     context.store.write(project.lock_file, render_lock(resolved).encode())
     context.store.write(project.build_folder / "pylock.toml", tools.encode())
     grafts = [fork for fork, spec in project.spec.forks.items() if spec.build == "graft"]
@@ -215,10 +220,15 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
         if (top := name.split("/")[0]) in stay or top not in locked.fetched
     }
     for declaration in changed:
-        source = VendoredLock(
-            declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+        entries |= resolve.pin(
+            context,
+            spec,
+            declaration.name,
+            VendoredLock(
+                declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+            ),
+            declaration.modules,
         )
-        entries |= resolve.pin(context, spec, declaration.name, source, declaration.modules)
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
 
 
@@ -311,8 +321,12 @@ def build(arguments: argparse.Namespace) -> int:
         hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
         wheels.append({"wheel": built, "path": str(path), "audit": audit_report})
-    columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
-    console.table("wheels", columns, rows, result=True)
+    console.table(
+        "wheels",
+        ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"],
+        rows,
+        result=True,
+    )
     for sentence in dict.fromkeys(text for audited in audits for text in audited.deviations):
         console.note(sentence)
     console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")

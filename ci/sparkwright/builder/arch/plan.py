@@ -125,20 +125,22 @@ def obtain(
     """
     fork = context.project.fork(source.fork)
     settings = toolchain.settings(context, source.fork)
-    inputs = {
-        "form": FORM,
-        "tree": source.tree,
-        "patched": source.patched,
-        "needs": {need: source_tree(context, need).tree for need in fork.needs},
-        "tools": tools.key,
-        "rules": rules_of(context, source.fork),
-        "settings": msgspec.structs.replace(settings, requires={}),
-        "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
-        "arch": context.project.spec.arch,
-        "target": toolchain.target_key(context, tools),
-        "compiler": toolchain.compiler(context),
-    }
-    key = content_key("plan", inputs)
+    key = content_key(
+        "plan",
+        {
+            "form": FORM,
+            "tree": source.tree,
+            "patched": source.patched,
+            "needs": {need: source_tree(context, need).tree for need in fork.needs},
+            "tools": tools.key,
+            "rules": rules_of(context, source.fork),
+            "settings": msgspec.structs.replace(settings, requires={}),
+            "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
+            "arch": context.project.spec.arch,
+            "target": toolchain.target_key(context, tools),
+            "compiler": toolchain.compiler(context),
+        },
+    )
     stored = context.store.get("plan", key, PlanComparison)
     if stored is None:
         stored = PlanComparison(key, *examine_both(context, tools, source))
@@ -375,9 +377,12 @@ def show(plans: PlanComparison, *, result: bool = False) -> None:
         for unit in plan.units
     ]
     rows += [(unit.code, absent, "dropped") for unit in plans.removed]
-    counts = [[*row, str(count)] for row, count in Counter(rows).most_common()]
-    columns = ["before the rules", "after", "verdict", ">units"]
-    console.table(f"{plan.fork}: CUDA units for {plan.arch}", columns, counts, result=result)
+    console.table(
+        f"{plan.fork}: CUDA units for {plan.arch}",
+        ["before the rules", "after", "verdict", ">units"],
+        [[*row, str(count)] for row, count in Counter(rows).most_common()],
+        result=result,
+    )
     reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
     reasons += [(u.source, absent, plan.drop_reason(u)) for u in plans.removed]
     if reasons:

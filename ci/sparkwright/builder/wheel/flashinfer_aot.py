@@ -189,10 +189,12 @@ def load(project: Project, fork: str) -> AotSpec | None:
 def inputs(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> dict[str, str]:
     """Return the inputs of the wheel: name for people → digest."""
     stack, folder = context.project.stack, context.project.build_folder
-    calls = [(module.call, module.arguments, module.arch) for module in spec.modules]
     parts: dict[str, object] = {
         sources.filename: sources.sha256,
-        f"build/{stack}/aot.yaml": (spec.distribution, calls),
+        f"build/{stack}/aot.yaml": (
+            spec.distribution,
+            [(module.call, module.arguments, module.arch) for module in spec.modules],
+        ),
         f"build/{stack}/pylock.toml": sha256_file(folder / "pylock.toml"),
         f"forks/{stack}/stack.yaml": context.project.spec.arch,
         **pipeline.machine_inputs(context),

@@ -90,8 +90,7 @@ def build_by_backend(
         console.step(f"build {fork} with its own backend"),
     ):
         context.objects.archive(source.tree, tree)
-        mounts = {tree: f"{fork}/src", scratch: f"{fork}/wheel", tools.root: "tools"}
-        Sandbox.create(mounts).run(
+        Sandbox.create({tree: f"{fork}/src", scratch: f"{fork}/wheel", tools.root: "tools"}).run(
             [tools.python, "-c", _HOOK, scratch, tree],
             cwd=tree,
             env=tools.environment(PIP_NO_INDEX="1", **settings.variables),
@@ -142,8 +141,14 @@ def build_headers(
     for folder, root in _FOLDERS.items():
         for path, data in context.objects.files(source.tree, folder):
             files[root.format(package=package) + path.removeprefix(folder)] = data
-    metadata = _METADATA.format(name=distribution, version=name.version)
-    return archive.write(output, name, files, metadata, pure=True, dist_info=dist_info(name))
+    return archive.write(
+        output,
+        name,
+        files,
+        _METADATA.format(name=distribution, version=name.version),
+        pure=True,
+        dist_info=dist_info(name),
+    )
 
 
 # This program.
@@ -182,8 +187,14 @@ def write_program(folder: Path, *, extra: str) -> Path:
         f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {name.version}\nRequires-Python: "
         ">=3.11\n" + "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
     )
-    dist_info = {
-        "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
-        archive.SBOM: sbom.document(name, properties={"built": "program"}),
-    }
-    return archive.write(folder, name, files, metadata, pure=True, dist_info=dist_info)
+    return archive.write(
+        folder,
+        name,
+        files,
+        metadata,
+        pure=True,
+        dist_info={
+            "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
+            archive.SBOM: sbom.document(name, properties={"built": "program"}),
+        },
+    )
