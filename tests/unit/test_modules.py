@@ -310,11 +310,11 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
 
 
 def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """A given bandwidth is given, the maker's figure is called nominal, and without one the document says that none was measured."""
+    """The maker's figure is called nominal, and the document says that none was measured."""
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
-    document = json.loads(cli("model", "inspect", *mini.words, "--json", "--batch", "4", "--bandwidth", "100", folder).stdout)
-    assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["given", "nominal"]
-    assert document["ceilings"][0]["together"] == pytest.approx(4 * 100e9 / document["step"])
+    document = json.loads(cli("model", "inspect", *mini.words, "--json", "--batch", "4", folder).stdout)
+    assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["nominal"]
+    assert document["ceilings"][0]["together"] == pytest.approx(4 * 273e9 / document["step"])
     shown = cli("model", "inspect", *mini.words, folder).stdout
     assert ("linear_attn.in_proj_qkvz" in shown, "not measured" in shown) == (True, True)
 

@@ -101,11 +101,20 @@ class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latencies: Annotated[tuple[BatchLatency, ...], Meta(min_length=1)]
 
 
-def releases(context: RunContext, fork: str) -> set[str]:
-    """Return the version of *fork* in the stack, as each of its locked sources states it."""
-    locked = context.lock.forks[fork]
-    files = {file.version for file in (locked.sdist, *locked.bases.values()) if file}
-    return files | ({locked.git.ref.removeprefix("v")} if locked.git else set())
+def faults(context: RunContext, version: str, gpu_capability: str) -> dict[str, bool]:
+    """Return whether a file for that vLLM *version* and GPU is not for the stack, by the reason."""
+    locked, arch = context.lock.forks["vllm"], context.project.spec.arch
+    releases = {file.version for file in (locked.sdist, *locked.bases.values()) if file}
+    releases |= {locked.git.ref.removeprefix("v")} if locked.git else set()
+    stated = ", ".join(sorted(releases))
+    return {
+        f"it is for SM {gpu_capability}, and the stack is for {arch}": (
+            gpu_capability != capability(arch)
+        ),
+        f"it is for vLLM {version}, and the stack has {stated}": (
+            version.partition("+")[0] not in releases
+        ),
+    }
 
 
 def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str, bytes]:
@@ -121,8 +130,7 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         tuning-present: The tree has a file of that name.
         tuning-slower: A batch was slower with the file, by the medians of its record.
     """
-    arch, result = context.project.spec.arch, dict[str, bytes]()
-    versions = releases(context, fork)
+    result: dict[str, bytes] = {}
     for path in context.tuned_files(fork):
         if path.suffix != ".json":
             if not path.with_suffix(".json").exists():
@@ -131,19 +139,14 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
         read_json(path, dict[str, str | dict[str, int]])
         match = _NAME.fullmatch(path.name)
-        faults = {
+        wrong = {
+            **faults(context, record.vllm, record.capability),
             f"its name is no file of {record.device}": (
                 not match or match["device"] != record.device
             ),
-            f"it is of SM {record.capability}, and the stack is for {arch}": (
-                record.capability != capability(arch)
-            ),
-            f"it is of vLLM {record.vllm}, and the stack has {', '.join(sorted(versions))}": (
-                record.vllm.partition("+")[0] not in versions
-            ),
             "its record states another sha256": record.sha256 != sha256_file(path),
         }
-        if details := [fault for fault, present in faults.items() if present]:
+        if details := [fault for fault, present in wrong.items() if present]:
             what = f"{path.name} is not a file for stack {context.project.stack}."
             raise TuningError("tuning-foreign", what, details=details)
         if slower := [row.tokens for row in record.latencies if not row.faster]:

@@ -21,7 +21,6 @@ from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console, size
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.forks.stack import capability
 from sparkwright.gates.core.ladder import machine_facts
 
 
@@ -49,13 +48,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default=0,
         metavar="N",
         help="context of each request, in tokens (default: 0)",
-    )
-    add(
-        "--bandwidth",
-        type=options.number(float, 0.1, 1e6, "GB/s"),
-        default=0,
-        metavar="GB/s",
-        help="memory bandwidth (default: as measured here)",
     )
     parser = parsers["model tune"]
     parser.set_defaults(run=tune)
@@ -115,11 +107,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     context, batch = options.checkout(arguments), arguments.batch
     model = checkpoint.read(arguments.model)
     audit = modules.audit(model, context=arguments.context, batch=batch)
-    measured = (
-        modules.Bandwidth(arguments.bandwidth, "given")
-        if arguments.bandwidth
-        else context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
-    )
+    measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
     _show(audit, batch, arguments.context)
     ceilings = []
     for bandwidth in filter(None, (measured, modules.GB10)):
@@ -132,7 +120,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{rate:.2f} tokens/s of a request{together}"
         )
     if not measured:
-        console.result("this machine's bandwidth: not measured; use --bandwidth")
+        console.result("this machine's bandwidth: not measured (`bench` and `gate` do)")
     document = {
         "audit": audit,
         "batch": batch,
@@ -161,22 +149,19 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     context, folder = options.checkout(arguments), arguments.model
     shards = arguments.tensor_parallel_size
     layer = modules.expert_layer(checkpoint.read(folder), shards)
-    python, wheel, arch = arguments.python, arguments.wheel, context.project.spec.arch
+    python, wheel = arguments.python, arguments.wheel
     version, gpus = wheel_identity.version(python), host_info.gpus()
-    releases = moe_configs.releases(context, "vllm")
-    details = [f"this GPU: {gpu.name}, SM {gpu.capability}" for gpu in gpus[:1]]
-    if [gpu.capability for gpu in gpus[:1]] != [capability(arch)]:
-        what = f"Files of {context.project.stack} are tuned on a GPU for {arch}."
-        raise TuningError("tuning-foreign", what, details=details or ["there is no GPU here"])
-    if version.partition("+")[0] not in releases:
-        what = f"The stack has vLLM {', '.join(sorted(releases))}, and {python} {version}."
-        raise TuningError("tuning-foreign", what)
-    if differing := wheel_identity.mismatches(python, wheel):
-        what = f"The environment of {python} does not hold the files of {wheel.name}."
-        details = [f"{file.name}: {file.how}" for file in differing[:10]]
+    faults = moe_configs.faults(context, version, gpus[0].capability if gpus else "none")
+    details = [fault for fault, present in faults.items() if present] or [
+        f"{file.name} of {wheel.name}: {file.how}"
+        for file in wheel_identity.mismatches(python, wheel)
+    ]
+    if details:
+        what = (
+            f"What is tuned by {python} on this machine is not for stack {context.project.stack}."
+        )
         raise TuningError("tuning-foreign", what, details=details)
-    source = arguments.tuner.read_bytes() if arguments.tuner else b""
-    source = source or tuning.locked_tuner(context)
+    source = arguments.tuner.read_bytes() if arguments.tuner else tuning.locked_tuner(context)
     device = modules.device_name(gpus[0].name)
     log = context.store.folder("logs") / "tune.log"
     name, content, latencies = tuning.tune(

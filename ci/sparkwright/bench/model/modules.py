@@ -87,7 +87,7 @@ class Bandwidth(msgspec.Struct, frozen=True):
     """
 
     gigabytes: float
-    origin: Literal["measured", "given", "nominal"]
+    origin: Literal["measured", "nominal"]
     device: str = ""
 
 

@@ -62,15 +62,9 @@ def tune(
         ]  # fmt: skip
         numbers = (str(ROUNDS), str(most))
         command = [str(python.absolute()), "-P", str(DRIVER), str(script), temporary, *numbers]
-        with console.progress("tune", len(batches)) as progress:
-
-            def advance(line: str) -> None:
-                console.detail(line)
-                if "Completed tuning" in line:
-                    progress.update(progress.done + 1)
-
-            variables = LaunchPlan(python, model).environment()
-            process.run([*command, *arguments], log=log, env=variables, on_line=advance)
+        variables = LaunchPlan(python, model).environment()
+        with console.step("tune"):
+            process.run([*command, *arguments], log=log, env=variables, on_line=console.detail)
         expected, written = layer.filename(device), sorted(folder.glob("E=*.json"))
         if [path.name for path in written] != [expected]:
             what = "The tuner wrote another file than this release would read here."
