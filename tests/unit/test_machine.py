@@ -24,7 +24,6 @@ from sparkwright.bench.machine.state_checks import (
     Snapshot,
     disturbances,
     normal_reasons,
-    start_reasons,
 )
 from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
@@ -83,14 +82,14 @@ def test_odd_state_is_a_reason_before_after_and_at_the_start(name: str) -> None:
     for before, after in ((odd, QUIET), (QUIET, odd), (odd, odd)):
         assert references(disturbances(before, after, NORMAL, POLICY)) == [reference]
     # Without a GPU there are no normal readings.
-    assert references(start_reasons(odd, POLICY)) == references(disturbances(odd, odd, None, POLICY)) == [reference] * ("gemv" not in changed)
+    assert references(disturbances(odd, odd, None, POLICY)) == [reference] * ("gemv" not in changed)
 
 
 @pytest.mark.parametrize(
     "shot", [QUIET, replace(QUIET, throttle_reasons=("software power cap", "sync boost")), Snapshot(1e9, 1000.0, gemv=0.00115, copy=0.0023)]
 )
 def test_quiet_machine_power_cap_and_unknown_state_are_no_reason(shot: Snapshot) -> None:
-    assert start_reasons(shot, POLICY) == disturbances(shot, shot, NORMAL, POLICY) == ()
+    assert disturbances(shot, shot, NORMAL, POLICY) == ()
 
 
 @pytest.mark.parametrize(
@@ -217,16 +216,12 @@ def test_fingerprint_names_versions_and_no_person(tmp_path: Path) -> None:
 
 
 def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 s, 2 s are idle, 3 s wait for a disk, 4 s are ours and 1 s is of others; a busy processor that we may not use is not ours."""
-    now = psutil.cpu_times()
-    zero = now._replace(**dict.fromkeys(now._fields, 0.0))
-    moments = iter([[zero, zero], [zero._replace(user=10.0), zero._replace(user=5.0, guest=5.0, idle=2.0, iowait=3.0)]])
-    own = iter([(0.0,) * 5, (2.0, 2.0, 0.0, 0.0, 99.0)])
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(moments))
+    """Of the one processor that we may use, 70 % are busy, and 50 % are ours; the time of ended children counts."""
+    own = iter([(0.0,) * 5, (0.1, 0.1, 0.05, 0.0, 99.0)])
+    monkeypatch.setattr(psutil, "cpu_percent", lambda _, percpu: [100.0, 70.0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
-    monkeypatch.setattr(monitor, "LOAD_SECONDS", 0.0)
     ours = SimpleNamespace(cpu_times=lambda: next(own))
-    assert monitor._other_load([ours]) == pytest.approx(0.1)  # type: ignore[list-item]  # as a process
+    assert monitor._other_load([ours]) == pytest.approx(0.2)  # type: ignore[list-item]  # as a process
 
 
 def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

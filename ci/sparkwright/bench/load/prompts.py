@@ -1,8 +1,8 @@
 """
-A file of real prompts for the load generator: JSON lines, or ShareGPT's JSON converted to them.
+A file of real prompts for the load generator: JSON lines, or ShareGPT's JSON.
 
 The generator reads its file whole before each run. ShareGPT has hundreds of megabytes, most of it
-answers, so its prompts are extracted once, an entry at a time.
+answers, so prompts are extracted once, an entry at a time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-import msgspec
-
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_file
@@ -22,12 +20,8 @@ from sparkwright.core.store import Store, translate_disk_full
 
 #: Characters that are read at a time, and of the longest entry (ShareGPT splits its conversations).
 CHUNK, LONGEST_ENTRY = 1 << 20, 4 << 20
-#: Characters of the shortest and the longest prompt that is used, and of all together.
+#: Characters of the shortest first turn and the longest prompt that are used, and of all together.
 SHORTEST, LONGEST, MOST = 16, 1 << 16, 256 << 20
-
-
-class _Line(msgspec.Struct):
-    prompt: str
 
 
 def prompt_file(
@@ -58,18 +52,12 @@ def prompt_file(
             details=[f"sha256 {digest}", f"not {sha256}"],
             todo="Fetch it again, or leave out --sha256 to use the file as it is.",
         )
-    with path.open("rb") as stream:
-        array = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    lines = path
+    key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
+    lines = store.folder("prompts") / f"{key}.jsonl"
     try:
-        if array:
-            key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
-            lines = store.folder("prompts") / f"{key}.jsonl"
-            if not lines.exists():
-                with translate_disk_full(lines.parent), store.replacing(lines) as output:
-                    _extract(path, output)
-        else:
-            _check_lines(path)
+        if not lines.exists():
+            with translate_disk_full(lines.parent), store.replacing(lines) as output:
+                _extract(path, output)
     except (ValueError, RecursionError) as error:
         raise FileError(
             "file-invalid",
@@ -86,18 +74,6 @@ def prompt_file(
     return lines
 
 
-def _check_lines(path: Path) -> None:
-    """Raise ValueError unless *path* has lines, each of them an object with a prompt."""
-    if not path.stat().st_size:
-        raise ValueError("there is none")
-    with path.open("rb") as stream:
-        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_ENTRY), b""), 1):
-            try:
-                msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"), type=_Line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"line {number}: {error}") from error
-
-
 def _extract(path: Path, output: Path) -> None:
     size = 0
     with path.open(encoding="utf-8-sig") as text, output.open("w", encoding="utf-8") as lines:
@@ -105,23 +81,29 @@ def _extract(path: Path, output: Path) -> None:
             if size < MOST and (prompt := _prompt(entry)):
                 size += lines.write(json.dumps({"prompt": prompt}) + "\n")
     if not size:
-        raise ValueError(f"no first turn of a person has {SHORTEST} to {LONGEST} characters")
+        raise ValueError(
+            f"no prompt or first turn of a person has {SHORTEST} to {LONGEST} characters"
+        )
 
 
 def _entries(text: TextIO) -> Iterator[Any]:
-    """Yield the elements of the JSON array in *text*; ValueError if it ends within one."""
-    decoder, buffer = json.JSONDecoder(), text.read(CHUNK)
-    at = buffer.index("[") + 1
+    """Yield the elements of a JSON array, or the values of JSON lines; ValueError for others."""
+    decoder, buffer, at = json.JSONDecoder(), text.read(CHUNK).lstrip(), 0
+    last = ""
+    if buffer.startswith("["):
+        last, at = "]", 1
     while True:
         while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
             at += 1
-        if buffer[at : at + 1] == "]":
+        if last and buffer[at : at + 1] == last:
             return
         try:
             entry, at = decoder.raw_decode(buffer, at)
         except json.JSONDecodeError:
             # It may be cut off. Reading as much again keeps the repeated parsing linear.
             more = text.read(max(CHUNK, len(buffer) - at))
+            if not (more or last or buffer[at:]):
+                return
             if not more or len(buffer) - at > LONGEST_ENTRY:
                 raise
             buffer, at = buffer[at:] + more, 0
@@ -130,12 +112,14 @@ def _entries(text: TextIO) -> Iterator[Any]:
 
 
 def _prompt(entry: Any) -> str:
-    """Return the first turn of a conversation that somebody answered; empty if it is unusable."""
-    turns = entry.get("conversations") if isinstance(entry, dict) else None
-    if not isinstance(turns, list) or len(turns) < 2 or not isinstance(turns[0], dict):
-        return ""
-    value = turns[0].get("value") if turns[0].get("from") in ("human", "user") else ""
-    if not isinstance(value, str) or not SHORTEST <= len(value.strip()) <= LONGEST:
+    """Return a prompt, or the first turn of an answered conversation; empty if it is unusable."""
+    entry = entry if isinstance(entry, dict) else {}
+    turns = entry.get("conversations")
+    answered = isinstance(turns, list) and len(turns) > 1 and isinstance(turns[0], dict)
+    person = answered and turns[0].get("from") in ("human", "user")
+    value = turns[0].get("value") if person else entry.get("prompt")
+    shortest = SHORTEST if turns else 1
+    if not isinstance(value, str) or not shortest <= len(value.strip()) <= LONGEST:
         return ""
     # Half of a surrogate pair has no UTF-8.
     return value.encode("utf-8", "replace").decode()

@@ -25,7 +25,6 @@ from sparkwright.bench.machine.state_checks import (
     Snapshot,
     disturbances,
     normal_reasons,
-    start_reasons,
 )
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
@@ -187,7 +186,8 @@ class MachineMonitor:
             self._failure = str(error)
         if self._elsewhere:
             return ()
-        reasons = start_reasons(self._state(), self.policy)
+        state = self._state()
+        reasons = disturbances(state, state, None, self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
         if readings:
@@ -271,21 +271,17 @@ def _other_load(own: Sequence[psutil.Process]) -> float:
 
     Only the processors that this program may run on count: its servers run on the same ones.
     """
-    processors = os.sched_getaffinity(0)
+    processors, before = os.sched_getaffinity(0), _cpu_seconds(own)
+    percents = psutil.cpu_percent(LOAD_SECONDS, percpu=True)
+    busy = sum(part for number, part in enumerate(percents) if number in processors) / 100
+    others = busy - (_cpu_seconds(own) - before) / LOAD_SECONDS
+    return min(1.0, max(0.0, others / len(processors)))
 
-    def cpu_seconds() -> tuple[float, float]:
-        total, busy = 0.0, 0.0
-        for number, times in enumerate(psutil.cpu_times(percpu=True)):
-            if number in processors:
-                # A guest's time is counted in its host process, too.
-                elapsed = sum(times) - times.guest - times.guest_nice
-                total, busy = total + elapsed, busy + elapsed - times.idle - times.iowait
-        for each in own:
-            with contextlib.suppress(psutil.Error):
-                busy -= sum(each.cpu_times()[:4])  # with those of ended children
-        return total, busy
 
-    total, others = cpu_seconds()
-    time.sleep(LOAD_SECONDS)
-    total_after, others_after = cpu_seconds()
-    return min(1.0, max(0.0, (others_after - others) / max(total_after - total, 0.01)))
+def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """Return the processor time of *processes* and their ended children."""
+    seconds = 0.0
+    for each in processes:
+        with contextlib.suppress(psutil.Error):
+            seconds += sum(each.cpu_times()[:4])
+    return seconds

@@ -100,7 +100,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``ci/gates/machine.yaml``, which has the source of each threshold.
 
     Attributes:
-        start_temperature: Maximum GPU temperature before a session, in degrees Celsius.
         max_temperature: Maximum around a measurement.
         discards: Measurements in a row that may be repeated because of the machine's state.
         cooldown: Seconds to wait before such a repetition.
@@ -112,7 +111,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     probe: ProbePolicy
     memory: MemoryPolicy
-    start_temperature: Positive
     max_temperature: Positive
     discards: Annotated[int, Meta(ge=0, le=100)]
     cooldown: Seconds
@@ -184,11 +182,6 @@ class Normal(msgspec.Struct, frozen=True):
         return cls(min(gemv), statistics.median(gemv), max(gemv), copy)
 
 
-def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ...]:
-    """Return the reasons against starting a session in the state of *snapshot*."""
-    return tuple(_state_reasons(snapshot, policy, policy.start_temperature))
-
-
 def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
     """
     Return the reasons not to take the first readings of a session as normal.
@@ -211,7 +204,7 @@ def disturbances(
         for snapshot in (before, after)
         for reason in (
             *_probe_reasons(snapshot, normal, policy.probe.band),
-            *_state_reasons(snapshot, policy, policy.max_temperature),
+            *_state_reasons(snapshot, policy),
         )
     }
     passed = after.monotonic - before.monotonic
@@ -236,9 +229,7 @@ def _probe_reasons(snapshot: Snapshot, normal: Normal | None, band: float) -> It
         )
 
 
-def _state_reasons(
-    snapshot: Snapshot, policy: MachinePolicy, max_temperature: float
-) -> Iterator[Reason]:
+def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason]:
     if snapshot.gpu_processes:
         yield Reason("gpu-shared", f"on the GPU: {', '.join(snapshot.gpu_processes[:5])}")
     if (load := snapshot.other_load) is not None and load > policy.max_other_load:
@@ -248,8 +239,8 @@ def _state_reasons(
         yield Reason("on-battery", "the machine runs on its battery")
     if throttling := set(snapshot.throttle_reasons).intersection(policy.throttle_reasons):
         yield Reason("throttled", ", ".join(sorted(throttling)))
-    if (celsius := snapshot.temperature) is not None and celsius > max_temperature:
-        message = f"the GPU has {celsius:.0f} °C, allowed are {max_temperature:g} °C"
+    if (celsius := snapshot.temperature) is not None and celsius > policy.max_temperature:
+        message = f"the GPU has {celsius:.0f} °C, allowed are {policy.max_temperature:g} °C"
         yield Reason("too-hot", message)
     if (available := snapshot.available) is not None and available < policy.memory.floor:
         message = f"{available} MB are available, {policy.memory.floor} MB must stay"
