@@ -44,7 +44,6 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
     cases: dict[str, list[tuple[str | list[int], int, int]]] = {
         "prompt-too-long": [([5] * 1020, 5, 0)],
         "server-refused": [("hello " * 5000, 5, 0), ([5, 99_999], 5, 0), ("x", 5, 50), ("", 5, 0), ([], 5, 0)],
-        "prompt-unreadable": [("\ud800", 5, 0)],
     }
     for reference, prompts in cases.items():
         for prompt, tokens, top in prompts:

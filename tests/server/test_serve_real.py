@@ -15,7 +15,7 @@ from tests.refusals import refusal
 from tests.support.standin import Machine, alive
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import vllm_variables
+from sparkwright.bench.server.launch import check_variables
 from sparkwright.serving import flags
 from sparkwright.serving.environment import examine
 
@@ -121,6 +121,6 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
             flags.check(recipe.flags(variant), environment)
-            vllm_variables.check(variant.variables, environment.package)
+            check_variables(variant.variables, environment.package)
     with refusal("variable-refused"):
-        vllm_variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
+        check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)

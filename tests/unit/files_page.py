@@ -18,7 +18,7 @@ from msgspec import inspect as types
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
-from sparkwright.bench.server.vllm_variables import RemovedVariable
+from sparkwright.bench.server.launch import RemovedVariable
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.moe_configs import TuningRecord
 from sparkwright.builder.schedule import ShippedFile

@@ -173,17 +173,10 @@ def test_server_without_the_requested_model_gets_no_prompt(
     assert set(server.asked) == {"/v1/models"}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reason"),
-    [
-        (tuple(range(60)), "prompt-too-long"),
-        ("half of \ud83d", "prompt-unreadable"),
-    ],
-)
-def test_prompt_without_room_or_text_is_not_sent(prompt: Any, reason: str, listen: Listen) -> None:
+def test_prompt_without_room_is_not_sent(listen: Listen) -> None:
     server = listen(completing(SOUND))
-    with invalid(reason):
-        Client(server.url).complete(prompt, max_tokens=5)
+    with invalid("prompt-too-long"):
+        Client(server.url).complete(tuple(range(60)), max_tokens=5)
     assert set(server.asked) <= {"/v1/models"}
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from sparkwright.bench.server import vllm_variables
-from sparkwright.bench.server.vllm_variables import VariableError
+from sparkwright.bench.server.launch import VariableError, check_variables
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
@@ -330,7 +329,7 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
         todo = "Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment."
         raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
     environment, own = environments.examine(python), arguments.node_address or ""
-    vllm_variables.check(variables, environment.package)
+    check_variables(variables, environment.package)
     ray.parse_address(arguments.ray_worker)
     address = [f"--address={arguments.ray_worker}", *[f"--node-ip-address={own}"] * bool(own)]
     command = ray.command(environment, *address)

@@ -15,8 +15,7 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server import vllm_variables
-from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.launch import LaunchPlan, check_variables
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import environment as environments
@@ -244,7 +243,7 @@ def _variables(
     own = recipe.variant(environment.vllm).variables if recipe else {}
     given = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
     variables = {**own, **request.variables, **{name: v for name, v in given.items() if v}}
-    vllm_variables.check(variables, environment.package)
+    check_variables(variables, environment.package)
     return variables
 
 

@@ -265,7 +265,7 @@ def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFin
     plan = recipe.plan
     cells = workloads.cells(*recipe.workloads) if workloads else ()
     for cell in cells:
-        if cell.length > plan.max_model_len:
+        if cell.prompt + cell.answer > plan.max_model_len:
             message = f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens"
             yield PreflightFinding("cell-too-long", message)
         if cell.concurrency > plan.max_num_seqs:

@@ -192,10 +192,6 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         SpecifierSet(self.vllm)
 
-    def holds(self, version: Version) -> bool:
-        """Return whether *version* is one of its releases."""
-        return SpecifierSet(self.vllm).contains(version.base_version)
-
 
 class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -253,12 +249,6 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The value in seconds, or in tokens per second for ``rate``."""
         return self._native(self.value)
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The published interval in the unit of `native`; both ends are `native` if none was."""
-        low, high = sorted(self._native(end) for end in self.runs or (self.value, self.value))
-        return low, high
-
     def _native(self, value: float) -> float:
         inverse = self.metric == "tpot" and self.unit == "tok/s"
         return 1 / value if inverse else value * FACTORS[self.unit]
@@ -277,7 +267,8 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if low is None or high is None:
             return "open"
-        least, most = self.interval[0] / (1 + margin), self.interval[1] * (1 + margin)
+        ends = [self._native(end) for end in self.runs or (self.value,)]
+        least, most = min(ends) / (1 + margin), max(ends) * (1 + margin)
         if least <= low and high <= most:
             return "holds"
         if low <= most and high >= least:
@@ -362,10 +353,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def find_variant(self, version: str) -> VersionVariant | None:
         """Return how the release *version* serves it; None if the recipe does not know that."""
         try:
-            release = Version(version)
+            release = Version(version).base_version
         except ValueError:  # also of a number with too many digits
             return None
-        return next((variant for variant in self.versions if variant.holds(release)), None)
+        variants = (variant for variant in self.versions if release in SpecifierSet(variant.vllm))
+        return next(variants, None)
 
     def variant(self, version: str) -> VersionVariant:
         """

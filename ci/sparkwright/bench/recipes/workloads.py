@@ -56,19 +56,14 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         match = _CELL.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r:.80} is not a cell; write it as 1024/1024 c8")
-        dataset, *numbers = match.groups()
-        sizes = zip(("prompt", "answer", "concurrency"), map(int, numbers), strict=True)
-        return msgspec.convert({**dict(sizes), "texts": dataset or ""}, cls)
+        texts, prompt, answer, concurrency = match.groups(default="")
+        sizes = {"prompt": prompt, "answer": answer, "concurrency": concurrency}
+        return msgspec.convert({**sizes, "texts": texts}, cls, strict=False)
 
     @property
     def name(self) -> str:
         """``1024/1024 c8``: prompt, answer and concurrency, behind the name of a dataset."""
         return f"{self.texts} {self.prompt}/{self.answer} c{self.concurrency}".strip()
-
-    @property
-    def length(self) -> int:
-        """Tokens that one request holds at its end."""
-        return self.prompt + self.answer
 
 
 class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -52,8 +52,6 @@ REASONS: Mapping[str, str] = {
     "address.",
     "prompt-too-long": "The prompt and the tokens asked for do not fit into the server's "
     "--max-model-len. Raise it, or shorten them.",
-    "prompt-unreadable": "The prompt holds half of a surrogate pair, which no tokenizer accepts. "
-    "Correct the file of prompts.",
     "usage-mismatch": "The server counts other tokens than it sent, or read another prompt than it "
     "was sent. Its figures are no measurement.",
     "not-a-number": "The server computed logarithms that are NaN or minus infinity, or whose "
@@ -448,10 +446,7 @@ class Client:
         limit: int = LARGEST,
     ) -> bytes:
         """Return the body of a reply with status 200, of *media_type* unless that is empty."""
-        try:
-            body = b"" if request is None else msgspec.json.encode(request)
-        except UnicodeEncodeError as error:
-            raise ServerInvalid("prompt-unreadable", f"the prompt is no text: {error}") from None
+        body = b"" if request is None else msgspec.json.encode(request)
         began = False
         try:
             with bounded_http.exchange(

@@ -1,15 +1,20 @@
 """
 A vLLM server that a gate starts: from a given environment, with a bounded log and known variables.
 
-It is watched while it runs, and ends with the process that started it (`subreaper`). It may run as
-another user, who can change neither the caller's files nor its memory.
+vLLM ignores a ``VLLM_`` variable that its release does not read, so a server with one would run
+otherwise than intended and is refused. A server is watched while it runs, and ends with the process
+that started it (`subreaper`). It may run as another user, who can change neither the caller's files
+nor its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
 import os
 import pwd
+import re
 import socket
 import subprocess
 import sys
@@ -17,20 +22,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 import psutil
 
 from sparkwright.bench.machine.watchdog import watch_memory
-from sparkwright.bench.server import vllm_variables, wheel_identity
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
+from sparkwright.core import config, strict_yaml
 from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.errors import Advice, SparkwrightError, UsageError
+from sparkwright.core.files import read_text, sha256_bytes
 from sparkwright.core.process import wrap_with_limits
 
 #: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
@@ -68,6 +74,67 @@ FATAL = {
 #: The script that supervises a command; neither variables of the command nor its folder change
 #: what it imports.
 SUPERVISOR = (sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py")))
+
+
+class VariableError(SparkwrightError):
+    """A server is started with a variable that it does not read as intended."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "variable-refused": Advice(
+            "A variable has a wrong value, or a name that nothing reads, so the server would run "
+            "otherwise than intended.",
+            "Correct or remove it as the lines above say; docs/reference/commands.md lists "
+            "the variables.",
+        ),
+    }
+
+
+class RemovedVariable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A variable of earlier releases.
+
+    Attributes:
+        gone: The first release, of those that were read, that does not read it.
+        now: What replaced it; empty if nothing did.
+    """
+
+    gone: str
+    now: str = ""
+
+
+@functools.cache
+def _removed() -> dict[str, RemovedVariable]:
+    path = config.root() / "ci" / "variables.yaml"
+    return strict_yaml.load(path, dict[str, RemovedVariable])
+
+
+def removed_variable(variable: str) -> str:
+    """Return what became of a *variable* that earlier releases read; empty if nothing is known."""
+    removed = _removed().get(variable)
+    now = f"; now {removed.now}" if removed and removed.now else ""
+    return f"gone since {removed.gone}{now}" if removed else ""
+
+
+def check_variables(variables: Mapping[str, str], package: Path) -> None:
+    """
+    Check the ``VLLM_`` *variables* against the table in ``envs.py`` of the installed *package*.
+
+    Raises:
+        variable-refused: vLLM does not read one, so it would change nothing.
+    """
+    table = package / "envs.py"
+    text = read_text(table) if table.exists() else ""
+    read = re.findall(r"""["'](VLLM_\w+)["']\s*:""", text)
+    unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
+    if not read or not unread:
+        return
+    details = []
+    for name in unread:
+        similar = "".join(difflib.get_close_matches(name, read, 1, 0.75))
+        hint = removed_variable(name) or (f"perhaps {similar}" if similar else "unknown")
+        details.append(f"{name}: {hint}")
+    what = f"The installed vLLM does not read {', '.join(unread)}."
+    raise VariableError("variable-refused", what, details=details)
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -144,7 +211,7 @@ class Server:
 
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
         package = wheel_identity.site_packages(plan.python) / "vllm"
-        vllm_variables.check(plan.variables, package)
+        check_variables(plan.variables, package)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
         self.plan, self.log, self.url = plan, log, f"http://127.0.0.1:{port}"

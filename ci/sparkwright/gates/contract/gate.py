@@ -17,7 +17,7 @@ import msgspec
 from packaging.specifiers import SpecifierSet
 
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
-from sparkwright.bench.server import vllm_variables
+from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
@@ -323,7 +323,7 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
     if not texts and lines.count <= len(lines.texts):
         return passed(name, message)
     samples = [Sample("log", actual=text) for text in texts or lines.texts]
-    samples += [Sample(value, vllm_variables.advice(value)) for value in lines.values]
+    samples += [Sample(value, launch.removed_variable(value)) for value in lines.values]
     message = f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}"
     return failed(name, message, reason, samples=samples)
 
