@@ -20,7 +20,7 @@ from scipy import stats
 
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, crossings, evidence_path
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 Numbers = NDArray[np.float64]
 

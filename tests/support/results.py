@@ -25,7 +25,7 @@ from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Specul
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import paired_differences, runner
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 #: 2026-11-22 00:00 UTC.
@@ -117,8 +117,8 @@ def gate(
     rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
     decision = decide(rule, series)
     results = paired_differences.cell_results(
-        workloads, legs, range(blocks), series, decision, compared=True
-    )  # fmt: skip
+        workloads, legs, range(blocks), series, decision
+    )
     result = Result(
         "gate", decision.state or "inconclusive", decision.message, FORK,
         tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * cell.prompt)) for cell in results), legs,
@@ -141,7 +141,7 @@ def bench(
     )
     result = Result(
         "bench", "not-run", f"{blocks} launches were measured; nothing is judged", FORK,
-        paired_differences.cell_results(workloads, legs, range(blocks), [], None, compared=False), legs,
+        paired_differences.cell_results(workloads, legs, range(blocks), [], None), legs,
         recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
         quantization=quantization, stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
         qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
@@ -155,7 +155,7 @@ def spoiled() -> Result:
     result = gate(*POINTS[:2])
     reason = Reason("server-died", "the server ended with signal 9")
     legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
-    results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None, compared=True)
+    results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None)
     return replace(
         result,
         state="invalid",

@@ -17,7 +17,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import msgspec
 import psutil
@@ -35,7 +35,6 @@ from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapsh
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
-from sparkwright.bench.statistics import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import measurement, paired_differences, runner
@@ -44,12 +43,11 @@ from sparkwright.gates.throughput.measurement import (
     MeasurementContext,
     RunningServer,
 )
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
     MeasurementJournal,
     Runner,
-    RunOutcome,
     RunSpec,
 )
 
@@ -138,9 +136,8 @@ class SimulatedServers:
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.servers: dict[Side, RunningServer] = {}
         self.context = MeasurementContext(
-            self, SimulatedMachine(self), POLICY, lambda url: dict(self.at(url).counts),
-            "model", cooldown=COOLDOWN, wait=self.wait,
-        )  # fmt: skip
+            self, SimulatedMachine(self), POLICY, lambda url: dict(self.at(url).counts), "model"
+        )
 
     def wait(self, seconds: float) -> None:
         """Let the virtual clock run."""
@@ -190,20 +187,20 @@ class SimulatedServers:
 
 
 def specified(**changes: object) -> RunSpec:
-    rule = DecisionRule(POLICY.alpha, POLICY.min_blocks, POLICY.max_blocks)
     names = [name for cell in (ALONE, MANY) for name in paired_differences.series_names(cell)]
     history = {name: [("1969-12-30", 0.004), ("1969-12-30", -0.004)] * 4 for name in names}
-    plain = RunSpec((ALONE, MANY), rule, POLICY.max_blocks, MACHINE.discards + 1, True, history, control=True)
-    return replace(plain, **changes)
+    return replace(RunSpec("gate", (ALONE, MANY), POLICY.max_blocks, True, history), **changes)
 
 
 def opened(path: Path, wheel: str = "same") -> MeasurementJournal:
-    about = {"wheel": wheel}
-    return MeasurementJournal(path, about, lambda: ExperimentStart(about, 7, 0.0))
+    return MeasurementJournal(path, ExperimentStart({"wheel": wheel}, 7, 0.0))
 
 
-def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> RunOutcome:
-    return Runner(spec or specified(), servers.context, servers.launch, opened(path)).run()
+def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> Runner:
+    outcome = Runner(spec or specified(), servers.context, servers.launch, opened(path))
+    with patch.object(runner, "sleep", servers.wait):
+        outcome.run()
+    return outcome
 
 
 def legs(path: Path) -> list[Measurement]:
@@ -211,11 +208,11 @@ def legs(path: Path) -> list[Measurement]:
     return opened(path).measurements
 
 
-def state(outcome: RunOutcome) -> str | None:
+def state(outcome: Runner) -> str | None:
     return outcome.decision.state if outcome.decision else None
 
 
-def stopped(outcome: RunOutcome) -> tuple[str, str]:
+def stopped(outcome: Runner) -> tuple[str, str]:
     assert outcome.stopped
     return outcome.stopped[0], outcome.stopped[1].reference
 
@@ -292,7 +289,7 @@ def test_a_noise_that_cannot_support_the_margin_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_every_block_has_fresh_launches_in_abba(at_once: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""
-    ran(tmp_path / "j", SimulatedServers(), specified(at_once=at_once, blocks=3, whole=True))
+    ran(tmp_path / "j", SimulatedServers(), specified(at_once=at_once, blocks=3))
     alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
     assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if at_once else 4)
     for block in (CONTROL_BLOCK, 0, 1, 2):
@@ -346,12 +343,12 @@ def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_conti
     tmp_path: Path,
 ) -> None:
     """An interrupted launch is measured again; the journal of another wheel is kept beside."""
-    spec, journal = specified(at_once=False, control=False), tmp_path / "j"
+    spec, journal = specified(at_once=False), tmp_path / "j"
     assert forked.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
     ran(journal, fragile(now=1000.0), spec)
-    first = [leg for leg in legs(journal) if leg.block == 0]
+    first = [leg for leg in legs(journal) if leg.block == CONTROL_BLOCK]
     assert [leg.counts for leg in first] == [True] * 4 + [False] + [True] * 4
     assert first[4].reasons[0].reference == "interrupted"
     another = opened(journal, "another")
@@ -451,8 +448,8 @@ def test_a_machine_that_changed_counts_its_own_block_alone(newest: float, agrees
 
 def test_a_full_disk_loses_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that finds no room says so; what it had written stays whole, and the run goes on once there is room."""
-    with monkeypatch.context() as patch, refusal("disk-full"):
-        patch.setattr(os, "fsync", Mock(side_effect=[*[None] * 30, OSError(errno.ENOSPC, "No space left on device")]))
+    with monkeypatch.context() as full, refusal("disk-full"):
+        full.setattr(os, "fsync", Mock(side_effect=[*[None] * 30, OSError(errno.ENOSPC, "No space left on device")]))
         ran(tmp_path / "j", fragile())
     written = [leg.run for leg in legs(tmp_path / "j")]
     assert state(ran(tmp_path / "j", fragile(now=100_000.0))) == "fail"

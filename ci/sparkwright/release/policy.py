@@ -22,7 +22,7 @@ from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.stack import capability
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]

@@ -131,9 +131,7 @@ def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
     decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
     if decision.state != "pass":
         yield f"the legs say: {decision.message}"
-    computed = paired_differences.cell_results(
-        cells, counted, blocks, series, decision, compared=True
-    )
+    computed = paired_differences.cell_results(cells, counted, blocks, series, decision)
     for written, own_cell in zip(result.cells, computed, strict=True):
         yield from _differing(written, replace(own_cell, ceiling=written.ceiling), written.name)
 

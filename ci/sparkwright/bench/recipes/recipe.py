@@ -7,12 +7,14 @@ So a recipe states them for each range of releases, and is refused for any other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -433,22 +435,37 @@ def served_name(recipe: Recipe | None, model: Path) -> str:
     return folder.name or "model"
 
 
-def launch(recipe: Recipe, version: str, python: Path, model: Path) -> LaunchPlan:
+def launch(
+    recipe: Recipe | None,
+    version: str,
+    python: Path,
+    model: Path,
+    *,
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    name: str = "",
+    user: str = "",
+) -> LaunchPlan:
     """
     Return how the vLLM *version* in the environment of *python* serves the checkpoint in *model*.
 
-    What a measurement needs on either side, such as ``--no-enable-prefix-caching``, is added by it.
+    Args:
+        recipe: None for *flags* and *variables* alone, which are added to those of a recipe.
+        name: Under which the model is served; empty for its own.
+        user: The user that the server runs as; empty for that of this process.
 
     Raises:
         recipe-unfit: As `Recipe.variant`.
     """
+    name = name or served_name(recipe, model)
+    plan = LaunchPlan(python, model, tuple(flags), dict(variables), name, user=user)
+    if recipe is None:
+        return plan
     variant = recipe.variant(version)
-    floor = round(recipe.plan.floor * 2**30 / 1e6)
-    return LaunchPlan(
-        python,
-        model,
-        recipe.flags(variant),
-        dict(variant.variables),
+    return replace(
+        plan,
+        flags=(*recipe.flags(variant), *flags),
+        variables={**variant.variables, **variables},
         timeout=recipe.patience,
-        reserve=floor,
+        reserve=round(recipe.plan.floor * 2**30 / 1e6),
     )

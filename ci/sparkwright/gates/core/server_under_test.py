@@ -197,30 +197,18 @@ class ServerUnderTest:
         options = self._options
         assert options.serve
         assert options.python
-        plain = LaunchPlan(options.python, options.serve)
-        if self._recipe:
-            version = wheel_identity.version(options.python)
-            plain = recipes.launch(self._recipe, version, options.python, options.serve)
-        return replace(
-            plain,
-            flags=(*plain.flags, *options.flag, *self._flags),
-            variables={**GATED, **plain.variables, **dict(options.variable)},
-            name=self.name,
-            user=options.server_user,
-        )
+        plan = recipes.launch(
+            self._recipe, wheel_identity.version(options.python), options.python, options.serve,
+            flags=(*options.flag, *self._flags), variables=dict(options.variable),
+            name=options.model, user=options.server_user,
+        )  # fmt: skip
+        return replace(plan, variables={**GATED, **plan.variables})
 
     def client(self) -> Client:
         """Return a client of the server."""
         if self._options.serve:
             return self.started.client()
-        return Client(self._options.server, self.name)
-
-    @property
-    def name(self) -> str:
-        """The name of the served model; empty for the only one of a running server."""
-        options = self._options
-        own = recipes.served_name(self._recipe, options.serve) if options.serve else ""
-        return options.model or own
+        return Client(self._options.server, self._options.model)
 
     @cached_property
     def identity(self) -> ServerIdentity:
@@ -239,9 +227,8 @@ class ServerUnderTest:
 
     def pid(self) -> int | None:
         """Return the process of the server that we started; None for one that ran already."""
-        if not self._options.serve:
-            return None
-        return next((process.pid for process in self.started.processes()), None)
+        processes = self.started.processes() if self._options.serve else ()
+        return next((process.pid for process in processes), None)
 
 
 def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:

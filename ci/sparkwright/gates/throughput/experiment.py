@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,7 +31,6 @@ from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
-from sparkwright.bench.statistics import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
@@ -44,18 +43,18 @@ from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core import server_under_test, verdict_file
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import (
     ExternalServer,
     MeasurementContext,
     RunningServer,
 )
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
+    UNSTEADY,
     ExperimentStart,
     MeasurementJournal,
     Runner,
-    RunOutcome,
     RunSpec,
 )
 
@@ -129,15 +128,13 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
             recipe-unfit: The recipe does not support that release.
         """
         assert self.model is not None
-        launch = LaunchPlan(environment.python, self.model)
-        if self.recipe:
-            launch = recipes.launch(self.recipe, version, environment.python, self.model)
-        flags = (*launch.flags, *self.flags)
-        flags += tuple(flag for flag in MEASURED_FLAGS if flag not in flags)
+        flags = (*self.flags, *(flag for flag in MEASURED_FLAGS if flag not in self.flags))
+        plan = recipes.launch(
+            self.recipe, version, environment.python, self.model, flags=flags,
+            variables=self.variables, name=self.name, user=self.user,
+        )  # fmt: skip
         gated = GATED if self.kind in ("gate", "calibration") else {}
-        variables = {**gated, **launch.variables, **self.variables}
-        name, user = self.served_name, self.user
-        return replace(launch, flags=flags, variables=variables, name=name, user=user)
+        return replace(plan, variables={**gated, **plan.variables})
 
     @property
     def served_name(self) -> str:
@@ -161,8 +158,9 @@ class Experiment:
     def __init__(
         self, context: RunContext, spec: ExperimentSpec, generator: LoadGenerator | None = None
     ) -> None:
-        self._store, self._output, self._spec = context.store, context.output, spec
-        self._stack = context.project.stack
+        self._context, self._spec, self._generator = context, spec, generator
+        self._stack, self._recipe = context.project.stack, spec.recipe.name if spec.recipe else ""
+        self._logs = context.store.folder("logs", "throughput")
         gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
@@ -180,16 +178,8 @@ class Experiment:
             )
         workloads.check_texts(cells, spec.texts)
         self.cells = cells
-        self._context, self._given_generator = context, generator
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
         self.digest = sha256_bytes(canonical((*policies, self._contract_policy, spec.recipe)))
-
-    @cached_property
-    def _generator(self) -> LoadGenerator:
-        stack, root = self._generator_policy.stack, self._context.project.root
-        return self._given_generator or vllm_bench.obtain(
-            root, stack, self._store, offline=self._context.offline
-        )
 
     def result(self) -> Result:
         """
@@ -200,111 +190,107 @@ class Experiment:
             SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
                 for another vLLM, another measurement at the same time.
         """
-        spec = self._spec
-        generator = self._generator
+        spec, store, policy = self._spec, self._context.store, self.policy
+        generator = self._generator or vllm_bench.obtain(
+            self._context.project.root, self._generator_policy.stack, store,
+            offline=self._context.offline,
+        )  # fmt: skip
         if spec.recipe and spec.model:
             servers = 2 if spec.at_once and spec.baseline else 1
             for advice in preflight.check(
                 spec.recipe, self._workloads, spec.model, servers=servers
             ):
                 console.note(f"{spec.recipe.name}: {advice.message}")
-        plans, subjects = self._sides()
         python = spec.candidate.python if spec.candidate else None
-        machine_policy = self._machine_policy
         # Two measurements at a time would measure each other.
-        with self._store.lock("measuring", wait=False):
-            machine = MachineMonitor(
-                machine_policy, self._store, python=python, elsewhere=bool(spec.url)
-            )
+        with store.lock("measuring", wait=False):
+            machine = MachineMonitor(self._machine_policy, store, python=python, elsewhere=bool(spec.url))
+            plans, subjects = self._sides(machine)
             # A digest of the model's files, or its name at a server that runs.
             name = spec.served_name
             model = server_under_test.model_digest(spec.model) if spec.model else name
-            journal = self._journal(machine, subjects, model)
-            preheat = machine_policy.preheat if spec.preheat is None else spec.preheat
+            journal = self._journal(machine, generator.name, subjects, model)
+            preheat = self._machine_policy.preheat if spec.preheat is None else spec.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
                 try:
                     accuracy = check_generator(generator, self._generator_policy)
                 except LoadError as error:
                     hindrance = Reason(error.reason, error.message)
-            key = paired_differences.calibration_key(
-                machine.fingerprint(), model, at_once=spec.at_once
-            )
+            fingerprint = machine.fingerprint()
+            key = paired_differences.calibration_key(fingerprint, model, at_once=spec.at_once)
             kind = dict[str, list[tuple[str, float]]]
-            stored = self._store.get(paired_differences.STORED, key, kind) or {}
-            policy = self.policy
-            alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
-            rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
+            stored = store.get(paired_differences.STORED, key, kind) or {}
             blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
             run = RunSpec(
-                self.cells, rule if spec.baseline else None,
-                spec.blocks or blocks.get(spec.kind, policy.launches), machine_policy.discards + 1,
-                spec.at_once, stored, spec.kind == "gate", spec.kind == "calibration",
-                self._contract(subjects),
+                spec.kind, self.cells, spec.blocks or blocks.get(spec.kind, policy.launches),
+                spec.at_once, stored,
+                partial(self._contract_fault, subjects)
+                if spec.recipe and spec.kind == "gate"
+                else None,
             )  # fmt: skip
             measuring = MeasurementContext(
                 generator, machine, policy,
                 lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-                name, spec.model, spec.texts, self._workloads.rule, machine_policy.cooldown,
+                name, spec.model, spec.texts, self._workloads.rule,
             )  # fmt: skip
-            outcome = Runner(run, measuring, self._launcher(machine, plans), journal).run(hindrance)
-            notes = filter(None, [accuracy, outcome.outlook])
-            result = self._result(machine, journal, run, outcome, subjects, tuple(notes))
+            runner = Runner(run, measuring, partial(self._servers, plans), journal)
+            if hindrance:
+                runner.stopped = "invalid", hindrance
+            else:
+                runner.run()
+            result = replace(
+                self._result(machine, journal, runner, subjects), blocks=run.blocks,
+                generator=generator.name, qualified=tuple(filter(None, [accuracy, runner.outlook])),
+            )  # fmt: skip
             # A run that the machine spoiled continues where it was, once the machine is better.
-            spoiled = (*state_checks.REASONS, runner.UNSTEADY)
-            if not hindrance and not (outcome.stopped and outcome.stopped[1].reference in spoiled):
-                self._store.put(paired_differences.STORED, key, outcome.history)
+            spoiled = (*state_checks.REASONS, UNSTEADY)
+            if not hindrance and not (result.stopped and result.stopped.reference in spoiled):
+                store.put(paired_differences.STORED, key, runner.history)
                 journal.end()
         return result
 
-    @property
-    def _logs(self) -> Path:
-        return self._store.folder("logs", "throughput")
-
-    def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
+    def _sides(self, machine: MachineMonitor) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
         """Return the launch plan and the identity of each side."""
         spec = self._spec
         if spec.candidate is None:
             version = Client(spec.url, spec.served_name).version()
             return {}, {"candidate": Subject(spec.url, version=version)}
-        environments: tuple[tuple[Side, Environment | None], ...] = (
-            ("candidate", spec.candidate), ("baseline", spec.baseline), ("control", spec.baseline),
-        )  # fmt: skip
+        environments: dict[Side, Environment] = {"candidate": spec.candidate}
+        profiler: tuple[str, ...] = ()
+        if spec.baseline:
+            environments |= {"baseline": spec.baseline, "control": spec.baseline}
+            # The profiler is there on both sides, and idle while anything is measured.
+            profiler = kernel_trace.flags(self._logs / "profiles")
         plans: dict[Side, LaunchPlan] = {}
         subjects: dict[Side, Subject] = {}
-        # The profiler is there on both sides, and idle while anything is measured.
-        profiler = kernel_trace.flags(self._logs / "profiles") if spec.baseline else ()
-        for side, environment in environments:
-            if environment:
-                subject = environment.subject(self._stack)
-                plan = spec.launch(environment, subject.version)
-                subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
-                plans[side] = replace(plan, flags=(*plan.flags, *profiler))
+        for side, environment in environments.items():
+            subject = environment.subject(self._stack)
+            plan = spec.launch(environment, subject.version)
+            subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
+            reserve = max(plan.reserve, machine.policy.memory.floor)
+            plans[side] = replace(plan, flags=(*plan.flags, *profiler), reserve=reserve)
         return plans, subjects
 
     def _journal(
-        self, machine: MachineMonitor, subjects: Mapping[Side, Subject], model: str
+        self, machine: MachineMonitor, generator: str, subjects: Mapping[Side, Subject], model: str
     ) -> MeasurementJournal:
         """Open the journal of this experiment, which is continued if it was interrupted."""
         spec, candidate = self._spec, subjects["candidate"]
-        recipe = spec.recipe.name if spec.recipe else ""
         served = (spec.at_once, spec.blocks, {side: subjects[side] for side in sorted(subjects)})
         about = {
-            "model": model, "recipe": recipe,
+            "model": model, "recipe": self._recipe,
             "wheels and how they are served": sha256_bytes(canonical(served)),
         }  # fmt: skip
         path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         about |= {f"host: {name}": text for name, text in machine.fingerprint().items()}
-        about |= {"policy": self.digest, "generator": self._generator.name}
+        about |= {"policy": self.digest, "generator": generator}
         if spec.fresh:
             path.unlink(missing_ok=True)
-
-        def begin() -> ExperimentStart:
-            log = verdict_file.attempt_log(self._output, candidate.wheel)
-            number = verdict_file.attempts(log, candidate.sha256, "G8", recipe)
-            return ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
-
-        journal = MeasurementJournal(path, about, begin)
+        log = verdict_file.attempt_log(self._context.output, candidate.wheel)
+        number = verdict_file.attempts(log, candidate.sha256, "G8", self._recipe)
+        start = ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
+        journal = MeasurementJournal(path, start)
         if journal.refused:
             names = ", ".join(journal.refused)
             console.warn(f"An unfinished measurement is not continued: {names} differ.")
@@ -312,67 +298,56 @@ class Experiment:
             console.note(f"continuing after {len(journal.measurements)} measurements")
         return journal
 
-    def _launcher(
-        self, machine: MachineMonitor, plans: Mapping[Side, LaunchPlan]
-    ) -> runner.Launcher:
-        @contextlib.contextmanager
-        def start(sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
-            if self._spec.url:
-                yield {side: ExternalServer(self._spec.url) for side in sides}
-                return
-            with contextlib.ExitStack() as stack:
-                # All processes are started before the first is waited for.
-                servers = {}
-                for side in sides:
-                    reserve = max(plans[side].reserve, machine.policy.memory.floor)
-                    plan = replace(plans[side], reserve=reserve)
-                    servers[side] = Server(plan, self._logs / f"{side}.log")
-                for server in servers.values():
-                    stack.callback(server.stop)
-                for server in servers.values():
-                    stack.enter_context(server)
-                yield {**servers}
+    @contextlib.contextmanager
+    def _servers(
+        self, plans: Mapping[Side, LaunchPlan], sides: Sequence[Side]
+    ) -> Iterator[dict[Side, RunningServer]]:
+        """Start a server for each of *sides* and end it with the block, unless one runs already."""
+        if not plans:
+            yield {side: ExternalServer(self._spec.url) for side in sides}
+            return
+        with contextlib.ExitStack() as stack:
+            # All processes are started before the first is waited for.
+            servers = {side: Server(plans[side], self._logs / f"{side}.log") for side in sides}
+            for server in servers.values():
+                stack.callback(server.stop)
+            for server in servers.values():
+                stack.enter_context(server)
+            yield {**servers}
 
-        return start
-
-    def _contract(
-        self, subjects: Mapping[Side, Subject]
-    ) -> Callable[[Side, RunningServer], Check | None] | None:
-        """Return the function that judges a launch of a gate by the recipe's kernel contract."""
+    def _contract_fault(
+        self, subjects: Mapping[Side, Subject], side: Side, server: RunningServer
+    ) -> Check | None:
+        """Profile *server*, and return the check of the recipe's kernel contract that it breaks."""
         recipe, profiles = self._spec.recipe, self._logs / "profiles"
-        if recipe is None or self._spec.kind != "gate":
-            return None
-
-        def fault(side: Side, server: RunningServer) -> Check | None:
-            assert isinstance(server, Server)
-            version = subjects[side].version
-            policy = self._contract_policy
-            checks = contract.check_launch(policy, recipe, version, server, profiles)
-            for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
-                path.unlink()
-            if side != "candidate":
-                # A baseline may have other kernels, and a profile has to show them.
-                unseen = [one for one in checks if one.reason.startswith("profile-")]
-                checks = tuple(unseen) or checks
-            return contract.contract_fault(checks)
-
-        return fault
+        assert recipe
+        assert isinstance(server, Server)
+        checks = contract.check_launch(
+            self._contract_policy, recipe, subjects[side].version, server, profiles
+        )
+        for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
+            path.unlink()
+        if side != "candidate":
+            # A baseline may have other kernels, and a profile has to show them.
+            unseen = [one for one in checks if one.reason.startswith("profile-")]
+            checks = tuple(unseen) or checks
+        return contract.contract_fault(checks)
 
     def _result(
-        self, machine: MachineMonitor, journal: MeasurementJournal, run: RunSpec,
-        outcome: RunOutcome, subjects: Mapping[Side, Subject], notes: tuple[str, ...],
+        self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner,
+        subjects: Mapping[Side, Subject],
     ) -> Result:  # fmt: skip
-        spec, begun, decision = self._spec, journal.begun, outcome.decision
+        spec, begun, decision = self._spec, journal.begun, runner.decision
+        series, history = runner.series, runner.history
         cells = paired_differences.cell_results(
-            self.cells, journal.measurements, outcome.blocks, outcome.series, decision,
-            compared=bool(spec.baseline),
-        )  # fmt: skip
+            self.cells, journal.measurements, runner.blocks, series, decision
+        )
         ceilings = self._ceilings(machine.bandwidth)
         stopped: Reason | None = None
         state: State = "not-run"
         says = f"{len(journal.launches)} launches were measured; nothing is judged"
-        if outcome.stopped:
-            state, stopped = outcome.stopped
+        if runner.stopped:
+            state, stopped = runner.stopped
             says = f"{stopped.message} ({stopped.reference})"
         elif spec.kind == "gate":
             state = (decision and decision.state) or "inconclusive"
@@ -383,16 +358,14 @@ class Experiment:
             tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
             tuple(journal.measurements), tuple(journal.launches), subjects.get("baseline"),
             stopped, decision.culprits if decision else (),
-            recipe=spec.recipe.name if spec.recipe else "",
-            model=spec.model.name if spec.model else spec.served_name,
+            recipe=self._recipe, model=spec.model.name if spec.model else spec.served_name,
             quantization=spec.recipe.model.quantization if spec.recipe and spec.model else "",
             added=added if spec.recipe else (), stack=self._stack,
             host={**machine_facts(), **machine.fingerprint()},
-            margin=max((one.bounds.margin for one in outcome.series), default=0.0)
-            if run.rule else 0.0,
-            alpha=run.rule.alpha if run.rule else 0.0, attempt=begun.attempt, blocks=run.blocks,
-            generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth,
-            calibration={one.name: outcome.history.get(one.name, ()) for one in outcome.series},
+            margin=max((one.bounds.margin for one in series), default=0.0) if runner.rule else 0.0,
+            alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,
+            bandwidth=machine.bandwidth,
+            calibration={one.name: history.get(one.name, ()) for one in series},
             policy=self.digest, began=begun.at, seconds=time.time() - begun.at,
             resumed=journal.resumed,
         )  # fmt: skip
@@ -415,7 +388,5 @@ class Experiment:
                 if step >= self.policy.ceiling_min_bytes:
                     ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
         except (ModelError, SourceError) as error:
-            if error.reference not in ("checkpoint-invalid", "not-provided"):
-                raise
             console.detail(f"no roofline: {error.what}")
         return ceilings

@@ -23,7 +23,7 @@ from sparkwright.bench.results import Measurement, Speculation
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 #: Why a measurement does not count → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -92,8 +92,6 @@ class MeasurementContext(msgspec.Struct, frozen=True):
         model: The name under which the model is served. *tokenizer*: its folder.
         texts: File of real prompts, for the cells that want them.
         rule: How many requests a measurement makes.
-        cooldown: Seconds to wait before a disturbed measurement is repeated.
-        wait: Waits that long.
     """
 
     generator: LoadGenerator
@@ -104,8 +102,6 @@ class MeasurementContext(msgspec.Struct, frozen=True):
     tokenizer: Path | None = None
     texts: Path | None = None
     rule: RequestRule = RequestRule(5, 3, 0.0, 512)
-    cooldown: float = 0.0
-    wait: Callable[[float], None] = time.sleep
 
     def load(self, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:
         """Return the load of a measurement of *cell*."""

@@ -1,6 +1,6 @@
 """
-Make series of measurements: one paired difference per block, metric and cell; estimate the
-machine's noise from A/A blocks; and decide by both.
+The policy of the throughput gate, and the series that it decides by: one paired difference per
+block, metric and cell, held against the machine's noise in A/A blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ import datetime
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
@@ -17,6 +20,7 @@ from sparkwright.bench.records import METRICS, Metric, Side
 from sparkwright.bench.results import CellResult, History, Measurement, Series
 from sparkwright.bench.statistics import (
     MIN_INTERVAL,
+    Bounds,
     Decision,
     DecisionRule,
     MetricSeries,
@@ -27,7 +31,6 @@ from sparkwright.bench.statistics import (
     noise_model,
 )
 from sparkwright.core.files import content_key
-from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 #: A/A blocks of a series that are stored of a machine and model, the newest.
 MAX_STORED = 200
@@ -36,20 +39,65 @@ STORED = "aa-blocks"
 #: Of the machine's fingerprint, what its noise is keyed by; driver, kernel and firmware are not.
 _IDENTITY = ("gpu", "processor", "memory")
 
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/throughput.yaml``, which gives the source of each number.
+
+    Attributes:
+        bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
+        alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
+        min_blocks, max_blocks: Blocks before a decision, and after which there is none.
+        launches: Of a bench or a verification, which compare nothing.
+        workloads: The set of ``workloads.yaml`` that decides.
+        warmups: Requests before each measurement that do not count.
+        prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
+        cooldown_retries: Cool-downs before a discarded measurement is repeated.
+        timeout_s: Of one measurement.
+        ceiling_min_bytes: Bytes of a decode step below which caches may answer for memory.
+        calibration_blocks: A/A blocks that a calibration measures.
+        half_life_days: Age at which an A/A block weighs half.
+        calibration_weight: Fresh blocks that all A/A blocks are worth together, at most.
+        published_tolerance: Share by which a published figure may be off and still hold.
+    """
+
+    bounds: dict[Metric, Bounds]
+    alpha: Annotated[float, Meta(gt=0, lt=0.5)]
+    min_blocks: Count
+    max_blocks: Count
+    launches: Count
+    workloads: str
+    warmups: Annotated[int, Meta(ge=0)]
+    prefix_hits: Share
+    cooldown_retries: Count
+    timeout_s: Seconds
+    ceiling_min_bytes: Annotated[float, Meta(ge=0)]
+    calibration_blocks: Count
+    half_life_days: Seconds
+    calibration_weight: Annotated[float, Meta(ge=1)]
+    published_tolerance: Share
+
+    def __post_init__(self) -> None:
+        if self.min_blocks > self.max_blocks or len(self.bounds) != 3:
+            raise ValueError("min_blocks is at most max_blocks, and each metric has its bounds")
+
 
 def calibration_key(host: Mapping[str, str], model: str, *, at_once: bool) -> str:
     """Return the key of the calibration of a machine and model: nothing of the wheel is in it."""
     return content_key(STORED, [{name: host.get(name, "") for name in _IDENTITY}, model, at_once])
 
 
-def extended(
-    history: History, at: float, differences: Mapping[str, float]
-) -> dict[str, list[tuple[str, float]]]:
+def extended(history: History, at: float, differences: Mapping[str, float]) -> History:
     """Return *history* with an A/A block, measured *at* seconds since 1970, at its end."""
-    result = {name: list(values) for name, values in history.items()}
-    for name, value in differences.items():
-        result[name] = [*result.get(name, []), (day(at), value)][-MAX_STORED:]
-    return result
+    measured = {
+        name: [*history.get(name, ()), (day(at), value)][-MAX_STORED:]
+        for name, value in differences.items()
+    }
+    return {**history, **measured}
 
 
 def day(at: float) -> str:
@@ -68,40 +116,35 @@ def series_names(cell: WorkloadCell) -> list[str]:
 
 
 def difference(
-    measurements: Iterable[Measurement],
-    cell: str,
-    block: int,
-    metric: Metric,
-    side: Side = "candidate",
+    measurements: Iterable[Measurement], cell: str, block: int, metric: Metric
 ) -> float | None:
     """
-    Return ln(*side* / baseline) of a block, positive where *side* is worse.
+    Return ln(other side / baseline) of a block, positive where the other side is worse.
 
     It is (B1 + B2 - A1 - A2) / 2 in logarithms, in which a linear drift cancels. None if the cell
     was not measured in that block, since it was settled before.
     """
-    values: dict[Side, list[float]] = {"baseline": [], side: []}
+    baseline_or_other: dict[bool, list[float]] = {True: [], False: []}
     for one in measurements:
-        if one.cell == cell and one.block == block and one.counts and one.side in values:
-            values[one.side].append(math.log(getattr(one.run, metric)))
-    if [len(group) for group in values.values()] != [2, 2]:
+        if one.cell == cell and one.block == block and one.counts:
+            logarithm = math.log(getattr(one.run, metric))
+            baseline_or_other[one.side == "baseline"].append(logarithm)
+    baseline, other = baseline_or_other.values()
+    if len(baseline) != 2 or len(other) != 2:
         return None
     sign = -1 if METRICS[metric][3] else 1
-    return sign * (sum(values[side]) - sum(values["baseline"])) / 2
+    return sign * (sum(other) - sum(baseline)) / 2
 
 
 def aa_block(
-    measurements: Sequence[Measurement],
-    cells: Iterable[WorkloadCell],
-    block: int,
-    side: Side = "control",
+    measurements: Sequence[Measurement], cells: Iterable[WorkloadCell], block: int
 ) -> dict[str, float]:
     """Return the differences of the A/A block number *block*, by deciding series."""
     return {
         series_name(cell.name, metric): value
         for cell in cells
         for metric in cell.primary
-        if (value := difference(measurements, cell.name, block, metric, side)) is not None
+        if (value := difference(measurements, cell.name, block, metric)) is not None
     }
 
 
@@ -178,60 +221,48 @@ def cell_results(
     blocks: Collection[int],
     series: Sequence[MetricSeries],
     decision: Decision | None,
-    *,
-    compared: bool,
 ) -> tuple[CellResult, ...]:
-    """Return the result of each cell over complete *blocks*; *compared*: there is a baseline."""
+    """Return the result of each cell over complete *blocks*."""
     counted = [one for one in measurements if one.counts and one.block in blocks]
     deciding = {one.name: one for one in series}
+    decided = {one.name: one for one in decision.series} if decision else {}
     results = []
     for cell in cells:
         own = [one for one in counted if one.cell == cell.name]
-        rows = tuple(
-            _series(
-                own, blocks, metric, compared, decision,
-                deciding.get(series_name(cell.name, metric)),
-            )
-            for metric in METRICS
-        )  # fmt: skip
-        results.append(CellResult(cell.name, cell.prompt, cell.answer, cell.concurrency, rows))
+        rows = []
+        for metric in METRICS:
+            name, row = series_name(cell.name, metric), _series(own, cell.name, blocks, metric)
+            if name in decided:
+                row = replace(
+                    row, pass_evidence=decided[name].pass_evidence,
+                    fail_evidence=decided[name].fail_evidence, state=decided[name].state,
+                    conclusion=decided[name].conclusion, sigma=deciding[name].noise.sigma,
+                    in_band=deciding[name].noise.agrees, margin=deciding[name].bounds.margin,
+                    tolerated=deciding[name].bounds.tolerated,
+                )  # fmt: skip
+            rows.append(replace(row, primary=name in deciding))
+        shape = (cell.prompt, cell.answer, cell.concurrency)
+        results.append(CellResult(cell.name, *shape, tuple(rows)))
     return tuple(results)
 
 
 def _series(
-    own: Sequence[Measurement],
-    blocks: Collection[int],
-    metric: Metric,
-    compared: bool,
-    decision: Decision | None,
-    deciding: MetricSeries | None,
+    own: Sequence[Measurement], cell: str, blocks: Collection[int], metric: Metric
 ) -> Series:
-    """Return the series of *metric* in the measurements of a cell; *deciding*: if it decides."""
+    """Return the series of *metric* in *own*, the measurements of *cell*, without a decision."""
     values: dict[Side, dict[int, list[float]]] = {"baseline": {}, "candidate": {}}
     for one in own:
         values[one.side].setdefault(one.block, []).append(getattr(one.run, metric))
     medians = {side: list(map(statistics.median, of.values())) for side, of in values.items()}
-    differences = _differences(own, own[0].cell, blocks, metric) if compared and own else ()
+    differences = _differences(own, cell, blocks, metric)
     logarithms = differences or tuple(map(math.log, medians["candidate"]))
     low, high = None, None
     if len(logarithms) >= MIN_INTERVAL:
-        sign = -1 if compared and METRICS[metric][3] else 1
+        sign = -1 if differences and METRICS[metric][3] else 1
         low, high = sorted(math.exp(sign * end) for end in mean_interval(logarithms))
-    baseline, candidate = (
-        statistics.median(of) if of else None for of in (medians["baseline"], medians["candidate"])
-    )
+    baseline, candidate = (statistics.median(of) if of else None for of in medians.values())
     launches = len({one.launch for one in own if one.side == "candidate"})
-    series = Series(
-        metric, deciding is not None, differences, baseline=baseline, candidate=candidate,
-        low=low, high=high, launches=launches,
-    )  # fmt: skip
-    shown = {one.name: one for one in decision.series} if decision else {}
-    if deciding is None or deciding.name not in shown:
-        return series
-    row = shown[deciding.name]
-    return replace(
-        series, pass_evidence=row.pass_evidence, fail_evidence=row.fail_evidence,
-        state=row.state, conclusion=row.conclusion, sigma=deciding.noise.sigma,
-        in_band=deciding.noise.agrees,
-        margin=deciding.bounds.margin, tolerated=deciding.bounds.tolerated,
+    return Series(
+        metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high,
+        launches=launches,
     )  # fmt: skip

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import sleep
+from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -22,8 +24,14 @@ from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, History, LaunchRecord, Measurement
-from sparkwright.bench.statistics import Decision, DecisionRule, MetricSeries, decide
+from sparkwright.bench.results import CONTROL_BLOCK, History, Kind, LaunchRecord, Measurement
+from sparkwright.bench.statistics import (
+    Decision,
+    DecisionRule,
+    MetricSeries,
+    attempt_alpha,
+    decide,
+)
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
@@ -69,12 +77,8 @@ class MeasurementJournal:
     """
     The journal at *path*.
 
-    If its experiment is about *about* it is continued. Otherwise it is renamed to
-    ``NAME.before``, and a new one begins.
-
-    Args:
-        about: See `ExperimentStart`.
-        begin: Begins an experiment; called unless one continues.
+    An earlier experiment there is continued if it is about the same as *start*. Otherwise its file
+    is renamed to ``NAME.before``, and *start* begins a new one.
 
     Attributes:
         begun: The experiment. *resumed*: how often it was continued.
@@ -86,24 +90,21 @@ class MeasurementJournal:
         disk-full: There is no room; what was written stays. `add` raises it, too.
     """
 
-    def __init__(
-        self, path: Path, about: dict[str, str], begin: Callable[[], ExperimentStart]
-    ) -> None:
-        self._path, self.resumed = path, -1
+    def __init__(self, path: Path, start: ExperimentStart) -> None:
+        self._path, self.begun, self.resumed = path, start, -1
+        self.refused: tuple[str, ...] = ()
         self.measurements: list[Measurement] = []
         self.launches: list[LaunchRecord] = []
         what = "journal of a throughput gate"
         lines = read_lines(path, JournalLine, what) if path.exists() else []
-        earlier: ExperimentStart | None = lines[0].begun if lines else None
-        then = earlier.about if earlier else about
-        differing = (name for name in {*about, *then} if about.get(name) != then.get(name))
-        self.refused = tuple(sorted(differing))
-        if earlier and not self.refused:
-            self.begun = earlier
-            for line in lines:
-                self._take(line)
-        else:
-            self.begun = begin()
+        if lines and (earlier := lines[0].begun):
+            differing = {name for name, _ in earlier.about.items() ^ start.about.items()}
+            self.refused = tuple(sorted(differing))
+            if not differing:
+                self.begun = earlier
+                for line in lines:
+                    self._take(line)
+        if self.begun is start:
             self.end()
         self.add(JournalLine(begun=self.begun))
 
@@ -145,49 +146,22 @@ class RunSpec(msgspec.Struct, frozen=True):
     What is measured.
 
     Attributes:
+        kind: A gate measures an A/A block first, and then until there is a decision; a calibration
+            measures A/A blocks alone; any other kind measures launches of the candidate alone.
         cells: Workloads, deciding ones and others.
-        rule: The decision rule; None for a bench, which measures *blocks* launches of the
-            candidate alone.
         blocks: The maximum.
-        attempts: How often a measurement or a launch is tried before the run stops.
         at_once: Whether both servers run at the same time.
         history: Earlier A/A blocks, by series.
-        control: Measure an A/A block first.
-        whole: Measure all blocks even after a decision, as a calibration does.
         contract: Profiles a server at the end of its launch, and returns the check of the recipe's
             kernel contract that it breaks; None without a recipe.
     """
 
+    kind: Kind
     cells: tuple[WorkloadCell, ...]
-    rule: DecisionRule | None
     blocks: int
-    attempts: int
     at_once: bool = False
     history: History = {}
-    control: bool = False
-    whole: bool = False
     contract: Callable[[Side, RunningServer], Check | None] | None = None
-
-
-class RunOutcome(msgspec.Struct, frozen=True):
-    """
-    The outcome of a run.
-
-    Attributes:
-        blocks: Those that are complete, without the A/A block.
-        decision: None for a bench, or before the first complete block.
-        stopped: Why it was given up, and the verdict then; None if it was not.
-        outlook: What the noise supports, as said before the first block.
-        history: The A/A blocks of `RunSpec.history` and of this run.
-        series: The deciding ones.
-    """
-
-    blocks: frozenset[int]
-    decision: Decision | None
-    stopped: tuple[State, Reason] | None
-    outlook: str
-    history: History
-    series: Sequence[MetricSeries]
 
 
 class _Stop(Exception):
@@ -217,7 +191,15 @@ def prompts_seed(seed: int, place: Measurement) -> int:
 
 
 class Runner:
-    """Measures *spec* on the servers of *launcher*, and continues what *journal* holds."""
+    """
+    Measures *spec* on the servers of *launcher*, and continues what *journal* holds.
+
+    Attributes:
+        rule: The decision rule; None if nothing is compared.
+        decision: None before the first complete block.
+        stopped: Why the run was given up, and the verdict then; None if it was not.
+        outlook: What the noise supports, as said before the first block.
+    """
 
     def __init__(
         self,
@@ -227,112 +209,106 @@ class Runner:
         journal: MeasurementJournal,
     ) -> None:
         self._spec, self._context, self._launcher = spec, context, launcher
-        self._journal = journal
+        self._journal, self._attempts = journal, context.machine.policy.discards + 1
         counted = (one for one in journal.measurements if one.counts)
         self._sizes = {one.cell: len(one.run.requests) for one in counted if one.run}
+        self.rule: DecisionRule | None = None
+        self.decision: Decision | None = None
+        self.stopped: tuple[State, Reason] | None = None
+        self.outlook = ""
+        if spec.kind in ("gate", "calibration"):
+            policy = context.policy
+            alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
+            self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
 
-    def run(self, hindrance: Reason | None = None) -> RunOutcome:
-        """
-        Measure until there is a decision, or the most blocks are complete.
-
-        Args:
-            hindrance: Why nothing may be measured now; the outcome is then that of the journal.
-        """
-        spec, cells, stopped, outlook = self._spec, self._spec.cells, None, ""
-        decision: Decision | None = None
+    def run(self) -> None:
+        """Measure until there is a decision, the most blocks are complete, or the run stops."""
         try:
-            if hindrance:
-                raise _Stop(hindrance)
-            if spec.control:
-                self._block(CONTROL_BLOCK, [cell for cell in spec.cells if cell.primary])
-            if spec.rule and spec.control:
-                outlook = paired_differences.outlook(self._series(), spec.rule)
-                console.note(outlook)
-            for block in range(spec.blocks):
-                self._block(block, cells)
-                if spec.rule:
-                    decision = decide(spec.rule, self._series())
-                if decision and not spec.whole:
-                    # A series that passed needs no further block.
-                    open_series = set(decision.open)
+            self._measure_blocks()
+        except _Stop as stop:
+            self.stopped = stop.state, stop.reason
+
+    def _measure_blocks(self) -> None:
+        spec, cells = self._spec, self._spec.cells
+        if self.rule and spec.kind == "gate":
+            self._block(CONTROL_BLOCK, [cell for cell in cells if cell.primary])
+            self.outlook = paired_differences.outlook(self.series, self.rule)
+            console.note(self.outlook)
+        for block in range(spec.blocks):
+            self._block(block, cells)
+            text = ""
+            if self.rule:
+                self.decision = decision = decide(self.rule, self.series)
+                text = f": {decision.message}"
+                if spec.kind == "gate":
+                    # A series that passed needs no further block, and a decision needs none at all.
                     cells = tuple(
                         cell
                         for cell in spec.cells
-                        if open_series & set(paired_differences.series_names(cell))
+                        if set(decision.open) & set(paired_differences.series_names(cell))
                     )
-                text = f": {decision.message}" if decision else ""
-                console.note(f"block {block + 1} of at most {spec.blocks}{text}")
-                if decision and decision.state and not spec.whole:
-                    break
-        except _Stop as stop:
-            stopped = stop.state, stop.reason
-        history, series = self._history(), self._series()
-        return RunOutcome(self._complete(), decision, stopped, outlook, history, series)
+            console.note(f"block {block + 1} of at most {spec.blocks}{text}")
+            if not cells:
+                break
 
-    def _complete(self) -> frozenset[int]:
-        """Return the numbers of the complete blocks."""
-        need = 4 if self._spec.rule and not self._spec.at_once else 1
+    @property
+    def blocks(self) -> frozenset[int]:
+        """The numbers of the complete blocks, without the A/A block."""
+        need = 4 if self.rule and not self._spec.at_once else 1
         launches = Counter(one.block for one in self._journal.launches)
         return frozenset(b for b, count in launches.items() if count == need) - {CONTROL_BLOCK}
 
-    def _history(self) -> History:
-        """Return the A/A blocks: the stored ones, and those of this run."""
+    @property
+    def history(self) -> History:
+        """The A/A blocks: the stored ones, and those of this run."""
         spec, history = self._spec, self._spec.history
-        own: list[tuple[int, Side]] = [(CONTROL_BLOCK, "control")] if spec.control else []
-        if spec.whole:
-            own = [(block, "candidate") for block in sorted(self._complete())]
-        for block, side in own:
+        own = {"gate": [CONTROL_BLOCK], "calibration": sorted(self.blocks)}
+        for block in own.get(spec.kind, ()):
             measurements = self._journal.measurements
-            differences = paired_differences.aa_block(measurements, spec.cells, block, side)
+            differences = paired_differences.aa_block(measurements, spec.cells, block)
             history = paired_differences.extended(history, self._journal.begun.at, differences)
         return history
 
-    def _series(self) -> list[MetricSeries]:
-        """Return the deciding series as far as they are measured."""
+    @property
+    def series(self) -> list[MetricSeries]:
+        """The deciding series as far as they are measured."""
         return paired_differences.metric_series(
-            self._spec.cells, self._journal.measurements, self._complete(), self._history(),
+            self._spec.cells, self._journal.measurements, self.blocks, self.history,
             self._context.policy, paired_differences.day(self._journal.begun.at),
         )  # fmt: skip
 
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
-        spec = self._spec
-        order = sides(self._journal.begun.seed, block) if spec.rule else ("candidate",)
-        launches = (
-            [range(len(order))] if spec.at_once else [range(n, n + 1) for n in range(len(order))]
-        )
+        order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
+        size = len(order) if self._spec.at_once else 1
         complete = {(one.block, one.position) for one in self._journal.launches}
-        for positions in launches:
-            if (block, positions[0]) not in complete:
-                self._launch(block, order, positions, cells)
+        for first in range(0, len(order), size):
+            if (block, first) not in complete:
+                positions = range(first, first + size)
+                self._launch(block, {position: order[position] for position in positions}, cells)
 
     def _launch(
-        self,
-        block: int,
-        order: Sequence[Side],
-        positions: Sequence[int],
-        cells: Sequence[WorkloadCell],
+        self, block: int, positions: Mapping[int, Side], cells: Sequence[WorkloadCell]
     ) -> None:
         """Measure *cells* at *positions* on fresh servers, again if a baseline's server ends."""
-        for _ in range(self._spec.attempts):
+        for _ in range(self._attempts):
             number = 1 + max((one.launch for one in self._journal.measurements), default=-1)
             with (
                 contextlib.suppress(_ServerLost),
-                self._launcher(sorted({order[position] for position in positions})) as servers,
+                self._launcher(sorted(set(positions.values()))) as servers,
             ):
-                for position in positions:
-                    side = order[position]
+                for position, side in positions.items():
                     for cell in cells:
                         blank = Measurement(cell.name, block, number, side, position)
                         self._measure(cell, blank, servers[side])
                 other = self._profile(servers)
                 profiled = tuple(servers) if self._spec.contract else ()
-                launch = LaunchRecord(number, block, positions[0], profiled, other)
+                launch = LaunchRecord(number, block, min(positions), profiled, other)
                 self._journal.add(JournalLine(launch=launch))
                 return
         raise _Stop(self._journal.measurements[-1].reasons[0])
 
-    def _profile(self, servers: dict[Side, RunningServer]) -> str:
+    def _profile(self, servers: Mapping[Side, RunningServer]) -> str:
         """
         Profile the servers, and return how the baseline's kernels differ from the contract.
 
@@ -340,26 +316,23 @@ class Runner:
         measurements are over by then.
         """
         other = ""
-        if self._spec.contract is None:
-            return other
         for side, server in servers.items():
-            fault = self._spec.contract(side, server)
+            fault = self._spec.contract(side, server) if self._spec.contract else None
             if fault is None:
                 continue
-            message = f"{fault.name}: {fault.message}"
+            other = f"{fault.name}: {fault.message}"
             if side == "candidate" or fault.state != "fail":
                 verdict: State = "fail" if fault.state == "fail" else "invalid"
-                raise _Stop(Reason(fault.reason, f"{side}: {message}"), verdict)
-            other = message
+                raise _Stop(Reason(fault.reason, f"{side}: {other}"), verdict)
         return other
 
     def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
         """Measure once, and again if the machine was disturbed or a request failed."""
-        attempts, seed = self._spec.attempts, self._journal.begun.seed
         cell = self._sized(cell, server)
-        for attempt in range(attempts):
+        for attempt in range(self._attempts):
             place = replace(blank, attempt=attempt)
-            result = measure(self._context, server, cell, place, prompts_seed(seed, place))
+            seed = prompts_seed(self._journal.begun.seed, place)
+            result = measure(self._context, server, cell, place, seed)
             self._journal.add(JournalLine(measurement=result))
             if result.counts:
                 return
@@ -371,11 +344,11 @@ class Runner:
             console.note(f"{cell.name}, {blank.side}: measured again, {reason.message}")
             if reason.reference in state_checks.REASONS:
                 self._cool_down(reason)
-        text = f"{attempts} times in a row: {reason.message} ({reason.reference})"
+        text = f"{self._attempts} times in a row: {reason.message} ({reason.reference})"
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
-    def _lost(self, result: Measurement, reason: Reason) -> None:
+    def _lost(self, result: Measurement, reason: Reason) -> NoReturn:
         """
         Raise for a server that ended: a candidate fails if it had started.
 
@@ -395,8 +368,8 @@ class Runner:
             seconds = None
             # A server that does not answer is found by the measurement itself.
             with contextlib.suppress(LoadError):
-                trial = replace(cell, requests=cell.concurrency)
                 if not cell.requests and server.guard():
+                    trial = replace(cell, requests=cell.concurrency)
                     load = self._context.load(server.url, trial, 1)
                     seconds = self._context.generator.measure(load).seconds
             self._sizes[cell.name] = self._context.rule.requests(cell, seconds)
@@ -404,9 +377,10 @@ class Runner:
 
     def _cool_down(self, reason: Reason) -> None:
         """Wait until the machine is as it should be again, or for all its cool-downs."""
+        machine = self._context.machine
         for _ in range(self._context.policy.cooldown_retries):
             with console.step(f"wait for the machine to settle ({reason.reference})"):
-                self._context.wait(self._context.cooldown)
-            snapshot = self._context.machine.snapshot()
-            if not self._context.machine.disturbances(snapshot, snapshot):
+                sleep(machine.policy.cooldown)
+            snapshot = machine.snapshot()
+            if not machine.disturbances(snapshot, snapshot):
                 return
