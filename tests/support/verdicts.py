@@ -33,7 +33,6 @@ from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.ladder import GATES, SERVED, Gate
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
@@ -181,7 +180,7 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
 def write(path: Path, made: Ladder) -> Path:
     """Write *made* beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
     place = path.parent / f"{path.name.removesuffix('.whl')}.verdicts.json"
-    place.write_bytes(msgspec.json.format(msgspec.json.encode(verdict_file.document(made)), indent=1) + b"\n")
+    place.write_bytes(msgspec.json.format(msgspec.json.encode(ladders.document(made)), indent=1) + b"\n")
     return place
 
 

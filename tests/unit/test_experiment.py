@@ -23,8 +23,8 @@ from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.verdict_file import Attempt
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.ladder import Attempt
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.measurement import (
@@ -106,7 +106,7 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     wheel = place.parent / "a.whl"
     wheel.write_bytes(b"wheel")
     asked = question(place, Environment(environment(place, "other").python, wheel), kind="gate", baseline=base)
-    log, sha256 = verdict_file.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
+    log, sha256 = ladder.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
     append_line(log, Attempt(1, sha256, "G8", "another recipe"))
     append_line(log, Attempt(2, sha256, "G8"))
     first = answered(place, asked)

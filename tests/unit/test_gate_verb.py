@@ -20,7 +20,7 @@ from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.core import policy, verdict_file
+from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import (
     REASONS,
@@ -81,7 +81,7 @@ def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
             gate_verb.gate(parse(["gate", str(wheel), *options, *common]))
         assert f"attempt {attempt} of this wheel" in capsys.readouterr().err
         assert str(tmp_path) not in path.read_text()
-        return verdict_file.read(path.read_bytes())
+        return ladder.read_verdicts(path.read_bytes())
 
     first = after(1, "measurement-invalid", "--server", NOBODY, "--only", "G4", "--only", "G7")
     assert first.states == {"G4": "invalid", "G7": "not-run"}

@@ -34,8 +34,6 @@ from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Lock, Project, SourceError, render_lock
-from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
@@ -172,11 +170,9 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
     from sparkwright.release import keys, policy
     from sparkwright.release.publisher import Publisher
 
-    folder, facts = context.project.root.parent, machine_facts()
+    folder = context.project.root.parent
     for path in wheels:
-        inputs = GateOptions(wheel=path)
-        with GateBuilder(context, inputs, facts) as ready:
-            verdicts = gate.climb(context, inputs, ready, ("G0", "G2"), facts).verdicts
+        verdicts = gate.climb(context, GateOptions(wheel=path, only=("G0", "G2"))).verdicts
         _require(verdicts[0].state == "pass", "G0 does not pass for a wheel of the demo.", path)
     yield "gate", f"G0 passes for {len(wheels)} wheels; G2 is {verdicts[1].state} without a GB10"
 

@@ -42,7 +42,6 @@ from sparkwright.core.pages import environment
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Verdict, worst
@@ -410,9 +409,7 @@ class FirstSteps:
             # Another wheel of the same name must not replace this one's verdicts.
             output = self._folder / sha256_file(path)[:12]
             context = dataclasses.replace(self._context, output=output)
-            inputs = GateOptions(wheel=path, **server)
-            with GateBuilder(context, inputs, self.facts) as builder:
-                verdicts += gate.climb(context, inputs, builder, names, self.facts).verdicts
+            verdicts += gate.climb(context, GateOptions(wheel=path, only=names, **server)).verdicts
             files += [str(file.relative_to(self._folder)) for file in sorted(output.iterdir())]
         state = worst(verdict.state for verdict in verdicts)
         says = [f"{verdict.label} {verdict.state}" for verdict in verdicts]

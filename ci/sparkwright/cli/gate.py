@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from sparkwright.audit import wheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
@@ -19,12 +22,11 @@ from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import ladder, verdict_file
+from sparkwright.gates.core import ladder
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import GATES, machine_facts
+from sparkwright.gates.core.ladder import GATES, VerdictFile, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.gates.core.verdict_file import VerdictFile
 from sparkwright.release import policy, wheel_facts
 
 
@@ -115,22 +117,21 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             for path in (arguments.wheel, arguments.serve, arguments.model_folder)
         ),
     )
-    context, facts = options.checkout(arguments), machine_facts()
+    context = options.checkout(arguments)
     if arguments.dry_run:
         return _check_recipes(context, arguments.recipe.split(), arguments.channel)
-    named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
-    named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
+    gate_options = replace(
+        msgspec.convert(vars(arguments), GateOptions),
+        texts=options.prompts(context, arguments),
+    )
     if not arguments.wheel and not arguments.server:
-        named["wheel"] = _newest_wheel(context)
-    named["texts"] = options.prompts(context, arguments)
-    gate_options = GateOptions(**named)
-    names = [name for name in GATES if not gate_options.only or name in gate_options.only]
-    with GateBuilder(context, gate_options, facts) as builder:
-        if arguments.record:
+        gate_options = replace(gate_options, wheel=_newest_wheel(context))
+    if arguments.record:
+        with GateBuilder(context, gate_options, machine_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
-        result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
+    result = climb(context, gate_options, keep_going=arguments.keep_going)
     ladder.show(result)
-    console.document({"ladder": verdict_file.document(result)})
+    console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
     return None
 
@@ -174,43 +175,31 @@ def _check_recipes(context: RunContext, names: Sequence[str], channel: str) -> d
     return {"recipes": names, "stack": stack, "versions": versions}
 
 
-def climb(
-    context: RunContext,
-    gate_options: GateOptions,
-    builder: GateBuilder,
-    names: Sequence[str],
-    facts: Mapping[str, str],
-    keep_going: bool = False,
-) -> Ladder:
+def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = False) -> Ladder:
     """
-    Run the gates *names* on the machine of *facts*, and store the verdicts after each.
+    Run the gates of *gate_options* on this machine, and store the verdicts after each.
 
     Raises:
         file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
-    path, python = gate_options.wheel, gate_options.python
-    subject = wheel.read_subject(path) if path else None
-    file = None
-    if subject:
+    path, python, facts = gate_options.wheel, gate_options.python, machine_facts()
+    subject, file = None, None
+    if path:
+        subject = wheel.read_subject(path)
         file = VerdictFile(context.store, context.output, subject, context.project.stack)
         console.note(f"attempt {file.attempt} of this wheel; verdicts: {file.path}")
-    return ladder.climb(
-        [builder.gate(name) for name in names],
-        stack=context.project.stack,
-        wheel=subject,
-        device_code=lambda: builder.device_code,
+    with GateBuilder(context, gate_options, facts) as builder:
         # The verdicts are about the wheel together with the packages that it is served with.
-        host={
-            **facts,
-            **(
-                wheel_facts.content_of_environment(wheel_identity.site_packages(python))
-                if python
-                else {}
-            ),
-        },
-        keep_going=keep_going,
-        file=file,
-    )
+        site = wheel_identity.site_packages(python) if python else None
+        return ladder.climb(
+            [builder.gate(name) for name in GATES if name in (gate_options.only or GATES)],
+            stack=context.project.stack,
+            wheel=subject,
+            device_code=lambda: builder.device_code,
+            host={**facts, **(wheel_facts.content_of_environment(site) if site else {})},
+            keep_going=keep_going,
+            file=file,
+        )
 
 
 def _newest_wheel(context: RunContext) -> Path | None:

@@ -30,8 +30,7 @@ from sparkwright.client.records import (
 from sparkwright.core.files import read_bytes
 from sparkwright.core.states import State
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, require_evidence
 from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
 from sparkwright.release.errors import ReleaseError, TrustError
@@ -86,11 +85,11 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
         if (path := (folder or wheel.parent) / f"{stem}.{kind}.json").exists()
     }
     try:
-        ladder = verdict_file.read(files["verdicts"]) if "verdicts" in files else None
+        ladder = read_verdicts(files["verdicts"]) if "verdicts" in files else None
         data = files.get("throughput")
         throughput = msgspec.json.decode(data, type=Result) if data is not None else None
         if ladder and throughput and ladder.states.get("G8", "not-run") != "not-run":
-            verdict_file.require_evidence(ladder, files["throughput"])
+            require_evidence(ladder, files["throughput"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"A file of the gates about {wheel.name} is not what `sparkwright gate` writes."
         raise failure(what, details=[str(error)]) from error

@@ -48,24 +48,18 @@ from sparkwright.gates.throughput.experiment import Environment, Experiment, Exp
 #: Files in the folder that ``--record`` writes, beside the answers to the task.
 BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
 
-#: Gate → the options that it needs, as attributes of `GateOptions`.
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "G0": ("wheel",),
-    "G3": ("recipe", "serve"),
-    "G4": ("serves",),
-    "G5": ("serves", "against"),
-    "G6": ("serves", "against"),
-    "G7": ("serves",),
-    "G8": ("serve", "baseline_python"),
-}
-#: Such an option, for people.
-_OPTIONS: Mapping[str, str] = {
-    "wheel": "a WHEEL",
-    "recipe": "a --recipe",
-    "serves": "a model to --serve, or a --server",
-    "against": "the reference with --against",
-    "serve": "a model to --serve, and the --python of its environment",
-    "baseline_python": "a --baseline-python",
+_SERVES = {"serves": "a model to --serve, or a --server"}
+_STARTS = {"serve": "a model to --serve, and the --python of its environment"}
+_COMPARES = {"against": "the reference with --against"}
+#: Gate → the options that it needs, as attributes of `GateOptions`, and each of them for people.
+NEEDS: Mapping[str, Mapping[str, str]] = {
+    "G0": {"wheel": "a WHEEL"},
+    "G3": {"recipe": "a --recipe", **_STARTS},
+    "G4": _SERVES,
+    "G5": {**_SERVES, **_COMPARES},
+    "G6": {**_SERVES, **_COMPARES},
+    "G7": _SERVES,
+    "G8": {**_STARTS, "baseline_python": "a --baseline-python"},
 }
 
 
@@ -135,33 +129,33 @@ class GateBuilder:
             UsageError: The policy has no such profile or task.
             recipe-unfit: The recipe has no floor for the task.
         """
-        table = policy.declared(name)
+        options, policies, digest = self._options, self._policies, ""
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
-        lacking = [need for need in NEEDS.get(name, ()) if not getattr(self._options, need)]
+        lacking = [text for need, text in NEEDS.get(name, {}).items() if not getattr(options, need)]
+        blocked = None
         if lacking:
-            message = f"to run it, name {'; and '.join(_OPTIONS[need] for need in lacking)}"
+            message = f"to run it, name {'; and '.join(lacking)}"
             blocked = not_run(STOPPED[0].name, message, "not-asked")
-            return Gate(name, "", table, tuple, recipe, blocked)
-        if name in ("G4", "G7"):
-            self._require("--profile", self._options.profile, self._policies.generation.profiles)
-        if name == "G6":
-            self._require("--task", self._options.task, self._policies.accuracy.tasks)
-            self._floor()
+        elif name == "G0":
+            digest = self._audit.policy
+        elif name == "G8":
+            digest = self._experiment.digest
+        else:
+            if name in ("G4", "G7"):
+                _require("--profile", options.profile, policies.generation.profiles)
+            if name == "G6":
+                _require("--task", options.task, policies.accuracy.tasks)
+                self._require_floor()
+            settings = (options.flag, options.variable)
+            digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str
-        return Gate(
-            name, self._digest(name), table, partial(self._run, name), recipe, evidence=evidence
-        )
+        run = partial(self._checks, name)
+        return Gate(name, digest, policy.declared(name), run, recipe, blocked, evidence)
 
-    def _require(self, option: str, value: str, choices: Mapping[str, object]) -> None:
-        if value not in choices:
-            what = f"The policy has nothing for {option} {value}."
-            raise UsageError("usage", what, todo=f"Choose: {', '.join(choices)}.")
-
-    def _floor(self) -> float:
-        """Return the least share of correct answers in G6."""
+    def _require_floor(self) -> None:
+        """Raise unless the recipe has the least share of correct answers to the task of G6."""
         task = self._options.task
-        floor = self._recipe.floors.get(task) if self._recipe else None
-        if floor is None:
+        if self._recipe is None or task not in self._recipe.floors:
             recipe = self._options.recipe or "a server without --recipe"
             raise RecipeError(
                 "recipe-unfit",
@@ -169,33 +163,80 @@ class GateBuilder:
                 todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
                 "choose another --task or --recipe, or --only without G6.",
             )
-        return floor
 
-    def _digest(self, name: str) -> str:
-        if name == "G0":
-            return self._audit.policy
-        if name == "G8":
-            return self._experiment.digest
-        options = self._options
-        settings = (options.flag, options.variable)
-        return self._policies.digest(name, self._recipe, options.profile, settings)
+    def _checks(self, name: str) -> tuple[Check, ...]:
+        if name not in SERVED or name == "G8":
+            return self._run(name)
+        # G3 reports itself why the server that we started does not run.
+        ended = self._ended() if self._options.serve and name != "G3" else None
+        checks = (ended,) if ended else self._run(name)
+        return (*checks, self._served) if self._options.wheel else checks
 
     def _run(self, name: str) -> tuple[Check, ...]:
-        run = {
-            "G0": self._wheel_audit,
-            "G1": self._numerics,
-            "G2": self._device,
-            "G3": self._contract,
-            "G4": self._generation,
-            "G5": self._logprobs,
-            "G6": self._accuracy,
-            "G7": self._soak,
-            "G8": self._throughput,
-        }
-        served = name in SERVED and name != "G8"
-        ended = self._ended() if served and self._options.serve else None
-        checks = (ended,) if ended and name != "G3" else run[name]()
-        return (*checks, self._served) if served and self._options.wheel else checks
+        options, policies, server, recipe = self._options, self._policies, self.server, self._recipe
+        match name:
+            case "G0":
+                self.device_code = self._audit.device_code
+                return wheel_audit.run(self._audit)
+            case "G1":
+                trees = numerics.source_trees(self._context, policies.numerics)
+                headers = numerics.include_folders(toolchain.obtain(self._context))
+                return numerics.run(trees, policies.numerics, headers, self._scratch / "numerics")
+            case "G2":
+                folder = self._scratch / "device"
+                folder.mkdir()
+                return device.run(
+                    policies.device,
+                    folder,
+                    wheel=options.wheel,
+                    target=self._audit.target if options.wheel else "",
+                    python=options.python,
+                )
+            case "G3" if recipe:
+                return contract.run(
+                    policies.contract,
+                    recipe,
+                    contract.observe(server.started, self._profiles),
+                    server.identity,
+                    options.against / BACKENDS if options.against else None,
+                )
+            case "G4":
+                return generation.run(
+                    policies.generation,
+                    server.client(),
+                    options.profile,
+                    recipe=recipe,
+                    relaunch=server.relaunched if options.serve else None,
+                )
+            case "G5" if options.against:
+                reference = options.against / LOGPROBS
+                return logprobs.run(
+                    policies.logprobs, server.client(), reference, served=server.identity
+                )
+            case "G6" if options.against and recipe:
+                return accuracy.run(
+                    policies.accuracy,
+                    options.task,
+                    self._context,
+                    server.client(),
+                    options.against / f"{options.task}.json",
+                    identity=server.identity,
+                    floor=recipe.floors[options.task],
+                )
+            case "G7":
+                rules, client = policies.soak, server.client()
+                if recipe and recipe.soak_seconds:
+                    rules = replace(rules, seconds=recipe.soak_seconds)
+                words = partial(
+                    generation.run, policies.generation, client, options.profile, quick=True
+                )
+                distributions = partial(self._run, "G5") if options.against else None
+                return soak.run(
+                    rules, client, pid=server.pid(), words=words, distributions=distributions
+                )
+            case "G8":
+                return self._throughput()
+        raise AssertionError(name)
 
     def _ended(self) -> Check | None:
         """Return why the server that we started does not run; None if it does."""
@@ -220,71 +261,6 @@ class GateBuilder:
     def _audit(self) -> AuditReport:
         assert self._options.wheel
         return cached_audit(self._context, self._options.wheel)
-
-    def _wheel_audit(self) -> tuple[Check, ...]:
-        self.device_code = self._audit.device_code
-        return wheel_audit.run(self._audit)
-
-    def _numerics(self) -> tuple[Check, ...]:
-        rules, folder = self._policies.numerics, self._scratch / "numerics"
-        trees = numerics.source_trees(self._context, rules)
-        headers = numerics.include_folders(toolchain.obtain(self._context))
-        return numerics.run(trees, rules, headers, folder)
-
-    def _device(self) -> tuple[Check, ...]:
-        wheel, folder = self._options.wheel, self._scratch / "device"
-        folder.mkdir()
-        target, python = self._audit.target if wheel else "", self._options.python
-        return device.run(self._policies.device, folder, wheel=wheel, target=target, python=python)
-
-    def _contract(self) -> tuple[Check, ...]:
-        against = self._options.against
-        assert self._recipe
-        return contract.run(
-            self._policies.contract,
-            self._recipe,
-            contract.observe(self.server.started, self._profiles),
-            self.server.identity,
-            against / BACKENDS if against else None,
-        )
-
-    def _generation(self) -> tuple[Check, ...]:
-        relaunch = self.server.relaunched if self._options.serve else None
-        rules, client = self._policies.generation, self.server.client()
-        return generation.run(
-            rules, client, self._options.profile, recipe=self._recipe, relaunch=relaunch
-        )
-
-    def _logprobs(self) -> tuple[Check, ...]:
-        assert self._options.against
-        rules, path = self._policies.logprobs, self._options.against / LOGPROBS
-        return logprobs.run(rules, self.server.client(), path, served=self.server.identity)
-
-    def _accuracy(self) -> tuple[Check, ...]:
-        options = self._options
-        assert options.against
-        return accuracy.run(
-            self._policies.accuracy,
-            options.task,
-            self._context,
-            self.server.client(),
-            options.against / f"{options.task}.json",
-            identity=self.server.identity,
-            floor=self._floor(),
-        )
-
-    def _soak(self) -> tuple[Check, ...]:
-        rules, profile = self._policies.generation, self._options.profile
-        policy, client = self._policies.soak, self.server.client()
-        if self._recipe and self._recipe.soak_seconds:
-            policy = replace(policy, seconds=self._recipe.soak_seconds)
-        return soak.run(
-            policy,
-            client,
-            pid=self.server.pid(),
-            words=lambda: generation.run(rules, client, profile, quick=True),
-            distributions=self._logprobs if self._options.against else None,
-        )
 
     @cached_property
     def _experiment(self) -> Experiment:
@@ -341,12 +317,10 @@ class GateBuilder:
             command-failed: The harness cannot be installed.
         """
         server, task, recipe = self.server, self._options.task, self._recipe
-        if self._served.state != "pass":
+        fault = self._served if self._served.state != "pass" else self._ended()
+        if fault:
             what = "The reference would name a wheel that did not answer."
-            raise GateError("measurement-invalid", what, details=[self._served.message])
-        if self._options.serve and (ended := self._ended()):
-            what = "The reference cannot be recorded."
-            raise GateError("measurement-invalid", what, details=[ended.message])
+            raise GateError("measurement-invalid", what, details=[fault.message])
         folder.mkdir(parents=True, exist_ok=True)
         client, identity = server.client(), server.identity
         written = [folder / LOGPROBS]
@@ -374,3 +348,9 @@ class GateBuilder:
                 raise
             console.warn(f"No answers to {task} are recorded, for want of the harness: {error}")
         return tuple(written)
+
+
+def _require(option: str, value: str, choices: Mapping[str, object]) -> None:
+    if value not in choices:
+        what = f"The policy has nothing for {option} {value}."
+        raise UsageError("usage", what, todo=f"Choose: {', '.join(choices)}.")

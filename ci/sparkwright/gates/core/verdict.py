@@ -222,11 +222,6 @@ class Ladder(msgspec.Struct, frozen=True):
             for gate, state in lowest.items()
         }
 
-    def passes(self, recipe: str) -> bool:
-        """Return whether all gates before G8 that ran for *recipe* passed."""
-        own = [verdict for verdict in self.verdicts if recipe and verdict.recipe == recipe]
-        return worst(verdict.state for verdict in own if verdict.gate != "G8") == "pass"
-
     @property
     def host(self) -> dict[str, str]:
         """The facts on which all verdicts agree that were measured with the wheel installed."""

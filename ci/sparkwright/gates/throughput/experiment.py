@@ -40,8 +40,7 @@ from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core import server_under_test, verdict_file
-from sparkwright.gates.core.ladder import machine_facts
+from sparkwright.gates.core import ladder, server_under_test
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import (
@@ -287,8 +286,8 @@ class Experiment:
         about |= {"policy": self.digest, "generator": generator}
         if spec.fresh:
             path.unlink(missing_ok=True)
-        log = verdict_file.attempt_log(self._context.output, candidate.wheel)
-        number = verdict_file.attempts(log, candidate.sha256, "G8", self._recipe)
+        log = ladder.attempt_log(self._context.output, candidate.wheel)
+        number = ladder.attempts(log, candidate.sha256, "G8", self._recipe)
         start = ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
         if journal.refused:
@@ -361,7 +360,7 @@ class Experiment:
             recipe=self._recipe, model=spec.model.name if spec.model else spec.served_name,
             quantization=spec.recipe.model.quantization if spec.recipe and spec.model else "",
             added=added if spec.recipe else (), stack=self._stack,
-            host={**machine_facts(), **machine.fingerprint()},
+            host={**ladder.machine_facts(), **machine.fingerprint()},
             margin=max((one.bounds.margin for one in series), default=0.0) if runner.rule else 0.0,
             alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,
             bandwidth=machine.bandwidth,
