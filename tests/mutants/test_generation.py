@@ -16,13 +16,14 @@ from sparkwright.gates.core.verdict import Check, passed
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
+from sparkwright.gates.soak.load import SoakPolicy
 
 __all__ = ["_broken", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
 POLICY = strict_yaml.load(WORDS, GenerationPolicy)
-SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
+SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
 MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {

@@ -75,8 +75,8 @@ def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
     tried = []
 
     def climb(*arguments: Any) -> None:
-        tried.append(arguments[3])
-        if arguments[3] == ("G1",):
+        tried.append(arguments[1].only)
+        if arguments[1].only == ("G1",):
             raise SourceError("offline", "It is not in the store.")
         raise CommandError("command-failed", "It broke.")
 

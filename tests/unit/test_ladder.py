@@ -53,7 +53,7 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.device.gate import DevicePolicy
 from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.soak.gate import SoakPolicy
+from sparkwright.gates.soak.load import SoakPolicy
 
 FOLDER = Path(policy.__file__).parents[1]
 WHEEL = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))

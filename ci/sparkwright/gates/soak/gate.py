@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from sparkwright.bench.machine import watchdog
@@ -38,8 +37,6 @@ from sparkwright.gates.core.verdict import (
     worst,
 )
 from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, Watched
-
-__all__ = ["CHECKS", "REASONS", "SoakPolicy", "run"]
 
 CHECKS = (
     *declare("duration", "requests", "words-under-load", measured=True),
@@ -98,21 +95,6 @@ REASONS: Mapping[str, str] = {
 }
 
 
-class SoakEnd(msgspec.Struct, frozen=True):
-    """
-    The end of the load.
-
-    Attributes:
-        at: Seconds since the beginning.
-        gone: Whether the server gave no more answers.
-        running: Requests that the server still worked on; None if it does not say.
-    """
-
-    at: float
-    gone: bool = False
-    running: float | None = None
-
-
 def run(
     policy: SoakPolicy,
     client: Client,
@@ -137,41 +119,44 @@ def run(
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(pid, kernel)
+    watched = monitor.watched
     try:
-        end = _soak(policy, load, monitor)
-        if not end.gone:
-            left = _running(client, policy.drain)
-            end = SoakEnd(end.at, False, left)
+        _soak(policy, load, monitor)
+        if not watched.gone:
+            watched.running = _running(client, policy.drain)
     finally:
         load.stop()
         monitor.close()
     after = {"words-after": words, "distributions-after": distributions}
     return (
-        *judge(policy, load.requests, monitor.watched, end),
-        *(judge_again(name, repeat, gone=end.gone) for name, repeat in after.items()),
+        *judge(policy, load.requests, watched),
+        *(judge_again(name, repeat, gone=watched.gone) for name, repeat in after.items()),
     )
 
 
-def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> SoakEnd:
+def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
     """Keep the load up until the time is over or the server is gone."""
     outcomes: list[Counter[str]] = []
-    began, at = time.monotonic(), 0.0
+    began, watched = time.monotonic(), monitor.watched
     # In a short soak each concurrency has its turn, too.
     longest = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
     concurrencies = itertools.cycle(policy.load.concurrencies)
     with console.progress("soak", policy.seconds) as progress:
-        while at < policy.seconds and not is_gone(policy, outcomes):
-            concurrency, seconds = next(concurrencies), min(longest, policy.seconds - at)
+        while watched.seconds < policy.seconds and not watched.gone:
+            concurrency = next(concurrencies)
+            seconds = min(longest, policy.seconds - watched.seconds)
             for _ in load.run(str(len(outcomes)), concurrency, seconds):
-                at = time.monotonic() - began
-                monitor.sample(at)
-                progress.update(at, f"{concurrency} at once")
+                watched.seconds = time.monotonic() - began
+                monitor.sample(watched.seconds)
+                progress.update(watched.seconds, f"{concurrency} at once")
             counted = sum(map(Counter.total, outcomes))
             outcomes.append(Counter(request.outcome for request in load.requests[counted:]))
+            watched.gone = is_gone(policy, outcomes)
             left = psutil.virtual_memory().available / 1e9
             answers = ", ".join(f"{count} {name}" for name, count in outcomes[-1].items())
-            console.note(f"{at:.0f} s, {concurrency} at once: {answers}; {left:.1f} GB left")
-    return SoakEnd(at, is_gone(policy, outcomes))
+            console.note(
+                f"{watched.seconds:.0f} s, {concurrency} at once: {answers}; {left:.1f} GB left"
+            )
 
 
 def is_gone(policy: SoakPolicy, outcomes: Sequence[Mapping[str, int]]) -> bool:
@@ -199,20 +184,24 @@ def _running(client: Client, seconds: float) -> float | None:
 
 
 def judge(
-    policy: SoakPolicy, requests: Sequence[SoakRequest], watched: Watched, end: SoakEnd
+    policy: SoakPolicy, requests: Sequence[SoakRequest], watched: Watched
 ) -> tuple[Check, ...]:
     """Return the checks of the load."""
-    ended = [(at, "server-restarted", text) for at, text in watched.ended]
-    faults = [(at, fault.reference, fault.message) for at, fault in watched.faults]
     checks = (
-        _duration(policy, end),
+        judged(
+            "duration",
+            f"{watched.seconds:.0f} of {policy.seconds:.0f} s of load",
+            "server-gone",
+            not watched.gone,
+            [Figure("time under load", watched.seconds, "s", bound=policy.seconds)],
+        ),
         _requests(policy, requests),
         _words(policy, requests),
         _growth(policy, "memory-growth", watched),
         _growth(policy, "gpu-memory-growth", watched),
-        _events("restarts", ended),
-        _events("kernel-log", faults),
-        _drained(end),
+        _events("restarts", watched.ended),
+        _events("kernel-log", watched.faults),
+        _drained(watched.running),
     )
     return tuple(
         # A GPU that is not here is not missed.
@@ -222,12 +211,6 @@ def judge(
         for check in checks
         for reason, message in [watched.unwatched.get(check.name, ("", ""))]
     )
-
-
-def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
-    figures = [Figure("time under load", end.at, "s", bound=policy.seconds)]
-    message = f"{end.at:.0f} of {policy.seconds:.0f} s of load"
-    return judged("duration", message, "server-gone", not end.gone, figures)
 
 
 def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
@@ -304,7 +287,7 @@ def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
     """
     from scipy.stats import theilslopes
 
-    warm = policy.warm * policy.seconds
+    warm, most = policy.warm * policy.seconds, policy.growth
     late = [(size / 1e6, at / 3600) for at, size in watched.memory.get(name, ()) if at >= warm]
     if len(late) < FEWEST_POINTS:
         message = f"{len(late)} readings after the warm-up are too few"
@@ -313,13 +296,12 @@ def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
     sizes, hours = zip(*late[:: len(late) // MOST_POINTS + 1], strict=True)
     middle, _, low, high = map(float, theilslopes(sizes, hours, policy.confidence))
     figures = [
-        Figure("growth", middle, "MB/h", len(sizes), bound=policy.growth),
+        Figure("growth", middle, "MB/h", len(sizes), bound=most),
         Figure("growth at least", low, "MB/h"),
         Figure("growth at most", high, "MB/h"),
         Figure("memory at the end", sizes[-1], "MB"),
     ]
-    message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
-    most = policy.growth
+    message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {most:g} are allowed"
     state: State = "fail" if low > most else "inconclusive" if high > most else "pass"
     reasons: dict[State, str] = {"fail": "memory-grows", "inconclusive": "growth-undecided"}
     return decided(name, message, state, reasons, figures)
@@ -334,11 +316,11 @@ def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
     return failed(name, text, reason, samples=samples)
 
 
-def _drained(end: SoakEnd) -> Check:
-    if end.running is None:
+def _drained(running: float | None) -> Check:
+    if running is None:
         return not_run("drained", "the server does not say what it works on", "gauges-absent")
-    message = f"{end.running:g} requests are worked on after the load"
-    return judged("drained", message, "requests-stuck", not end.running)
+    message = f"{running:g} requests are worked on after the load"
+    return judged("drained", message, "requests-stuck", not running)
 
 
 def judge_again(

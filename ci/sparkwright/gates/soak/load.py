@@ -22,7 +22,6 @@ import psutil
 from msgspec import Meta
 
 from sparkwright.bench.machine.watchdog import KernelLog
-from sparkwright.bench.records import Reason
 from sparkwright.bench.server.client import Client, ServerInvalid
 
 #: Reasons of a request whose deadline is over.
@@ -210,18 +209,21 @@ class Watched(msgspec.Struct):
 
     Attributes:
         memory: Check of the memory → readings: time and bytes.
-        ended: Time and name of each process of the server that ended.
-        faults: Time and text of each fault in the kernel's log.
+        ended: Time, reason and text of each process of the server that ended.
+        faults: Time, reason and text of each fault in the kernel's log.
         unwatched: Check → reason and message, if its subject cannot be watched.
+        seconds: The time under load.
+        gone: Whether the server gave no more answers.
+        running: Requests that the server still worked on after the load; None if it does not say.
     """
 
     memory: dict[str, list[tuple[float, float]]] = {}
-    ended: list[tuple[float, str]] = []
-    faults: list[tuple[float, Reason]] = []
+    ended: list[tuple[float, str, str]] = []
+    faults: list[tuple[float, str, str]] = []
     unwatched: dict[str, tuple[str, str]] = {}
-
-
-_UNKNOWN = ("gpu-memory-unknown", "the driver does not list the memory of the server's processes")
+    seconds: float = 0.0
+    gone: bool = False
+    running: float | None = None
 
 
 class Monitor:
@@ -244,11 +246,8 @@ class Monitor:
         if not self._processes:
             text = "the server's process is not known here"
             unwatched["memory-growth"] = unwatched["restarts"] = ("processes-unknown", text)
-        gpu = gpu_memory({process.pid for process in self._processes})
-        if gpu is None:
+        if gpu_memory(()) is None:
             unwatched["gpu-memory-growth"] = ("no-gpu", "this machine has no NVIDIA GPU")
-        elif not gpu:
-            unwatched["gpu-memory-growth"] = _UNKNOWN
         try:
             self._log = KernelLog(kernel)
         except OSError as error:
@@ -258,25 +257,28 @@ class Monitor:
         """Read everything, *at* seconds since the beginning."""
         watched, processes = self.watched, self._tree()
         for process in set(self._processes).difference(processes):
-            watched.ended.append((at, f"{self._processes.pop(process)} ended"))
+            text = f"{self._processes.pop(process)} ended"
+            watched.ended.append((at, "server-restarted", text))
         # A process may end meanwhile.
         with contextlib.suppress(psutil.Error):
             resident = sum(process.memory_info().rss for process in processes)
             watched.memory.setdefault("memory-growth", []).append((at, float(resident)))
         if gpu := gpu_memory({process.pid for process in processes}):
             watched.memory.setdefault("gpu-memory-growth", []).append((at, gpu))
-        elif processes:
-            watched.unwatched.setdefault("gpu-memory-growth", _UNKNOWN)
-        lost = ""
-        try:
-            faults = list(self._log.findings() if self._log else ())
-            watched.faults += [(at, fault) for fault in faults[:20]]
-            lost = "records were overwritten" if self._log and self._log.lost else ""
-        except OSError as error:
-            lost = str(error)
-        if lost:
-            text = f"faults may be missing: {lost}"
-            watched.unwatched["kernel-log"] = ("kernel-log-lost", text)
+        else:
+            text = "the driver does not list the memory of the server's processes"
+            watched.unwatched.setdefault("gpu-memory-growth", ("gpu-memory-unknown", text))
+        if self._log:
+            lost = ""
+            try:
+                faults = list(self._log.findings())[:20]
+                watched.faults += [(at, fault.reference, fault.message) for fault in faults]
+                lost = "records were overwritten" if self._log.lost else ""
+            except OSError as error:
+                lost = str(error)
+            if lost:
+                text = f"faults may be missing: {lost}"
+                watched.unwatched["kernel-log"] = ("kernel-log-lost", text)
 
     def close(self) -> None:
         """Close the kernel's log."""
