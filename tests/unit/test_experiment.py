@@ -18,15 +18,16 @@ from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.results import Result, Speculation
+from sparkwright.bench.results import Kind, Result, Speculation
 from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.ladder import Attempt
+from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment
 from sparkwright.gates.throughput.measurement import (
     CounterChange,
     counter_change,
@@ -52,18 +53,17 @@ def context(place: Path) -> RunContext:
     return options.checkout(main.parse(["bench", *words]))
 
 
-def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environment:
-    return Environment(refserved.environment(place.parent / name, behaviour))
+def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Path:
+    return refserved.environment(place.parent / name, behaviour)
 
 
-def question(place: Path, candidate: Environment | None = None, **changes: object) -> ExperimentSpec:
-    candidate = candidate or environment(place, "candidate")
-    plain = ExperimentSpec("bench", candidate, model=place.parent / "toy", workloads=CELLS, at_once=True)
-    return replace(plain, **changes)
+def question(place: Path, python: Path | None = None, **changes: object) -> GateOptions:
+    python = python or environment(place, "candidate")
+    return replace(GateOptions(python=python, serve=place.parent / "toy", workload=CELLS, at_once=True), **changes)
 
 
-def answered(place: Path, asked: ExperimentSpec) -> Result:
-    return Experiment(context(place), asked, ThreadLoad()).result()
+def answered(place: Path, asked: GateOptions, kind: Kind = "bench", blocks: int = 0) -> Result:
+    return Experiment(context(place), kind, asked, blocks, ThreadLoad()).result()
 
 
 def test_a_bench_finds_the_true_times(place: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_candidate_that_is_wrong_never_passes(
 ) -> None:
     """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
     candidate, base = environment(place, "wrong", replace(TRUE, faults=faults)), environment(place, "base")
-    result = answered(place, question(place, candidate, kind="gate", baseline=base, variables=variables))
+    result = answered(place, question(place, candidate, baseline_python=base, variable=tuple(variables.items())), "gate")
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
@@ -101,17 +101,17 @@ def test_a_candidate_that_is_wrong_never_passes(
 def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) -> None:
     """Keyed by machine and model: a gate of another wheel finds the block; a second gate says so."""
     base = environment(place, "base")
-    result = answered(place, question(place, base, kind="calibration", baseline=base, blocks=2))
+    result = answered(place, question(place, base, baseline_python=base), "calibration", 2)
     assert [len(values) for values in result.calibration.values()] == [2, 2], result.says
     wheel = place.parent / "a.whl"
     wheel.write_bytes(b"wheel")
-    asked = question(place, Environment(environment(place, "other").python, wheel), kind="gate", baseline=base)
+    asked = question(place, environment(place, "other"), wheel=wheel, baseline_python=base)
     log, sha256 = ladder.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
     append_line(log, Attempt(1, sha256, "G8", "another recipe"))
     append_line(log, Attempt(2, sha256, "G8"))
-    first = answered(place, asked)
+    first = answered(place, asked, "gate")
     append_line(log, Attempt(3, sha256, "G8"))
-    second = answered(place, asked)
+    second = answered(place, asked, "gate")
     assert [len(values) for values in second.calibration.values()] == [4, 4]
     assert (first.attempt, second.attempt) == (1, 2)
     assert second.alpha == pytest.approx(first.alpha / 4)
@@ -126,13 +126,13 @@ def test_a_recipe_says_how_both_sides_are_served(place: Path, recipe: str, name:
     logits, as for its other gates. A recipe of another release is refused before anything starts.
     """
     one, plan = environment(place, "one"), recipes.load(place, recipe)
-    for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
-        launch = question(place, one, kind=kind, recipe=plan).launch(one, "0.33.0")
+    for gated, counts in ((True, "1"), (False, None)):
+        launch = launch_plan(question(place), plan, one, MEASURED_FLAGS, gated=gated)
         assert (launch.name, launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS")) == (name, counts)
         assert {"--no-enable-prefix-caching", *plan.flags(plan.variant("0.33.0"))} <= set(launch.flags)
-    assert question(place, one, recipe=plan, name="mine").launch(one, "0.33.0").name == "mine"
+    assert launch_plan(question(place, model="mine"), plan, one, (), gated=False).name == "mine"
     with refusal("recipe-unfit"):
-        question(place, one, recipe=plan).launch(one, "0.16.0")
+        launch_plan(question(place), plan, refserved.environment(place.parent / "old", TRUE, "0.16.0"), (), gated=False)
 
 
 def test_a_recipe_counts_only_as_it_is_served_and_profiled(
@@ -144,8 +144,8 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     nothing is shown for the recipe.
     """
     monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
-    base, recipe = environment(place, "base"), recipes.load(place, "toy-cpu")
-    result = answered(place, question(place, kind="gate", recipe=recipe, baseline=base, flags=("--seed=7",)))
+    base = environment(place, "base")
+    result = answered(place, question(place, recipe="toy-cpu", baseline_python=base, flag=("--seed=7",)), "gate")
     states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
     assert (states["measured"], states["flags"]) == (("invalid", "profile-missing"), ("invalid", "flags-added")), result.says
     assert states["contract"] == ("invalid", "profile-missing")
@@ -157,7 +157,7 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
-        result = answered(place, ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1))
+        result = answered(place, GateOptions(server=server.url, model="reference", workload=CELLS), blocks=1)
     assert (result.candidate.label, [leg.launch for leg in result.legs]) == (server.url, [0])
     assert result.cells[0].series[0].candidate
 
@@ -192,7 +192,7 @@ def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
 
 def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_cell_reads(place: Path) -> None:
     with refusal("usage", match="file of prompts"):
-        answered(place, question(place, workloads=("sharegpt",)))
+        answered(place, question(place, workload=("sharegpt",)))
     with refusal("usage", match="not with the file of --texts"):
         answered(place, question(place, texts=place / "prompts.jsonl"))
 

@@ -30,9 +30,10 @@ from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.server_under_test import GateOptions, launch_plan, served_name
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
-from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -108,34 +109,23 @@ def bench(arguments: argparse.Namespace) -> None:
         ),
     )
     context = options.checkout(arguments)
-    recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
-    kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
-    candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
-    spec = ExperimentSpec(
-        kind,
-        candidate,
-        candidate if calibrate else None,
-        arguments.server,
-        arguments.serve,
-        arguments.model,
-        recipe,
-        tuple(arguments.flag),
-        dict(arguments.variable),
-        tuple(arguments.workload),
-        options.prompts(context, arguments),
-        arguments.at_once,
-        calibrate or arguments.launches or (1 if arguments.server else 0),
-        arguments.fresh,
-        arguments.preheat,
+    bench_options = replace(
+        msgspec.convert(vars(arguments), GateOptions), texts=options.prompts(context, arguments)
     )
     if arguments.quick:
-        quick(context, spec, arguments.rate, natural=arguments.natural)
+        quick(context, bench_options, arguments.rate, natural=arguments.natural)
         return
-    if published and recipe and not spec.workloads:
+    kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
+    if calibrate:
+        wheel, python = bench_options.wheel, bench_options.python
+        bench_options = replace(bench_options, baseline=wheel, baseline_python=python)
+    recipe = recipes.load(context.project.root, arguments.recipe) if published else None
+    if recipe and not bench_options.workload:
         reports = (*recipe.published, *recipe.ours)
         cells = (figure.cell for report in reports for figure in report.figures)
-        spec = replace(spec, workloads=tuple(dict.fromkeys(cells)))
-    experiment = Experiment(context, spec)
+        bench_options = replace(bench_options, workload=tuple(dict.fromkeys(cells)))
+    blocks = calibrate or arguments.launches or (1 if arguments.server else 0)
+    experiment = Experiment(context, kind, bench_options, blocks)
     result = experiment.result()
     output.show(result)
     path = gate.write_result(context.store, context.output, result)
@@ -143,7 +133,7 @@ def bench(arguments: argparse.Namespace) -> None:
     if result.state == "invalid":
         what = f"{result.model} was not measured to the end."
         raise GateError("measurement-invalid", what, details=[result.says])
-    if published and recipe:
+    if recipe:
         compare_published(recipe, result, experiment.policy.published_tolerance)
 
 
@@ -182,10 +172,14 @@ def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
 
 
 def quick(
-    context: RunContext, spec: ExperimentSpec, rate: float | None = None, *, natural: bool = False
+    context: RunContext,
+    bench_options: GateOptions,
+    rate: float | None = None,
+    *,
+    natural: bool = False,
 ) -> QuickLook:
     """
-    Show, store and return a quick look at the first cell of the workloads of *spec*.
+    Show, store and return a quick look at the first cell of the workloads of *bench_options*.
 
     Args:
         rate: Requests per second; None for a closed loop.
@@ -195,27 +189,32 @@ def quick(
         measurement-invalid: The server does not start, or the load generator gives no result.
         UsageError: There is no such workload, or a file of prompts is missing or not used.
     """
-    gates = context.project.root / "ci" / "gates"
-    names = spec.workloads or (spec.recipe.workloads if spec.recipe else ("primary",))
-    cell = workloads.load(context.project.root).cells(*names)[0]
-    workloads.check_texts([cell], spec.texts)
+    root, python = context.project.root, bench_options.python
+    gates = root / "ci" / "gates"
+    recipe = recipes.load(root, bench_options.recipe) if bench_options.recipe else None
+    names = bench_options.workload or (recipe.workloads if recipe else ("primary",))
+    cell = workloads.load(root).cells(*names)[0]
+    workloads.check_texts([cell], bench_options.texts)
     generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
     generator = vllm_bench.obtain(
         context.project.root, generator_policy.stack, context.store, offline=context.offline
     )
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=bool(spec.url))
+    elsewhere = bool(bench_options.server)
+    machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
     wheel_facts: dict[str, Any] = {}
+    name = served_name(bench_options, recipe)
     with ExitStack() as stack:
         try:
             check_generator(generator, generator_policy)
         except LoadError as error:
             warnings.append(str(error))
-        url = spec.url
-        if spec.candidate:
-            wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
-            launch = spec.launch(spec.candidate, wheel_facts["version"])
+        url = bench_options.server
+        if python:
+            subject = subject_of(python, bench_options.wheel, context.project.stack)
+            wheel_facts = msgspec.to_builtins(subject)
+            launch = launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False)
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:
@@ -223,21 +222,21 @@ def quick(
                 raise GateError("measurement-invalid", what)
             url = ours.url
         load = LoadSpec(
-            url, spec.served_name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
-            seed=time.time_ns() % 2**31, tokenizer=spec.model,
-            prompt_file=spec.texts if cell.texts else None, request_rate=rate,
+            url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
+            seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
+            prompt_file=bench_options.texts if cell.texts else None, request_rate=rate,
             natural_length=natural,
         )  # fmt: skip
         try:
             look = quick_look.quick_look(generator, load, warnings)
         except LoadError as error:
-            what = f"{spec.served_name} was not measured."
+            what = f"{name} was not measured."
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
     for warning in look.warnings:
         console.warn(warning)
     # With a rate the concurrency of the cell is no limit.
     shape = cell.name.rpartition(" ")[0] if rate else cell.name
-    title = f"{spec.served_name}, {shape}: {look.runs} runs of {look.requests} requests"
+    title = f"{name}, {shape}: {look.runs} runs of {look.requests} requests"
     if look.output_tokens < cell.answer:
         title += f", answers cut to {look.output_tokens} tokens"
     title += f", {rate:g} requests per second" if rate else ""
@@ -246,7 +245,6 @@ def quick(
     order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
     host = machine.fingerprint()
     facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}
-    name = f"{spec.served_name}.quick"
-    path = gate.write_record(context.store, context.output, name, facts)
+    path = gate.write_record(context.store, context.output, f"{name}.quick", facts)
     console.document({**msgspec.to_builtins(facts), "file": str(path)})
     return look

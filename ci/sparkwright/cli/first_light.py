@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from sparkwright import __version__
 from sparkwright.bench import quick_look
 from sparkwright.bench.quick_look import QuickLook
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report.view import NOT_MEASURED, number, signed
 from sparkwright.bench.server import wheel_identity
@@ -45,7 +44,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Verdict, worst
-from sparkwright.gates.throughput.experiment import Environment, ExperimentSpec
 from sparkwright.release.bundle import anonymous_member
 
 #: Of a step: ``measured`` gives figures and decides nothing.
@@ -433,19 +431,18 @@ class FirstSteps:
 
     def _quick(self) -> StepRecord:
         self._require(model=True)
-        model, name = self._arguments.serve, self._arguments.recipe
-        recipe = recipes.load(self._context.project.root, name) if name else None
+        model, recipe = self._arguments.serve, self._arguments.recipe
         ours, stock = self._pythons
         sides = {"candidate": ours, "baseline": stock, "candidate again": ours}
         looks = {}
         for launch, python in sides.items():
             assert python
-            side = Environment(python, None if python == stock else self._graft)
-            spec = ExperimentSpec("bench", side, model=model, recipe=recipe)
+            wheel = None if python == stock else self._graft
+            inputs = GateOptions(wheel, python, model, recipe=recipe)
             output = self._folder / "quick" / launch.replace(" ", "-")
             with console.step(launch):
                 own = dataclasses.replace(self._context, output=output)
-                looks[launch] = bench.quick(own, spec)
+                looks[launch] = bench.quick(own, inputs)
         message = f"{len(looks)} launches, one after the other; not a gate"
         return StepRecord("measured", message, looks=looks)
 

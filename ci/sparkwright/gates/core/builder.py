@@ -43,7 +43,7 @@ from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.experiment import Experiment
 
 #: Files in the folder that ``--record`` writes, beside the answers to the task.
 BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
@@ -264,28 +264,7 @@ class GateBuilder:
 
     @cached_property
     def _experiment(self) -> Experiment:
-        options = self._options
-        assert options.python
-        assert options.baseline_python
-        return Experiment(
-            self._context,
-            ExperimentSpec(
-                "gate",
-                Environment(options.python, options.wheel),
-                Environment(options.baseline_python, options.baseline),
-                model=options.serve,
-                name=options.model,
-                recipe=self._recipe,
-                flags=options.flag,
-                variables=dict(options.variable),
-                workloads=options.workload,
-                texts=options.texts,
-                at_once=options.at_once,
-                fresh=options.fresh,
-                preheat=options.preheat,
-                user=options.server_user,
-            ),
-        )
+        return Experiment(self._context, "gate", self._options)
 
     def _throughput(self) -> tuple[Check, ...]:
         options = self._options

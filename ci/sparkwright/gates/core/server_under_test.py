@@ -56,10 +56,10 @@ REASONS: Mapping[str, str] = {
 
 class GateOptions(msgspec.Struct, frozen=True):
     """
-    What the command line names.
+    What the command line of ``gate`` or ``bench`` names.
 
     Attributes:
-        wheel: The wheel to judge.
+        wheel: The wheel to judge or to measure.
         python: The Python of an environment that the wheel is installed in.
         serve: Folder of the model to serve from that environment.
         server_user: The user that it runs as; empty for that of the gate.
@@ -73,7 +73,12 @@ class GateOptions(msgspec.Struct, frozen=True):
         task: Of G6.
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
             environment that it is installed in.
-        workload, texts, at_once, fresh, preheat: Of G8.
+        workload: Names of ``workloads.yaml``, or of cells; empty for the recipe's or the policy's.
+        texts: A file of real prompts.
+        at_once: Keep both servers running at the same time; otherwise a launch of one server
+            measures each cell once.
+        fresh: Begin anew, whatever an interrupted journal holds.
+        preheat: Seconds; None for the policy's.
         only: The gates to run; empty for all.
     """
 
@@ -103,6 +108,35 @@ class GateOptions(msgspec.Struct, frozen=True):
     def serves(self) -> bool:
         """Whether there is a server, or will be one."""
         return bool(self.server or self.serve)
+
+
+def launch_plan(
+    options: GateOptions, recipe: Recipe | None, python: Path, flags: Sequence[str], *, gated: bool
+) -> LaunchPlan:
+    """
+    Return how the vLLM in the environment of *python* serves the model of *options*.
+
+    Args:
+        flags: Arguments of ``vllm serve`` beside those of the recipe and the options.
+        gated: Whether vLLM counts requests with logits that are not numbers.
+
+    Raises:
+        environment-unusable: There is no vLLM.
+        recipe-unfit: The recipe does not support that release.
+    """
+    assert options.serve
+    own = (*options.flag, *(flag for flag in flags if flag not in options.flag))
+    plan = recipes.launch(
+        recipe, wheel_identity.version(python), python, options.serve, flags=own,
+        variables=dict(options.variable), name=options.model, user=options.server_user,
+    )  # fmt: skip
+    return replace(plan, variables={**(GATED if gated else {}), **plan.variables})
+
+
+def served_name(options: GateOptions, recipe: Recipe | None) -> str:
+    """Return the name under which the model of *options* is served."""
+    own = recipes.served_name(recipe, options.serve) if options.serve else "model"
+    return options.model or own
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -188,21 +222,11 @@ class ServerUnderTest:
             yield server.client()
 
     def launch(self) -> LaunchPlan:
-        """
-        Return how we start the server.
-
-        Raises:
-            recipe-unfit: The recipe does not support the release in the environment.
-        """
-        options = self._options
-        assert options.serve
-        assert options.python
-        plan = recipes.launch(
-            self._recipe, wheel_identity.version(options.python), options.python, options.serve,
-            flags=(*options.flag, *self._flags), variables=dict(options.variable),
-            name=options.model, user=options.server_user,
-        )  # fmt: skip
-        return replace(plan, variables={**GATED, **plan.variables})
+        """Return how we start the server; raises as `launch_plan`."""
+        assert self._options.python
+        return launch_plan(
+            self._options, self._recipe, self._options.python, self._flags, gated=True
+        )
 
     def client(self) -> Client:
         """Return a client of the server."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.load import vllm_bench
@@ -30,7 +29,7 @@ from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
@@ -40,7 +39,13 @@ from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core import ladder, server_under_test
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.server_under_test import (
+    GateOptions,
+    launch_plan,
+    model_digest,
+    served_name,
+)
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import (
@@ -63,83 +68,22 @@ MEASURED_FLAGS = ("--no-enable-prefix-caching",)
 COUNTERS_TIMEOUT_S = 30.0
 
 
-class Environment(msgspec.Struct, frozen=True):
-    """A *python* with vLLM, and the *wheel* that it was installed from, if that is known."""
-
-    python: Path
-    wheel: Path | None = None
-
-    def subject(self, stack: str) -> Subject:
-        """
-        Return what is measured there.
-
-        Raises:
-            environment-unusable: There is no vLLM.
-        """
-        version = wheel_identity.version(self.python)
-        ours = "+spark." in version
-        label = f"{'' if ours else 'stock '}vLLM {version}"
-        name, sha256 = (self.wheel.name, sha256_file(self.wheel)) if self.wheel else ("", "")
-        return Subject(label, name, sha256, version, stack if ours else "")
-
-
-class ExperimentSpec(msgspec.Struct, frozen=True):
+def subject_of(python: Path, wheel: Path | None, stack: str) -> Subject:
     """
-    What is to be measured, and against what.
+    Return what is measured in the environment of *python*.
 
-    Attributes:
-        candidate, baseline: Environments; no candidate for a server that runs at *url*, and no
-            baseline if nothing is compared.
-        model: Folder of the model. *name*: under which it is served; empty for the model's own.
-        recipe: How it is served; None for *flags* and *variables* alone, which are added to it.
-        workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's or the policy's.
-        texts: A file of real prompts.
-        at_once: Keep both servers running at the same time; otherwise a launch of one server
-            measures each cell once.
-        blocks: Of a bench (launches) or a calibration; 0 for the policy's.
-        fresh: Begin anew, whatever an interrupted journal holds.
-        preheat: Seconds; None for the policy's.
-        user: The user that servers run as; empty for that of this process.
+    Args:
+        wheel: The wheel that vLLM was installed from, if that is known.
+        stack: Of the wheel, if it is ours.
+
+    Raises:
+        environment-unusable: There is no vLLM.
     """
-
-    kind: Kind
-    candidate: Environment | None = None
-    baseline: Environment | None = None
-    url: str = ""
-    model: Path | None = None
-    name: str = ""
-    recipe: Recipe | None = None
-    flags: tuple[str, ...] = ()
-    variables: dict[str, str] = {}
-    workloads: tuple[str, ...] = ()
-    texts: Path | None = None
-    at_once: bool = False
-    blocks: int = 0
-    fresh: bool = False
-    preheat: float | None = None
-    user: str = ""
-
-    def launch(self, environment: Environment, version: str) -> LaunchPlan:
-        """
-        Return how the vLLM *version* of *environment* is started; both sides alike.
-
-        Raises:
-            recipe-unfit: The recipe does not support that release.
-        """
-        assert self.model is not None
-        flags = (*self.flags, *(flag for flag in MEASURED_FLAGS if flag not in self.flags))
-        plan = recipes.launch(
-            self.recipe, version, environment.python, self.model, flags=flags,
-            variables=self.variables, name=self.name, user=self.user,
-        )  # fmt: skip
-        gated = GATED if self.kind in ("gate", "calibration") else {}
-        return replace(plan, variables={**gated, **plan.variables})
-
-    @property
-    def served_name(self) -> str:
-        """The name under which the model is served."""
-        own = recipes.served_name(self.recipe, self.model) if self.model else "model"
-        return self.name or own
+    version = wheel_identity.version(python)
+    ours = "+spark." in version
+    label = f"{'' if ours else 'stock '}vLLM {version}"
+    name, sha256 = (wheel.name, sha256_file(wheel)) if wheel else ("", "")
+    return Subject(label, name, sha256, version, stack if ours else "")
 
 
 class Experiment:
@@ -147,38 +91,53 @@ class Experiment:
     An experiment, measured once by `result`.
 
     Args:
+        options: The environments, how the model is served in them, and what is measured; without a
+            *baseline_python* nothing is compared.
+        blocks: Of a bench (launches) or a calibration; 0 for the policy's.
         generator: The load generator; the pinned vllm-rs if none is given.
+
+    Attributes:
+        policy: Of the throughput gate.
+        digest: The sha256 of all policies that it is judged by.
 
     Raises:
         file-invalid: A policy is not valid.
-        UsageError: There is no such workload, or a file of prompts is missing or not used.
+        UsageError: There is no such workload or recipe, or a file of prompts is missing or not
+            used.
     """
 
     def __init__(
-        self, context: RunContext, spec: ExperimentSpec, generator: LoadGenerator | None = None
+        self,
+        context: RunContext,
+        kind: Kind,
+        options: GateOptions,
+        blocks: int = 0,
+        generator: LoadGenerator | None = None,
     ) -> None:
-        self._context, self._spec, self._generator = context, spec, generator
-        self._stack, self._recipe = context.project.stack, spec.recipe.name if spec.recipe else ""
+        self._context, self._kind, self._options = context, kind, options
+        self._blocks, self._generator = blocks, generator
+        root = context.project.root
+        self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         self._logs = context.store.folder("logs", "throughput")
-        gates = context.project.root / "ci" / "gates"
+        gates = root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
         self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
-        self._workloads = workloads.load(context.project.root)
-        own = spec.recipe.workloads if spec.recipe else (self.policy.workloads,)
-        cells = self._workloads.cells(*(spec.workloads or own))
-        if spec.kind != "bench" and not any(cell.primary for cell in cells):
+        self._workloads = workloads.load(root)
+        own = self._recipe.workloads if self._recipe else (self.policy.workloads,)
+        cells = self._workloads.cells(*(options.workload or own))
+        if kind != "bench" and not any(cell.primary for cell in cells):
             # Times of one request, and the rate of many.
             alone: tuple[Metric, ...] = ("tpot", "ttft")
             cells = tuple(
                 replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
                 for cell in cells
             )
-        workloads.check_texts(cells, spec.texts)
+        workloads.check_texts(cells, options.texts)
         self.cells = cells
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
-        self.digest = sha256_bytes(canonical((*policies, self._contract_policy, spec.recipe)))
+        self.digest = sha256_bytes(canonical((*policies, self._contract_policy, self._recipe)))
 
     def result(self) -> Result:
         """
@@ -189,27 +148,28 @@ class Experiment:
             SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
                 for another vLLM, another measurement at the same time.
         """
-        spec, store, policy = self._spec, self._context.store, self.policy
+        options, store, policy = self._options, self._context.store, self.policy
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, self._generator_policy.stack, store,
             offline=self._context.offline,
         )  # fmt: skip
-        if spec.recipe and spec.model:
-            servers = 2 if spec.at_once and spec.baseline else 1
+        if self._recipe and options.serve:
+            servers = 2 if options.at_once and options.baseline_python else 1
             for advice in preflight.check(
-                spec.recipe, self._workloads, spec.model, servers=servers
+                self._recipe, self._workloads, options.serve, servers=servers
             ):
-                console.note(f"{spec.recipe.name}: {advice.message}")
-        python = spec.candidate.python if spec.candidate else None
+                console.note(f"{self._recipe.name}: {advice.message}")
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
-            machine = MachineMonitor(self._machine_policy, store, python=python, elsewhere=bool(spec.url))
+            machine = MachineMonitor(
+                self._machine_policy, store, python=options.python, elsewhere=bool(options.server)
+            )
             plans, subjects = self._sides(machine)
             # A digest of the model's files, or its name at a server that runs.
-            name = spec.served_name
-            model = server_under_test.model_digest(spec.model) if spec.model else name
+            name = served_name(options, self._recipe)
+            model = model_digest(options.serve) if options.serve else name
             journal = self._journal(machine, generator.name, subjects, model)
-            preheat = self._machine_policy.preheat if spec.preheat is None else spec.preheat
+            preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
                 try:
@@ -217,21 +177,21 @@ class Experiment:
                 except LoadError as error:
                     hindrance = Reason(error.reason, error.message)
             fingerprint = machine.fingerprint()
-            key = paired_differences.calibration_key(fingerprint, model, at_once=spec.at_once)
-            kind = dict[str, list[tuple[str, float]]]
-            stored = store.get(paired_differences.STORED, key, kind) or {}
+            key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
+            record = dict[str, list[tuple[str, float]]]
+            stored = store.get(paired_differences.STORED, key, record) or {}
             blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
             run = RunSpec(
-                spec.kind, self.cells, spec.blocks or blocks.get(spec.kind, policy.launches),
-                spec.at_once, stored,
-                partial(self._contract_fault, subjects)
-                if spec.recipe and spec.kind == "gate"
+                self._kind, self.cells,
+                self._blocks or blocks.get(self._kind, policy.launches), options.at_once, stored,
+                partial(self._contract_fault, self._recipe, subjects)
+                if self._recipe and self._kind == "gate"
                 else None,
             )  # fmt: skip
             measuring = MeasurementContext(
                 generator, machine, policy,
                 lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-                name, spec.model, spec.texts, self._workloads.rule,
+                name, options.serve, options.texts, self._workloads.rule,
             )  # fmt: skip
             runner = Runner(run, measuring, partial(self._servers, plans), journal)
             if hindrance:
@@ -239,8 +199,9 @@ class Experiment:
             else:
                 runner.run()
             result = replace(
-                self._result(machine, journal, runner, subjects), blocks=run.blocks,
-                generator=generator.name, qualified=tuple(filter(None, [accuracy, runner.outlook])),
+                self._result(machine, journal, runner, subjects), model=options.serve.name
+                if options.serve else name, blocks=run.blocks, generator=generator.name,
+                qualified=tuple(filter(None, [accuracy, runner.outlook])),
             )  # fmt: skip
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, UNSTEADY)
@@ -251,21 +212,25 @@ class Experiment:
 
     def _sides(self, machine: MachineMonitor) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
         """Return the launch plan and the identity of each side."""
-        spec = self._spec
-        if spec.candidate is None:
-            version = Client(spec.url, spec.served_name).version()
-            return {}, {"candidate": Subject(spec.url, version=version)}
-        environments: dict[Side, Environment] = {"candidate": spec.candidate}
+        options, recipe = self._options, self._recipe
+        if options.python is None:
+            version = Client(options.server, served_name(options, recipe)).version()
+            return {}, {"candidate": Subject(options.server, version=version)}
+        environments: dict[Side, tuple[Path, Path | None]] = {
+            "candidate": (options.python, options.wheel)
+        }
         profiler: tuple[str, ...] = ()
-        if spec.baseline:
-            environments |= {"baseline": spec.baseline, "control": spec.baseline}
+        if options.baseline_python:
+            baseline = (options.baseline_python, options.baseline)
+            environments |= {"baseline": baseline, "control": baseline}
             # The profiler is there on both sides, and idle while anything is measured.
             profiler = kernel_trace.flags(self._logs / "profiles")
         plans: dict[Side, LaunchPlan] = {}
         subjects: dict[Side, Subject] = {}
-        for side, environment in environments.items():
-            subject = environment.subject(self._stack)
-            plan = spec.launch(environment, subject.version)
+        gated = self._kind in ("gate", "calibration")
+        for side, (python, wheel) in environments.items():
+            plan = launch_plan(options, recipe, python, MEASURED_FLAGS, gated=gated)
+            subject = subject_of(python, wheel, self._context.project.stack)
             subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
             reserve = max(plan.reserve, machine.policy.memory.floor)
             plans[side] = replace(plan, flags=(*plan.flags, *profiler), reserve=reserve)
@@ -275,19 +240,19 @@ class Experiment:
         self, machine: MachineMonitor, generator: str, subjects: Mapping[Side, Subject], model: str
     ) -> MeasurementJournal:
         """Open the journal of this experiment, which is continued if it was interrupted."""
-        spec, candidate = self._spec, subjects["candidate"]
-        served = (spec.at_once, spec.blocks, {side: subjects[side] for side in sorted(subjects)})
+        options, candidate = self._options, subjects["candidate"]
+        served = (options.at_once, self._blocks, {key: subjects[key] for key in sorted(subjects)})
         about = {
-            "model": model, "recipe": self._recipe,
+            "model": model, "recipe": options.recipe,
             "wheels and how they are served": sha256_bytes(canonical(served)),
         }  # fmt: skip
-        path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
+        path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         about |= {f"host: {name}": text for name, text in machine.fingerprint().items()}
         about |= {"policy": self.digest, "generator": generator}
-        if spec.fresh:
+        if options.fresh:
             path.unlink(missing_ok=True)
         log = ladder.attempt_log(self._context.output, candidate.wheel)
-        number = ladder.attempts(log, candidate.sha256, "G8", self._recipe)
+        number = ladder.attempts(log, candidate.sha256, "G8", options.recipe)
         start = ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
         if journal.refused:
@@ -303,7 +268,7 @@ class Experiment:
     ) -> Iterator[dict[Side, RunningServer]]:
         """Start a server for each of *sides* and end it with the block, unless one runs already."""
         if not plans:
-            yield {side: ExternalServer(self._spec.url) for side in sides}
+            yield {side: ExternalServer(self._options.server) for side in sides}
             return
         with contextlib.ExitStack() as stack:
             # All processes are started before the first is waited for.
@@ -315,11 +280,10 @@ class Experiment:
             yield {**servers}
 
     def _contract_fault(
-        self, subjects: Mapping[Side, Subject], side: Side, server: RunningServer
+        self, recipe: Recipe, subjects: Mapping[Side, Subject], side: Side, server: RunningServer
     ) -> Check | None:
-        """Profile *server*, and return the check of the recipe's kernel contract that it breaks."""
-        recipe, profiles = self._spec.recipe, self._logs / "profiles"
-        assert recipe
+        """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
+        profiles = self._logs / "profiles"
         assert isinstance(server, Server)
         checks = contract.check_launch(
             self._contract_policy, recipe, subjects[side].version, server, profiles
@@ -336,7 +300,7 @@ class Experiment:
         self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner,
         subjects: Mapping[Side, Subject],
     ) -> Result:  # fmt: skip
-        spec, begun, decision = self._spec, journal.begun, runner.decision
+        options, begun, decision = self._options, journal.begun, runner.decision
         series, history = runner.series, runner.history
         cells = paired_differences.cell_results(
             self.cells, journal.measurements, runner.blocks, series, decision
@@ -348,18 +312,18 @@ class Experiment:
         if runner.stopped:
             state, stopped = runner.stopped
             says = f"{stopped.message} ({stopped.reference})"
-        elif spec.kind == "gate":
+        elif self._kind == "gate":
             state = (decision and decision.state) or "inconclusive"
             says = decision.message if decision else "no block is complete"
-        added = (*spec.flags, *(f"{name}={value}" for name, value in spec.variables.items()))
+        added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
         return Result(
-            spec.kind, state, says, subjects["candidate"],
+            self._kind, state, says, subjects["candidate"],
             tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
             tuple(journal.measurements), tuple(journal.launches), subjects.get("baseline"),
             stopped, decision.culprits if decision else (),
-            recipe=self._recipe, model=spec.model.name if spec.model else spec.served_name,
-            quantization=spec.recipe.model.quantization if spec.recipe and spec.model else "",
-            added=added if spec.recipe else (), stack=self._stack,
+            recipe=options.recipe,
+            quantization=self._recipe.model.quantization if self._recipe and options.serve else "",
+            added=added if self._recipe else (), stack=self._context.project.stack,
             host={**ladder.machine_facts(), **machine.fingerprint()},
             margin=max((one.bounds.margin for one in series), default=0.0) if runner.rule else 0.0,
             alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,
@@ -377,10 +341,10 @@ class Experiment:
         left out if the checkpoint does not say them, or if the model is small enough for caches.
         """
         ceilings: dict[str, float] = {}
-        if not (self._spec.model and bandwidth):
+        if not (self._options.serve and bandwidth):
             return ceilings
         try:
-            weights = checkpoint.read(self._spec.model)
+            weights = checkpoint.read(self._options.serve)
             for cell in self.cells:
                 middle = cell.prompt + cell.answer // 2
                 step = modules.audit(weights, context=middle, batch=cell.concurrency).step
