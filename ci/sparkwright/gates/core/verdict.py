@@ -94,8 +94,6 @@ class Check(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.samples) > MOST_SAMPLES:
-            raise ValueError(f"{self.name} has more than {MOST_SAMPLES} samples")
         if (self.state == "pass") == bool(self.reason):
             raise ValueError(f"{self.name} is {self.state} with the reason {self.reason!r}")
 
@@ -263,7 +261,7 @@ def passed(
     required: bool = True,
 ) -> Check:
     """Return a check that passed."""
-    return Check(name, "pass", message, "", required, tuple(figures), _few(samples))
+    return decided(name, message, "pass", {}, figures, samples, required=required)
 
 
 def failed(
@@ -275,8 +273,8 @@ def failed(
     samples: Iterable[Sample] = (),
     required: bool = True,
 ) -> Check:
-    """Return a check that failed for *reason*; samples beyond `MOST_SAMPLES` are dropped."""
-    return Check(name, "fail", message, reason, required, tuple(figures), _few(samples))
+    """Return a check that failed for *reason*."""
+    return decided(name, message, "fail", {"fail": reason}, figures, samples, required=required)
 
 
 def judged(
@@ -288,9 +286,8 @@ def judged(
     samples: Iterable[Sample] = (),
 ) -> Check:
     """Return a check that passes if *good*, and else fails for *reason*."""
-    if good:
-        return passed(name, message, figures=figures, samples=samples)
-    return failed(name, message, reason, figures=figures, samples=samples)
+    state: State = "pass" if good else "fail"
+    return decided(name, message, state, {"fail": reason}, figures, samples)
 
 
 def decided(
@@ -300,10 +297,17 @@ def decided(
     reasons: Mapping[State, str],
     figures: Iterable[Figure] = (),
     samples: Iterable[Sample] = (),
+    *,
+    required: bool = True,
 ) -> Check:
-    """Return a required check in *state*, for its reason in *reasons* unless it passed."""
+    """
+    Return a check in *state*, for its reason in *reasons* unless it passed.
+
+    Samples beyond `MOST_SAMPLES` are dropped.
+    """
+    few = tuple(samples)[:MOST_SAMPLES]
     reason = reasons.get(state, "")
-    return Check(name, state, message, reason, True, tuple(figures), _few(samples))
+    return Check(name, state, message, reason, required, tuple(figures), few)
 
 
 def invalid(
@@ -315,16 +319,12 @@ def invalid(
     samples: Iterable[Sample] = (),
 ) -> Check:
     """Return a check whose measurement does not count (a cut stream, another model)."""
-    return Check(name, "invalid", message, reason, True, tuple(figures), _few(samples))
+    return decided(name, message, "invalid", {"invalid": reason}, figures, samples)
 
 
 def not_run(name: str, message: str, reason: str, *, required: bool = True) -> Check:
     """Return a check that did not run; *message* is the cause as a sentence."""
     return Check(name, "not-run", message, reason, required)
-
-
-def _few(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    return tuple(samples)[:MOST_SAMPLES]
 
 
 class GateError(SparkwrightError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +121,20 @@ def checks(result: Result) -> tuple[Check, ...]:
 
 def _stopped(result: Result) -> Iterator[Check]:
     """Yield why the run was given up, if it was."""
-    if result.stopped is None:
-        return
-    last = [one for one in result.legs if one.reasons][-1:]
-    samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.message)
-        for one in last
-        for reason in one.reasons
-    ]
-    make = failed if result.state == "fail" else invalid
-    yield make("measured", result.stopped.message, result.stopped.reference, samples=samples)
+    if result.stopped:
+        judge = failed if result.state == "fail" else invalid
+        last = [one for one in result.legs if one.reasons][-1:]
+        message, reason = result.stopped.message, result.stopped.reference
+        yield judge("measured", message, reason, samples=_reasons(last))
+        if result.recipe and reason in _OF_LAUNCH:
+            yield judge("contract", message, reason)
+
+
+def _reasons(legs: Iterable[Measurement]) -> Iterator[Sample]:
+    """Yield why each of *legs* does not count."""
+    for leg in legs:
+        for reason in leg.reasons:
+            yield Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", reason.message)
 
 
 def _slug(cell: CellResult) -> str:
@@ -165,9 +169,8 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
 
 def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
     """Return the figures of a cell that never decide: medians over its measurements."""
-    name, figures, texts = f"load-{_slug(cell)}", [], []
+    name, figures = f"load-{_slug(cell)}", []
     for metric, (title, unit, factor, _) in SHOWN.items():
-        text = []
         for side in ("baseline", "candidate"):
             own = [one.run for one in counted if (one.cell, one.side) == (cell.name, side)]
             # Records of an earlier version lack some figures.
@@ -175,12 +178,10 @@ def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
             if values := [value for value in values if value is not None]:
                 median = factor * statistics.median(values)
                 figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
-                text.append(f"{median:.4g}")
-        if text:
-            texts.append(f"{title} {' → '.join(text)} {unit}")
     if not figures:
         return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
-    return passed(name, "; ".join(texts), figures=figures, required=False)
+    message = "; ".join(f"{one.name} {one.value:.4g} {one.unit}" for one in figures)
+    return passed(name, message, figures=figures, required=False)
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
@@ -192,10 +193,6 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         Figure("gates of this wheel and recipe", result.attempt),
         Figure("error rate", 100 * result.alpha, "%"),
     ]
-    samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].message)
-        for one in again
-    ]
     if not counted:
         return not_run("legs", "no measurement counts", "interrupted")
     message = (
@@ -203,7 +200,7 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
         f"{100 * result.alpha:.2g} %"
     )
-    return passed("legs", message, figures=figures, samples=samples)
+    return passed("legs", message, figures=figures, samples=_reasons(again))
 
 
 def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
@@ -217,9 +214,6 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     else:
         yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
     if result.stopped and result.stopped.reference in _OF_LAUNCH:
-        stopped = result.stopped
-        judge = failed if result.state == "fail" else invalid
-        yield judge("contract", stopped.message, stopped.reference)
         return
     profiled = {(one.number, side) for one in result.launches for side in one.profiled}
     if not profiled or not {(one.launch, one.side) for one in counted} <= profiled:
