@@ -8,13 +8,14 @@ computed again from the legs and compared with what was written, so nothing else
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series
+from sparkwright.bench.results import CONTROL_BLOCK, Result
 from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
@@ -57,21 +58,20 @@ def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
     rule = policy.throughput
     assert rule is not None
     alpha = attempt_alpha(rule.policy.alpha, result.attempt)
-    primary = _primary(result)
-    wide = [
-        series for _, series in primary if series.margin > rule.policy.bounds[series.metric].margin
-    ]
+    primary = {
+        (cell.name, series.metric): series
+        for cell in result.cells
+        for series in cell.series
+        if series.primary
+    }
+    bounds = rule.policy.bounds
+    wide = any(one.margin > bounds[metric].margin for (_, metric), one in primary.items())
     if wide or result.alpha > alpha * (1 + TOLERANCE):
-        margins = [series.margin for _, series in primary]
+        margins = [series.margin for series in primary.values()]
         text = f"margins {margins} and error rate {result.alpha:g}; asked for: {alpha:g}"
         yield Missing("G8", "invalid", "margin-wider", line(text))
-    measured = {(cell.name, series.metric) for cell, series in primary}
-    if lacking := [
-        f"{cell.name} {metric}"
-        for cell in rule.cells
-        for metric in cell.primary
-        if (cell.name, metric) not in measured
-    ]:
+    wanted = [(cell.name, metric) for cell in rule.cells for metric in cell.primary]
+    if lacking := [f"{cell} {metric}" for cell, metric in wanted if (cell, metric) not in primary]:
         text = f"series that decide were not measured: {', '.join(lacking)}"
         yield Missing("G8", "invalid", "cells-missing", line(text))
 
@@ -101,47 +101,18 @@ def _faults(verdict: Verdict, result: Result, rule: ThroughputRule) -> Iterator[
 
 
 def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
-    primary = _primary(result)
-    cells = [
-        replace(
-            WorkloadCell.parse(cell.name),
-            primary=tuple(series.metric for series in cell.series if series.primary),
-        )
-        for cell in result.cells
-    ]
-    own = {series.metric: Bounds(series.margin, series.tolerated) for _, series in primary}
-    policy = replace(rule.policy, bounds={**rule.policy.bounds, **own})
+    cells, bounds = [], dict(rule.policy.bounds)
+    for written in result.cells:
+        primary = [series for series in written.series if series.primary]
+        metrics = tuple(series.metric for series in primary)
+        cells.append(replace(WorkloadCell.parse(written.name), primary=metrics))
+        bounds |= {one.metric: Bounds(one.margin, one.tolerated) for one in primary}
+    policy = replace(rule.policy, bounds=bounds)
     counted = [leg for leg in result.legs if leg.counts]
     blocks = sorted({leg.block for leg in counted if leg.block >= 0})
     if len(blocks) < policy.min_blocks or blocks != list(range(len(blocks))):
         yield f"{len(blocks)} consecutive blocks count; at least {policy.min_blocks} have to"
         return
-    yield from _leg_faults(counted, cells)
-    history = result.calibration
-    aa_block = paired_differences.aa_block(counted, cells, CONTROL_BLOCK)
-    control = paired_differences.extended({}, result.began, aa_block)
-    names = [name for cell in cells for name in paired_differences.series_names(cell)]
-    if any(
-        not control.get(name) or control[name] != list(history.get(name, ()))[-1:] for name in names
-    ):
-        yield "the newest A/A block of a series is not that of this gate's legs"
-    today = paired_differences.day(result.began)
-    series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)
-    least = policy.min_blocks
-    decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
-    if decision.state != "pass":
-        yield f"the legs say: {decision.message}"
-    computed = paired_differences.cell_results(cells, counted, blocks, series, decision)
-    for written, own_cell in zip(result.cells, computed, strict=True):
-        yield from _differing(written, replace(own_cell, ceiling=written.ceiling), written.name)
-
-
-def _primary(result: Result) -> list[tuple[CellResult, Series]]:
-    return [(cell, series) for cell in result.cells for series in cell.series if series.primary]
-
-
-def _leg_faults(counted: Sequence[Measurement], cells: Sequence[WorkloadCell]) -> Iterator[str]:
-    """Yield legs that count although their requests are not those of the workload."""
     answers = {cell.name: cell.answer for cell in cells}
     for leg in counted:
         requests = leg.run.requests if leg.run else ()
@@ -155,21 +126,32 @@ def _leg_faults(counted: Sequence[Measurement], cells: Sequence[WorkloadCell]) -
         if not requests or wrong:
             where = f"{leg.cell}, block {leg.block}, {leg.side}"
             yield f"{where}: {len(wrong)} of {len(requests)} requests are not of the workload"
+    history, today = result.calibration, paired_differences.day(result.began)
+    aa_block = paired_differences.aa_block(counted, cells, CONTROL_BLOCK)
+    names = [name for cell in cells for name in paired_differences.series_names(cell)]
+    newest = [list(history.get(name, ()))[-1:] for name in names]
+    if newest != [[(today, aa_block.get(name))] for name in names]:
+        yield "the newest A/A block of a series is not that of this gate's legs"
+    series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)
+    least = policy.min_blocks
+    decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
+    if decision.state != "pass":
+        yield f"the legs say: {decision.message}"
+    computed = paired_differences.cell_results(cells, counted, blocks, series, decision)
+    for written, own in zip(result.cells, computed, strict=True):
+        same_ceiling = msgspec.to_builtins(replace(own, ceiling=written.ceiling))
+        yield from _differing(msgspec.to_builtins(written), same_ceiling, written.name)
 
 
-def _differing(written: object, computed: object, name: str) -> Iterator[str]:
-    """Yield the fields, and the fields of their records, in which *written* is not *computed*."""
-    if isinstance(written, msgspec.Struct) and isinstance(computed, msgspec.Struct):
+def _differing(written: Any, computed: Any, name: str) -> Iterator[str]:
+    """Yield the values below *name* in which *written* is not *computed*."""
+    if isinstance(written, dict):
         # The text of the conclusion belongs to the version of the program.
-        for field in (name for name in written.__struct_fields__ if name != "conclusion"):
-            yield from _differing(
-                getattr(written, field), getattr(computed, field), f"{name}: {field}"
-            )
-    elif (
-        isinstance(written, tuple) and isinstance(computed, tuple) and len(written) == len(computed)
-    ):
-        for own, other in zip(written, computed, strict=True):
-            yield from _differing(own, other, name)
+        for key in written.keys() - {"conclusion"}:
+            yield from _differing(written[key], computed[key], f"{name}: {key}")
+    elif isinstance(written, tuple) and len(written) == len(computed):
+        for number, value in enumerate(written):
+            yield from _differing(value, computed[number], name)
     elif isinstance(written, float) and isinstance(computed, float):
         if not math.isclose(written, computed, rel_tol=1e-6, abs_tol=TOLERANCE):
             yield f"{name} is {written:g}; its legs give {computed:g}"

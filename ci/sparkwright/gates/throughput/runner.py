@@ -169,7 +169,6 @@ class _Stop(Exception):
 
     def __init__(self, reason: Reason, state: State = "invalid") -> None:
         self.reason, self.state = reason, state
-        super().__init__(reason.message)
 
 
 class _ServerLost(Exception):
