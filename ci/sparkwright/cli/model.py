@@ -42,13 +42,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="N",
         help="requests in one decoding step (default: 1)",
     )
-    add(
-        "--context",
-        type=options.number(int, 0),
-        default=0,
-        metavar="N",
-        help="context of each request, in tokens (default: 0)",
-    )
     parser = parsers["model tune"]
     parser.set_defaults(run=tune)
     add = parser.add_argument
@@ -106,12 +99,12 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     context, batch = options.checkout(arguments), arguments.batch
     model = checkpoint.read(arguments.model)
-    audit = modules.audit(model, context=arguments.context, batch=batch)
+    audit = modules.audit(model, batch=batch)
     measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
-    _show(audit, batch, arguments.context)
+    _show(audit, batch)
     ceilings = []
     for bandwidth in filter(None, (measured, modules.GB10)):
-        rate = bandwidth.gigabytes * 1e9 / audit.step
+        rate = bandwidth.gigabytes * 1e9 / audit.weights
         ceilings.append({"bandwidth": bandwidth, "request": rate, "together": rate * batch})
         device = f"{bandwidth.device}, " if bandwidth.device else ""
         together = f", {rate * batch:.2f} of {batch} together" if batch > 1 else ""
@@ -124,8 +117,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     document = {
         "audit": audit,
         "batch": batch,
-        "context": arguments.context,
-        "step": audit.step,
+        "step": audit.weights,
         "ceilings": ceilings,
         "bandwidth": measured or "not measured",
     }
@@ -202,7 +194,7 @@ def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
     console.table(name, columns, rows, result=True)
 
 
-def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:
+def _show(audit: modules.ModuleAudit, batch: int) -> None:
     """Print the modules, and the bytes that a step for *batch* tokens reads of them."""
     title = (
         f"{audit.model}, {audit.layers} layers, {audit.scheme or 'not quantised'}: "
@@ -229,12 +221,4 @@ def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:
             f"experts: a token takes {taken} of {every}; {batch} are expected to read "
             f"{read:.1f} of each layer"
         )
-    console.result(
-        f"a step for {batch} reads {size(audit.step)}: {size(audit.weights)} of weights, "
-        f"{size(audit.cache)} of the context ({context:,} tokens each, "
-        f"{size(audit.token_numbers * audit.number_bytes)} for a token)"
-    )
-    plain = sum(row.read for row in audit.rows if not row.quantised)
-    notes = [f"not quantised: {size(plain)} of the weights"] if audit.scheme else []
-    for note in (*audit.notes, *notes):
-        console.note(note)
+    console.result(f"a step for {batch} reads {size(audit.weights)} of weights")

@@ -2,11 +2,11 @@
 The modules of a checkpoint: how each is stored, and the bytes of it that a decode step reads.
 
 The audit explains a decode speed: each step reads every weight that it uses once, however many
-requests share it, and the context of each request; the bandwidth of the memory by these bytes is
-the most steps per second. One unquantised projection in thirty layers may weigh more than all
-experts of a token. The names, types and shapes of the tensors are facts; ``config.json`` is asked
-only for what they do not tell: how many layers and experts a token takes, whether tables are
-shared, and which layers forget.
+requests share it, so the bandwidth of the memory by these bytes is more than the steps per second.
+(A step reads the context of each request as well, which is not counted.) One unquantised projection
+in thirty layers may weigh more than all experts of a token. The names, types and shapes of the
+tensors are facts; ``config.json`` is asked only for what they do not tell: how many layers and
+experts a token takes, and whether tables are shared.
 """
 
 from __future__ import annotations
@@ -46,24 +46,10 @@ _GROUPS = (
 #: Groups that writing a token does not read: layers that draft, and parts that see or hear.
 APART = ("mtp", "vision")
 
-#: Projections whose rows are what attention keeps of a token: keys and values, or one latent
-#: vector (MLA).
-_KEPT = re.compile(r"(attn|attention|mixer)\.(k_proj|wk|v_proj|wv|kv_a_proj\w*)$")
-#: Projections of which keys and values are an unknown part.
-_FUSED = re.compile(r"(qkv_proj|query_key_value|c_attn|W_?pack|Wqkv)$")
-#: Fields of families that state in their own way what a layer keeps; their context is unknown.
-UNREAD = (
-    "attention_k_eq_v", "attention_types", "attn_type_list", "compress_ratios",
-    "dense_attention_every_n_layers", "global_attn_every_n_layers", "layer_group_size",
-    "linear_attn_config", "num_kv_shared_layers", "sliding_window_pattern",
-    "_sliding_window_pattern",
-)  # fmt: skip
 _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
 _SCALES = ("scales", "weight_scale", "weight_scale_inv")
-#: Parameters whose shape tells the rows of a weight.
-_ROWS = ("scales", "weight_packed", "weight")
 #: Format, types of its weight and of its scales, and elements of a weight's row for each scale.
 _SCALED = (
     ("NVFP4", ("U8",), ("F8_E4M3",), 8),
@@ -160,12 +146,8 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         experts: Of a layer: all, those of a token, and those that a step is expected to read.
         bytes: Size of the checkpoint.
         drafts: Whether vLLM can draft with it (MTP).
-        token_numbers: Numbers of the cache for each token of context; 0 if they are unknown.
-        number_bytes: Bytes of such a number, by the checkpoint's own wish.
         weights: Bytes of the weights that a step reads, for all requests together.
-        cache: Bytes of context that a step reads, for all requests together.
         findings: Faults of modules; see `Module`.
-        notes: Parts that were left out or assumed.
     """
 
     model: str
@@ -174,26 +156,16 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     experts: tuple[int, int, float]
     bytes: int
     drafts: bool
-    token_numbers: int
-    number_bytes: int
     weights: float
-    cache: float
     rows: tuple[ModuleRow, ...]
     findings: tuple[Reason, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def step(self) -> float:
-        """Return the bytes that a decode step reads."""
-        return self.weights + self.cache
 
 
-def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> ModuleAudit:
+def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
     """
     Return the modules of *checkpoint*, and the bytes that a decode step reads of them.
 
     Args:
-        context: Tokens before the new one, of each request.
         batch: Requests that a step writes a token for.
 
     Raises:
@@ -225,10 +197,6 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
     if not (weights := sum(row.read for row in rows)):
         raise invalid("There is no weight in the checkpoint that writing a token would read.")
     packed = [row for row in rows if row.quantised and row.group not in APART]
-    cached, notes = _cached_numbers(listed, config)
-    width = 1 if _fp8(checkpoint.quantization) else 2
-    windows = _windows(config, layers)
-    spans = {layer: min(context, windows.get(layer, context)) for layer in cached}
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
     stated = checkpoint.config.get("num_nextn_predict_layers")
@@ -241,17 +209,13 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         experts=experts,
         bytes=sum(row.bytes for row in rows),
         drafts=bool(drafts),
-        token_numbers=sum(cached.values()),
-        number_bytes=width,
         weights=weights,
-        cache=float(batch * width * sum(spans[layer] * count for layer, count in cached.items())),
         rows=tuple(rows),
         findings=tuple(
             Reason(fault, f"{count} × {short}, {scheme}")
             for (fault, short, scheme), count in faults.items()
             if fault
         ),
-        notes=tuple(notes),
     )
 
 
@@ -394,13 +358,6 @@ def _weight_schemes(quantization: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [scheme for scheme in weights if isinstance(scheme, dict)]
 
 
-def _fp8(quantization: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint wants an FP8 cache: a word of ModelOpt, or a scheme."""
-    scheme = quantization.get("kv_cache_scheme")
-    stated = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits"))
-    return stated == ("float", 8) or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8"
-
-
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
@@ -450,37 +407,6 @@ def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, 
             f"By config.json, a token takes {taken or 'an unknown number'} of {experts} experts."
         )
     return experts, taken
-
-
-def _cached_numbers(
-    listed: Sequence[Module], config: Mapping[str, Any]
-) -> tuple[dict[int, int], list[str]]:
-    """Return how many numbers each layer caches for a token, and notes on the unknown ones."""
-    cached: dict[int, int] = defaultdict(int)
-    unknown = [f"{name} of config.json" for name in UNREAD if config.get(name)]
-    for module in listed:
-        if module.layer is None or module.group in APART:
-            continue
-        if _FUSED.search(module.short):
-            unknown.append(module.short)
-        if _KEPT.search(module.short):
-            tensor = next((module.parts[name] for name in _ROWS if name in module.parts), None)
-            shape = (tensor.shape if tensor else ()) or (0,)
-            # Packed integers transpose a weight, and its scales have a column for each row.
-            cached[module.layer] += shape[-1 if "qweight" in module.parts else 0]
-    notes = [f"the context is unknown, by {_few(set(unknown))}"] if unknown else []
-    return {} if unknown else dict(cached), notes
-
-
-def _windows(config: Mapping[str, Any], layers: int) -> dict[int, int]:
-    """Return the tokens that a layer keeps, for layers that forget older ones."""
-    window = _number(config, "sliding_window", "attention_chunk_size")
-    kinds = config.get("layer_types") or ["sliding_attention"] * layers
-    if not isinstance(kinds, list):
-        raise invalid("layer_types of config.json is no list.")
-    forgets = window and config.get("use_sliding_window") is not False
-    named = ("sliding_attention", "chunked_attention")
-    return {layer: window for layer, kind in enumerate(kinds) if forgets and kind in named}
 
 
 def _few(values: Collection[object]) -> str:

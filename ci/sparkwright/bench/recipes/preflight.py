@@ -67,8 +67,6 @@ REASONS: Mapping[str, str] = {
         "The cache does not hold one request of the longest length, so the server "
         "does not start. Plan more cache, or a shorter length."
     ),
-    "token-differs": "A token takes more or less of the cache than the plan says, so the cache "
-    "holds more or fewer. Correct `token`.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
     "checkpoint-other": (
@@ -252,12 +250,6 @@ def _memory(
     if plan.weights and abs(weights - plan.weights) > TOLERANCE * plan.weights:
         message = f"a node's checkpoint has {weights:.1f} GiB, and the plan says {plan.weights:g}"
         yield PreflightFinding("weights-differ", message, "advice")
-    # Two bytes a number; in fp8 a token takes half.
-    token = 2 * checkpoint.token_numbers / recipe.nodes if checkpoint else 0
-    comparable = plan.token and token
-    if comparable and all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2)):
-        message = f"the plan says {plan.token:,} bytes a token, the config {token:,}"
-        yield PreflightFinding("token-differs", message, "advice")
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:

@@ -337,8 +337,8 @@ class Experiment:
         """
         Return the tokens per second of one request that memory allows, by cell.
 
-        They follow from the bytes that a decode step reads in the middle of an answer. A cell is
-        left out if the checkpoint does not say them, or if the model is small enough for caches.
+        They follow from the bytes of weights that a decode step reads. A cell is left out if the
+        checkpoint does not say them, or if the model is small enough for caches.
         """
         ceilings: dict[str, float] = {}
         if not (self._options.serve and bandwidth):
@@ -346,8 +346,7 @@ class Experiment:
         try:
             weights = checkpoint.read(self._options.serve)
             for cell in self.cells:
-                middle = cell.prompt + cell.answer // 2
-                step = modules.audit(weights, context=middle, batch=cell.concurrency).step
+                step = modules.audit(weights, batch=cell.concurrency).weights
                 if step >= self.policy.ceiling_min_bytes:
                     ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
         except (ModelError, SourceError) as error:
