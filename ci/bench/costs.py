@@ -9,7 +9,7 @@ import sys
 
 import measure
 from sparkwright.builder import host_info, pylock, toolchain
-from sparkwright.builder.schedule import Costs, Shipped, ShippedFile
+from sparkwright.builder.ninja import Costs, Shipped, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -31,7 +31,7 @@ shipped = Shipped(
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     units={},
 )
-console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.schedule.")
+console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.ninja.")
 console.result(strict_yaml.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
 for unit, cost in sorted(costs.items()):
     console.result(f"      {unit}: [{cost.seconds:.1f}, {cost.megabytes}]")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import measure
-from sparkwright.builder.schedule import ShippedFile
+from sparkwright.builder.ninja import ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 

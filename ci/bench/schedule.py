@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 import measure
-from sparkwright.builder import launcher, schedule
-from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost, ShippedFile
+from sparkwright.builder import launcher, ninja
+from sparkwright.builder.ninja import HEAVY, CompileOrder, Cost, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -102,7 +102,7 @@ def replay(units: Sequence[Cost], order: CompileOrder) -> Replay:
 def row(units: Sequence[Cost], cores: int, gigabytes: int) -> Row:
     """Replay *units* on one machine."""
     megabytes = gigabytes * 1000
-    bound, order = lower_bound(units, cores, megabytes), schedule.order(units, cores, megabytes)
+    bound, order = lower_bound(units, cores, megabytes), ninja.order(units, cores, megabytes)
     longest = sorted(units, key=lambda unit: -unit.seconds)
     chosen = replay(longest, order)
     fixed = [(jobs, replay(units, CompileOrder(jobs, jobs))) for jobs in range(1, cores + 1)]

@@ -21,7 +21,7 @@ from sparkwright.bench.results import Result
 from sparkwright.bench.server.launch import RemovedVariable
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.moe_configs import TuningRecord
-from sparkwright.builder.schedule import ShippedFile
+from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.ledger import Ledger

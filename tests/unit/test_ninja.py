@@ -22,10 +22,9 @@ from tests.refusals import refusal
 from tests.support import endings
 from tests.support.waiting import until
 
-from sparkwright.builder import ninja, schedule
-from sparkwright.builder.ninja import BuildFolder
+from sparkwright.builder import ninja
+from sparkwright.builder.ninja import HEAVY, BuildFolder, CompileOrder, Cost, Costs
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost, Costs
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -187,7 +186,7 @@ def test_a_build_that_is_ended_leaves_no_compiler_and_nothing_half_made(
     assert "done.cu" in work.ledger().recorded, "the next run records the calls of a killed one"
 
 
-# The schedule.
+# The ninja.
 
 #: As CMake writes it, with every kind of escape, and a pool, an order-only input and a link.
 TEXT = """\
@@ -229,10 +228,10 @@ def commands(build: Path, file: str) -> list[str]:
 def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
     """Large units get the pool; build.ninja stays as it is."""
     (tmp_path / "build.ninja").write_text(TEXT)
-    schedule.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
-    text = (tmp_path / schedule.SCHEDULE).read_text()
+    ninja.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
+    text = (tmp_path / ninja.SCHEDULE).read_text()
 
-    assert commands(tmp_path, "build.ninja") == commands(tmp_path, schedule.SCHEDULE)
+    assert commands(tmp_path, "build.ninja") == commands(tmp_path, ninja.SCHEDULE)
     places = [text.index(f"build dir/{name}") for name in ("lo$:ng", "large", "pooled", "short")]
     assert places == sorted(places)
     assert text.count("pool = heavy") == 2
@@ -248,12 +247,12 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
-    order = schedule.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
+    order = ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
 
     assert order == CompileOrder(4, 1)
-    names = (tmp_path / schedule.SCHEDULE).read_text().split()[-4:]
-    assert names[1::2] == [f"/in/{name}.{schedule.SCHEDULE}" for name in ("b", "a")]
-    assert "pool = heavy" in (tmp_path / f"a.{schedule.SCHEDULE}").read_text()
+    names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
+    assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
+    assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
 
 
 UNITS = st.lists(st.builds(Cost, st.just(1.0), st.integers(100, 9000)), max_size=20)
@@ -264,7 +263,7 @@ def test_no_units_that_can_meet_exceed_the_memory(
     units: Sequence[Cost], cores: int, megabytes: int
 ) -> None:
     """The largest units that the order lets run together fit, whatever their times are."""
-    order = schedule.order(units, cores, megabytes)
+    order = ninja.order(units, cores, megabytes)
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
     heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]
     light = [size for size in sizes if size <= HEAVY][: order.jobs - len(heavy)]

@@ -19,7 +19,6 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.workspace import (
     SourceTree,
@@ -356,7 +355,7 @@ def _graft(
         members = graft.replaced_members(base, libraries, settings)
         ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
-        ).compile(settings.targets, Costs.of(context, fork))
+        ).compile(settings.targets, ninja.Costs.of(context, fork))
         changes, manifest = graft.changes(context, source, base, workspace.build, members, settings)
         files = dist_info(
             context,

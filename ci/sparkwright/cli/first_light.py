@@ -30,7 +30,7 @@ from sparkwright.bench.records import METRICS
 from sparkwright.bench.report.view import NOT_MEASURED, number, signed
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import host_info, pipeline
-from sparkwright.builder.schedule import Costs
+from sparkwright.builder.ninja import Costs
 from sparkwright.cli import bench, doctor, gate, options
 from sparkwright.core import process
 from sparkwright.core.console import console, duration, one_line

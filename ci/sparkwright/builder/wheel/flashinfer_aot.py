@@ -27,7 +27,6 @@ from msgspec import Meta
 from sparkwright import __version__
 from sparkwright.builder import BuildError, ninja, pipeline, toolchain
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -321,7 +320,7 @@ class AotBuilder:
         context, fork = self._context, self._spec.fork
         ninja.BuildFolder(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
-        ).compile((), Costs.of(context, fork))
+        ).compile((), ninja.Costs.of(context, fork))
         return graft.read_libraries(
             self.folder / "build", {module: module.path for module in modules}
         )
