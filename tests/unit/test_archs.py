@@ -25,7 +25,7 @@ from sparkwright.builder.arch.rules import (
     Site,
     parse_cmake,
 )
-from sparkwright.builder.configure import Call, Configured, Declaration, TranslationUnit
+from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core import process, strict_yaml
@@ -193,7 +193,7 @@ def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
     listed = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
     read = {"CMakeLists.txt": text.encode()}.get
-    return plan.examine(Configured(listed, calls), arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
+    return plan.examine(listed, calls, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
 
 
 def kept(unit: str, gencode: str = "compute_80") -> ArchRules:
@@ -309,7 +309,7 @@ set_target_properties(second PROPERTIES CUDA_ARCHITECTURES "90-virtual;121f-real
 }
 
 
-def run(source: Path, build: Path, cuda_bin: Path, cuda_env: Path, *targets: str) -> Configured:
+def run(source: Path, build: Path, cuda_bin: Path, cuda_env: Path, *targets: str) -> list[TranslationUnit]:
     return configure.configure(
         source, build, targets=targets, sandbox=Sandbox.create({}), log=build.with_suffix(".log"), cmake=cuda_env / "bin" / "cmake",
         env=process.clean_environment(CUDACXX=str(cuda_bin / "nvcc")),
@@ -340,16 +340,17 @@ def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env:
     (source / "sub").mkdir(parents=True)
     for name, text in TREE.items():
         (source / name).write_text(text)
-    found = run(source, tmp_path / "build", cuda_bin, cuda_env)
-    assert [(unit.target, unit.source, unit.gencode) for unit in found.units] == [
+    units = run(source, tmp_path / "build", cuda_bin, cuda_env)
+    assert [(unit.target, unit.source, unit.gencode) for unit in units] == [
         ("first", "<build>/made.cu", NATIVE),
         ("first", "one.cu", NATIVE),
         ("first", "two.cu", PTX80),
         ("second", "sub/three.cu", (*NATIVE, "compute_90:compute_90")),
     ]
-    assert found.units[1].object == "CMakeFiles/first.dir/one.cu.o"
-    assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in found.calls]
-    assert not any(str(tmp_path) in argument for call in found.calls for argument in call.arguments)
+    assert units[1].object == "CMakeFiles/first.dir/one.cu.o"
+    calls = configure.calls(source, tmp_path / "build", sandbox=Sandbox.create({}))
+    assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in calls]
+    assert not any(str(tmp_path) in argument for call in calls for argument in call.arguments)
 
 
 def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:

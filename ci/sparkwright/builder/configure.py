@@ -90,20 +90,6 @@ class Call(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-class Configured(msgspec.Struct, frozen=True):
-    """
-    The result of a configure.
-
-    Attributes:
-        units: Sorted, of the requested targets.
-        calls: In the order in which they ran: all of the project's CMakeLists.txt, and `DOWNLOADS`
-            of every other file. Their values may hold paths of this machine.
-    """
-
-    units: tuple[TranslationUnit, ...]
-    calls: tuple[Call, ...]
-
-
 def configure(
     source: Path,
     build: Path,
@@ -116,9 +102,9 @@ def configure(
     what: str = "",
     sandbox: Sandbox,
     fresh: bool = False,
-) -> Configured:
+) -> list[TranslationUnit]:
     """
-    Configure *source* in the folder *build* with the Ninja generator, and read the units.
+    Configure *source* in the folder *build* with the Ninja generator, and return the units, sorted.
 
     Args:
         defines: Cache entries (``-D``); name ``CMAKE_MAKE_PROGRAM`` if ninja is not on the PATH of
@@ -156,10 +142,9 @@ def configure(
             f"CMake made no target {', '.join(missing)}.",
             details=[f"targets: {', '.join(sorted(available)) or 'none'}"],
         )
-    units = sorted(
+    return sorted(
         unit for unit in _units(source, build, sandbox) if unit.target in (targets or available)
     )
-    return Configured(tuple(units), calls(source, build, sandbox=sandbox))
 
 
 def _targets(build: Path) -> dict[str, Any]:
@@ -195,8 +180,12 @@ def _relative(path: Path, source: Path, build: Path) -> str:
     return str(path.relative_to(source) if path.is_relative_to(source) else path)
 
 
-def calls(source: Path, build: Path, *, sandbox: Sandbox) -> tuple[Call, ...]:
-    """Return the calls of the last configure, also of one that failed; see `Configured`."""
+def calls(source: Path, build: Path, *, sandbox: Sandbox) -> list[Call]:
+    """
+    Return the calls of the last configure, also of one that failed, in the order in which they ran:
+    all of the project's CMakeLists.txt, and `DOWNLOADS` of every other file. Their values may hold
+    paths of this machine.
+    """
     trace = build.resolve() / TRACE
     lines = trace.read_bytes().splitlines() if trace.exists() else []
     source, build = sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve())
@@ -215,7 +204,7 @@ def calls(source: Path, build: Path, *, sandbox: Sandbox) -> tuple[Call, ...]:
                 )
                 name = _relative(path, source, build)
                 recorded.append(Call(name, entry["line"], command, tuple(arguments)))
-    return tuple(recorded)
+    return recorded
 
 
 class CMakeLibrary(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ import msgspec
 from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
-from sparkwright.builder.configure import Configured, Declaration
+from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
@@ -93,9 +93,9 @@ class Workspace:
                 checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
 
-    def configure(self) -> Configured:
+    def configure(self) -> list[TranslationUnit]:
         """
-        Run the fork's real CMake.
+        Run the fork's real CMake, and return the units that it would compile.
 
         Raises:
             configure-failed: CMake ended with an error.
@@ -110,7 +110,7 @@ class Workspace:
         record.unlink(missing_ok=True)
         try:
             with console.step(f"configure {self._fork}"):
-                configured = configure.configure(
+                units = configure.configure(
                     self.source,
                     self.build,
                     defines=reproducible_flags(
@@ -130,18 +130,16 @@ class Workspace:
             raise
         record.write_text(identity, "utf-8")
         self._check_downloads(complete="all" in self.settings.targets)
-        return configured
+        return units
 
-    def declarations(self) -> tuple[Declaration, ...]:
-        """Return the sources that the last configure would have downloaded."""
-        return configure.declarations(
-            configure.calls(self.source, self.build, sandbox=self.sandbox)
-        )
+    def calls(self) -> list[Call]:
+        """Return the calls of the last configure."""
+        return configure.calls(self.source, self.build, sandbox=self.sandbox)
 
     def _check_downloads(self, *, complete: bool) -> None:
         configure.check_vendored(
             self._fork,
-            self.declarations(),
+            configure.declarations(self.calls()),
             self._context.lock.forks[self._fork],
             self._context.project.fork(self._fork).ignored,
             complete=complete,

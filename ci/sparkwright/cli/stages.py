@@ -188,7 +188,7 @@ def lock_vendored(context: RunContext, fork: str) -> None:
                 if error.reference != "source-unlocked":
                     raise
                 with context.store.lock("objects"):
-                    locked = _pinned(context, fork, workspace.declarations())
+                    locked = _pinned(context, fork, configure.declarations(workspace.calls()))
                 if locked == context.lock.forks[fork]:
                     raise
         forks = {**context.lock.forks, fork: locked}

@@ -23,7 +23,7 @@ import msgspec
 
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.arch.rules import ArchRules, DroppedUnits, Site, parse_cmake
-from sparkwright.builder.configure import Call, Configured, TranslationUnit
+from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
@@ -173,9 +173,10 @@ def _configure_and_examine(
     applied = "with" if variant == "build" else "without"
     with console.step(f"plan {source.fork} ({applied} the rules)"):
         workspace.fill(source.tree)
-        configured = workspace.configure()
+        units = workspace.configure()
     return examine(
-        configured,
+        units,
+        workspace.calls(),
         arch=context.project.spec.arch,
         rules=rules_of(context, source.fork),
         fork=source.fork,
@@ -185,7 +186,8 @@ def _configure_and_examine(
 
 
 def examine(
-    configured: Configured,
+    configured: Iterable[TranslationUnit],
+    calls: Sequence[Call],
     *,
     arch: str,
     rules: ArchRules,
@@ -194,22 +196,23 @@ def examine(
     sites: Sequence[Site] = (),
 ) -> ArchPlan:
     """
-    Give every CUDA unit of *configured* its verdict.
+    Give every CUDA unit of a configure its verdict.
 
     Args:
+        calls: Those of the configure, in the order in which they ran.
         rules: Those of *fork*.
         read: Returns the bytes of a file of the configured source tree, None if there is none.
         sites: The changes of the rules in that tree.
     """
     units = []
-    for unit in configured.units:
+    for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
         entry = next((entry for entry in rules.kept if entry.covers(unit.source)), None)
         if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
         units.append(PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason))
     if any(unit.fails for unit in units):
-        calls = [call for call in reversed(configured.calls) if _archs(call)]
+        calls = [call for call in reversed(calls) if _archs(call)]
         texts = {
             (file, command.line, command.name): command.texts
             for file in {call.file for call in calls}
