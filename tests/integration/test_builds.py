@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Redis
-from tests.integration.conftest import PATIENCE, Demo
+from tests.integration.conftest import Demo
 from tests.support.waiting import until
 from tests.unit.test_tuning import NAME, record
 from uv import find_uv_bin
@@ -127,30 +127,6 @@ def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) ->
 
 #: What the build says when it enters a stage, in order; the last one is said when all is compiled and the wheel gets packed.
 STAGES = ("fetch vllm", "apply 2 patches", "rewrite vllm", "plan vllm (with ", "plan vllm (without", "compile vllm", "units compiled")
-
-
-def finished(demo: Demo) -> list[str]:
-    """Return the objects that ninja knows as made, from the log that it continues."""
-    log = demo.work / "build" / ".ninja_log"
-    rows = [line.split("\t") for line in log.read_text().splitlines()[1:]] if log.exists() else []
-    return sorted({row[3] for row in rows if len(row) == 5 and row[3].endswith(".o")})
-
-
-def test_units_compiled_before_a_kill_are_not_compiled_again(demo: Demo, undisturbed: Demo) -> None:
-    """Compilers die with a killed build, the next run compiles the other units alone, and the wheel has the usual bytes."""
-    with demo.building("--jobs", "2"):
-        until(lambda: finished(demo), PATIENCE)
-    until(lambda: not demo.processes())
-    before, units = finished(demo), demo.units()
-
-    demo.build()
-
-    left = [unit for unit in units if not any(path.endswith(f"{unit}.o") for path in before)]
-    assert 0 < len(left) < len(units)
-    # A unit that ended at the moment of the kill may be in the compiler cache although ninja had no time to note it.
-    assert sorted(demo.compiled() + demo.taken()) == left
-    assert len(demo.taken()) <= 2
-    assert demo.sha256() == undisturbed.sha256()
 
 
 def test_a_build_that_is_killed_in_every_stage_ends_with_the_same_wheel(demo: Demo, undisturbed: Demo) -> None:

@@ -14,6 +14,7 @@ from packaging.pylock import Pylock
 from tests.refusals import refusal
 from tests.support import publisher, tufindex, wheels
 
+from sparkwright.audit.wheel import read_subject
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
 from sparkwright.client.locked_wheels import LockedWheel
@@ -70,7 +71,7 @@ def ours(tmp_path: Path, index: Index) -> list[Path]:
 
 def own_wheels(index: Index, paths: Sequence[Path]) -> dict[LockedWheel, Path]:
     """Return wheels of ours with their addresses in the index."""
-    abouts = [(path, wheels.subject(path)) for path in paths]
+    abouts = [(path, read_subject(path)) for path in paths]
     return {
         LockedWheel(
             about.name,

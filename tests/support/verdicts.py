@@ -25,6 +25,7 @@ from tests.support import results as measurements
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
+from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Result, Subject
@@ -88,7 +89,7 @@ def ladder(
         sha256: Of another wheel, which they are about instead.
         recipes: Those that were served.
     """
-    about = wheels.subject(path)
+    about = read_subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
     beside = {f"content {one.project}": one.content for one in wheel_facts.read_all(companions)}
     facts = {**HOST, "architecture": machine, **beside}
@@ -159,7 +160,7 @@ def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] =
     Args:
         slower: By how much, as a part of 1.
     """
-    return _result(wheels.subject(path), slower, cells)
+    return _result(read_subject(path), slower, cells)
 
 
 @functools.lru_cache

@@ -22,8 +22,6 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import wheel as audit_wheel
-from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
@@ -55,12 +53,6 @@ def hexed(*parts: object) -> str:
     return sha256_bytes(repr(parts).encode())
 
 
-def metadata(project: str, version: str, requires: Iterable[str] = (), python: str = ">=3.9") -> str:
-    """Return the text of a METADATA file."""
-    wanted = "".join(f"Requires-Dist: {one}\n" for one in requires)
-    return f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\nRequires-Python: {python}\n{wanted}"
-
-
 def sbom(project: str, version: str) -> bytes:
     """Return a small CycloneDX document about that version."""
     component = {"type": "library", "bom-ref": project, "name": project, "version": version}
@@ -84,10 +76,10 @@ def plain(
     made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(), **(files or {})}
     if size:
         made[f"{package}/data.bin"] = random.Random(f"{project}{version}").randbytes(size)
+    wanted = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    metadata = f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\nRequires-Python: {python}\n{wanted}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name.filename
-    wheelfile.write(path.parent, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
-    return path
+    return wheelfile.write(folder, name, made, metadata, pure=tag.endswith("any"))
 
 
 def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str, str, str, int]]) -> SourceTree:
@@ -119,7 +111,7 @@ def ours(
     whole = f"{upstream}+{label}.{BUILT}"
     package = project.replace("-", "_")
     name = WheelName(package, whole, TAGS.get(project, "py3-none-any").format(machine=machine))
-    made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{whole}"\n'.encode(), **(files or {})}
+    made = dict(files or {})
     compiled: dict[str, Any] = {}
     if fork == "vllm":
         # No ELF: what reads machine code passes it over, and every installer takes it.
@@ -132,15 +124,10 @@ def ours(
             "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,
         }  # fmt: skip
-    if size:
-        made[f"{package}/data.bin"] = random.Random(f"{project}{whole}").randbytes(size)
     built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
     made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name.filename
-    wheelfile.write(path.parent, name, made, metadata(project, whole, requires), pure=name.tag.endswith("any"))
-    return path
+    return plain(folder, project, whole, requires=requires, tag=name.tag, files=made, size=size)
 
 
 def _unpadded(data: bytes) -> str:
@@ -204,11 +191,6 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
     verdicts.write(path, ladder)
     if any(verdict.gate == "G8" for verdict in ladder.verdicts):
         verdicts.write_result(path, verdicts.result(path))
-
-
-def subject(path: Path) -> AuditedWheel:
-    """Return what the wheel at *path* is called, and its sha256."""
-    return audit_wheel.read_subject(path)
 
 
 def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:

@@ -285,38 +285,6 @@ def test_the_calls_that_decided_an_arch_are_named(text: str, calls: list[tuple[i
 
 # What nvcc will be given.
 
-TREE = {
-    "CMakeLists.txt": """\
-cmake_minimum_required(VERSION 3.26)
-project(mini LANGUAGES CXX CUDA)
-set(CMAKE_CUDA_ARCHITECTURES OFF)
-file(WRITE "${CMAKE_BINARY_DIR}/made.cu" "__global__ void made() {}\\n")
-add_library(first OBJECT one.cu two.cu plain.cpp "${CMAKE_BINARY_DIR}/made.cu")
-set_source_files_properties(one.cu "${CMAKE_BINARY_DIR}/made.cu" PROPERTIES COMPILE_OPTIONS
-  "$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_121f,code=sm_121f>")
-set(WIDE "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_80,code=[compute_80,sm_80]>")
-set_source_files_properties(two.cu plain.cpp PROPERTIES COMPILE_OPTIONS "${WIDE}")
-add_subdirectory(sub)
-""",
-    "sub/CMakeLists.txt": """\
-add_library(second OBJECT three.cu)
-set_target_properties(second PROPERTIES CUDA_ARCHITECTURES "90-virtual;121f-real")
-""",
-    "one.cu": "__global__ void one() {}\n",
-    "two.cu": "__global__ void two() {}\n",
-    "sub/three.cu": "__global__ void three() {}\n",
-    "plain.cpp": "int plain() { return 0; }\n",
-}
-
-
-def run(source: Path, build: Path, cuda_bin: Path, cuda_env: Path, *targets: str) -> list[TranslationUnit]:
-    return configure.configure(
-        source, build, targets=targets, sandbox=Sandbox.create({}), log=build.with_suffix(".log"), cmake=cuda_env / "bin" / "cmake",
-        env=process.clean_environment(CUDACXX=str(cuda_bin / "nvcc")),
-        defines={"CMAKE_BUILD_TYPE": "Release", "CMAKE_MAKE_PROGRAM": str(cuda_env / "bin" / "ninja")},
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -334,32 +302,16 @@ def test_every_spelling(command: str, expected: tuple[str, ...]) -> None:
     assert configure.gencode(shlex.split(command)) == expected
 
 
-@pytest.mark.toolchain
-def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> None:
-    source = tmp_path / "tree"
-    (source / "sub").mkdir(parents=True)
-    for name, text in TREE.items():
-        (source / name).write_text(text)
-    units = run(source, tmp_path / "build", cuda_bin, cuda_env)
-    assert [(unit.target, unit.source, unit.gencode) for unit in units] == [
-        ("first", "<build>/made.cu", NATIVE),
-        ("first", "one.cu", NATIVE),
-        ("first", "two.cu", PTX80),
-        ("second", "sub/three.cu", (*NATIVE, "compute_90:compute_90")),
-    ]
-    assert units[1].object == "CMakeFiles/first.dir/one.cu.o"
-    calls = configure.calls(source, tmp_path / "build", sandbox=Sandbox.create({}))
-    assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in calls]
-    assert not any(str(tmp_path) in argument for call in calls for argument in call.arguments)
-
-
 def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:
     """A compiler that upstream refuses, for example, with the advice to name another."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cmake").write_text("#!/bin/sh\necho 'GCC >= 13 is required (found 12.2.0)'\nexit 1\n")
     (tmp_path / "bin" / "cmake").chmod(0o755)
     with refusal("configure-failed") as caught:
-        run(tmp_path, tmp_path / "build", tmp_path, tmp_path)
+        configure.configure(
+            tmp_path, tmp_path / "build", defines={}, env=process.clean_environment(), log=tmp_path / "log",
+            cmake=tmp_path / "bin" / "cmake", sandbox=Sandbox("none"),
+        )  # fmt: skip
     assert "GCC >= 13 is required (found 12.2.0)" in caught.value.details
     assert "CXX=g++-13" in caught.value.todo
 
