@@ -165,17 +165,6 @@ def version_label(mini: Mini, fork: str) -> str:
     return workspace.version_label(context, source_tree(context, fork))
 
 
-def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, repository: Repository) -> None:
-    """A clone of the upstream with the series applied by hand has the same tree id."""
-    made = source_tree(mini.context(), "vllm")
-    repository.git("fetch", "--quiet", str(mini.upstreams / "vllm.git"), "v0.33.0")
-    repository.git("checkout", "--quiet", "FETCH_HEAD")
-    for step in made.steps:
-        repository.git("apply", "--index", str(mini.root / "forks/demo/vllm" / step.name))
-
-    assert made.patched == repository.git("write-tree")
-
-
 def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, locked_mini: Mini, repository: Repository) -> None:
     """Equal inputs have equal labels in every checkout; a patch of a fork that is compiled with it counts, too."""
     before = {fork: version_label(mini, fork) for fork in ("cutlass", "flashinfer", "vllm")}
