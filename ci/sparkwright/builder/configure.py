@@ -169,8 +169,8 @@ def _units(source: Path, build: Path, sandbox: Sandbox) -> Iterator[TranslationU
             output = tokens[tokens.index("-o") + 1]
             parts = Path(output).parts
             target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
-            name = _relative(Path(entry["directory"], entry["file"]), *inside)
-            yield TranslationUnit(target, name, gencode(tokens), output)
+            path = Path(entry["directory"], entry["file"])
+            yield TranslationUnit(target, _relative(path, *inside), gencode(tokens), output)
 
 
 def _relative(path: Path, source: Path, build: Path) -> str:

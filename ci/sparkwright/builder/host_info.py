@@ -36,9 +36,8 @@ def command_output(*command: str, **variables: str) -> str:
 def gpus() -> tuple[GpuInfo, ...]:
     """Return the GPUs that the NVIDIA driver shows."""
     query = ("--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
-    rows = command_output("nvidia-smi", *query).splitlines()
-    fields = ([field.strip() for field in row.split(",")] for row in rows)
-    return tuple(GpuInfo(*row) for row in fields if len(row) == 3)
+    rows = (row.split(",") for row in command_output("nvidia-smi", *query).splitlines())
+    return tuple(GpuInfo(*map(str.strip, row)) for row in rows if len(row) == 3)
 
 
 def processor() -> str:

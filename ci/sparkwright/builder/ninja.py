@@ -383,8 +383,10 @@ class BuildFolder:
     def _make(self, targets: Sequence[str], jobs: int) -> None:
         """Build *targets* with ninja; retry units that were killed for memory once, each alone."""
         while killed := self._ninja(["-j", str(jobs), *targets]):
-            names = ", ".join(edge.name for edge in killed)
-            console.warn(f"killed for memory, and compiled again alone: {names}")
+            console.warn(
+                "killed for memory, and compiled again alone: "
+                + ", ".join(edge.name for edge in killed)
+            )
             for edge in self._ninja(["-j", "1", *(edge.output for edge in killed)]):
                 raise self._error(
                     "memory-exceeded",
@@ -490,7 +492,7 @@ def cache_variables(
             "checkout (sudo apt-get install ccache)"
         )
         return clean
-    compilers = toolchain.code_generators(context)
+    compilers = content_key("compilers", toolchain.code_generators(context))
     settings = {
         "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),
@@ -499,7 +501,7 @@ def cache_variables(
         "CCACHE_DEPEND": "true",
         # ccache would examine nvcc and the host compiler's driver alone; the code is made by the
         # programs that these call.
-        "CCACHE_COMPILERCHECK": f"string:{content_key('compilers', compilers)[:32]}",
+        "CCACHE_COMPILERCHECK": f"string:{compilers[:32]}",
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
         "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),

@@ -21,12 +21,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, pylock, toolchain
-from sparkwright.builder.wheel import archive, graft
-from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.archive import WheelName, change_requirements
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
-from sparkwright.core.zips import zip_file
+from sparkwright.core.git import blob_id
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -72,9 +72,7 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
                 data={"findings": findings},
             )
         if base:
-            graft.check_base(
-                context, source, base, toolchain.spec(context.project).forks[source.fork]
-            )
+            check_base(context, source, base)
 
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -95,8 +93,11 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
     if context.project.fork(source.fork).build == "headers":
         return
-    wheels, here = pylock.wheels(context.project), platform.python_version()
-    locked = {canonicalize_name(name): WheelName.of(file).version for name, file, _ in wheels}
+    here = platform.python_version()
+    locked = {
+        canonicalize_name(name): WheelName.of(file).version
+        for name, file, _ in pylock.wheels(context.project)
+    }
     try:
         tables = tomllib.loads(
             (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
@@ -110,8 +111,10 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
             if requirement.marker and not requirement.marker.evaluate():
                 continue
             if version and not requirement.specifier.contains(version, prereleases=True):
-                needs = f"building {source.fork} requires {requirement}"
-                yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
+                yield (
+                    f"pyproject.toml: building {source.fork} requires {requirement}, and "
+                    f"pylock.toml has {version}"
+                )
     except ValueError as error:
         yield f"pyproject.toml: {error}"
 
@@ -140,10 +143,38 @@ def base_requirements(context: RunContext, source: SourceTree, base: Path) -> It
     with zip_file(base) as wheel:
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     # `graft.write` does this again; an entry without effect must not cost an hour of compiling.
-    changed = archive.change_requirements(metadata, spec.forks[source.fork].requires)
+    changed = change_requirements(metadata, spec.forks[source.fork].requires)
     lines = BytesParser().parsebytes(changed, headersonly=True).get_all("Requires-Dist") or []
     for requirement in (Requirement(line) for line in map(str, lines) if "extra ==" not in line):
         version = versions.get(canonicalize_name(requirement.name))
         if version and not requirement.specifier.contains(version, prereleases=True):
-            stated = f"the wheel would require {requirement}"
-            yield f"{base.name}: {stated}, and the stack has {version}"
+            yield (
+                f"{base.name}: the wheel would require {requirement}, and the stack has {version}"
+            )
+
+
+def check_base(context: RunContext, source: SourceTree, base: Path) -> None:
+    """
+    Check that *base* was built from the same source, before the series.
+
+    Raises:
+        base-mismatch: A Python file that both have differs.
+    """
+    settings = toolchain.settings(context, source.fork)
+    tree = context.objects.paths(source.source.tree, settings.package)
+    with zip_file(base) as wheel:
+        names = [
+            name for name in zip_members(wheel, base.name) if name.endswith(".py") and name in tree
+        ]
+        differing = [
+            name
+            for name in names
+            if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
+        ]
+    if differing or not names:
+        raise BuildError(
+            "base-mismatch",
+            f"{base.name} was not built from {source.source.origin}.",
+            details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
+        )
+    console.note(f"{base.name}: its {len(names)} Python files are those of the source")

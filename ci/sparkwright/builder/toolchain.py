@@ -498,5 +498,6 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
 
 def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
     python = pylock.Interpreter(platform.python_version(), context.machine)
-    wheels = pylock.wheels(context.project, python)
-    return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))
+    return tuple(
+        wheel for wheel in pylock.wheels(context.project, python) if wheel[0].startswith(LINKED)
+    )

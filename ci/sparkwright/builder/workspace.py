@@ -311,5 +311,5 @@ def version_label(context: RunContext, source: SourceTree) -> str:
             changes[tree.fork] = sha256_bytes(raw)
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
     patches = f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
-    parts = (context.project.spec.label, patches, pylock.cuda(context.project))
-    return ".".join(filter(None, parts))
+    cuda = pylock.cuda(context.project)
+    return ".".join(filter(None, (context.project.spec.label, patches, cuda)))

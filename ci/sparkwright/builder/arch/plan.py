@@ -275,11 +275,14 @@ def _with_calls(
         if variable in variables:
             deciding.append(call)
             variables = (variables if appends else variables - {variable}) | references(call)
-    lines = (
-        f"{call.file}:{call.line}: {call.command}({' '.join([*written(call)[:1], *_archs(call)])})"
-        for call in deciding
+    return msgspec.structs.replace(
+        unit,
+        calls=tuple(
+            f"{call.file}:{call.line}: {call.command}"
+            f"({' '.join([*written(call)[:1], *_archs(call)])})"
+            for call in deciding
+        ),
     )
-    return msgspec.structs.replace(unit, calls=tuple(lines))
 
 
 def _archs(call: Call) -> list[str]:

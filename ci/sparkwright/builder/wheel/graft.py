@@ -1,8 +1,7 @@
 """
 A graft: the official wheel with the changed libraries compiled here, and the changed Python files.
 
-The base must be the same release as the source: every Python file that both have is compared before
-anything is replaced.
+Preflight has compared the Python files of both: the base is the same release as the source.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.workspace import SourceTree
-from sparkwright.core.console import console
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.git import blob_id
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
@@ -44,34 +41,6 @@ class GraftManifest(msgspec.Struct, frozen=True):
     removed: tuple[str, ...]
     base: dict[str, str]
     requires: dict[str, str] = {}
-
-
-def check_base(
-    context: RunContext, source: SourceTree, base: Path, settings: ForkEnvironment
-) -> None:
-    """
-    Check that *base* was built from the same source, before the series.
-
-    Raises:
-        base-mismatch: A Python file that both have differs.
-    """
-    tree = context.objects.paths(source.source.tree, settings.package)
-    with zip_file(base) as wheel:
-        names = [
-            name for name in zip_members(wheel, base.name) if name.endswith(".py") and name in tree
-        ]
-        differing = [
-            name
-            for name in names
-            if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
-        ]
-    if differing or not names:
-        raise BuildError(
-            "base-mismatch",
-            f"{base.name} was not built from {source.source.origin}.",
-            details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
-        )
-    console.note(f"{base.name}: its {len(names)} Python files are those of the source")
 
 
 def replaced_members(
