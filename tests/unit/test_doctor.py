@@ -61,7 +61,7 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
         ({"gpus": ()}, "GPU", "not-run", "only G0 and G1"),
         ({"gpus": (GpuInfo("NVIDIA H200", "9.0", "580.65.06"),)}, "GPU", "not-run", "SM 12.1"),
         ({"gpus": (GpuInfo("NVIDIA GB10", "12.1", "570.10"),)}, "GPU", "not-run", "driver 580"),
-        ({"package_index": None}, "package index", "look", "cache directory"),
+        ({"package_index": False}, "package index", "look", "cache directory"),
         ({"upstream_host": False}, "upstream host", "look", "--mirror"),
     ],
 )
@@ -78,13 +78,13 @@ def test_a_missing_program_comes_with_its_command(program: str, package: str, st
     assert (states(**{program: ""})[program].state, states(**{program: ""})[program].remedy) == (state, f"{sudo}apt-get install -y {package}")
 
 
-def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
+def test_a_host_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         began = time.monotonic()
         facts = doctor.machine_facts(tmp_path, address, f"{address}vllm.git")
 
-        assert time.monotonic() - began < host_info.PATIENCE + 1
+        assert time.monotonic() - began < 2 * host_info.PATIENCE + 3
     assert facts.keys() == SPARK.keys()
     assert facts["git"][0].isdigit()
     assert not facts["package index"]

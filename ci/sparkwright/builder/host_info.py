@@ -10,7 +10,7 @@ from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 
 #: Seconds until a program, or a host, counts as unanswered.
-PATIENCE = 4.0
+PATIENCE = 3.0
 
 
 class GpuInfo(msgspec.Struct, frozen=True):
@@ -26,9 +26,7 @@ class GpuInfo(msgspec.Struct, frozen=True):
 def command_output(*command: str, **variables: str) -> str:
     """Return the output of *command*, empty when it is missing, fails or takes too long."""
     try:
-        return process.output(
-            command, env=process.clean_environment(**variables), timeout=PATIENCE - 1
-        )
+        return process.output(command, env=process.clean_environment(**variables), timeout=PATIENCE)
     except CommandError:
         return ""
 

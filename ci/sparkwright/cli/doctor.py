@@ -10,10 +10,7 @@ import platform
 import re
 import shutil
 import sysconfig
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,36 +105,21 @@ def machine(context: RunContext) -> dict[str, Any]:
 
 def machine_facts(cache: Path, index: str, upstream: str) -> dict[str, Any]:
     """
-    Return the facts of this machine by name, after at most `host_info.PATIENCE` seconds and a
-    little; sizes are in bytes, and the version of a program that is not installed is empty.
+    Return the facts of this machine by name; sizes are in bytes, and the version of a program that
+    is not installed is empty. No program or host is waited for longer than `host_info.PATIENCE`.
 
     Args:
         cache: The cache directory.
         index: Address of the package index; empty to ask none.
         upstream: Address of an upstream git repository; empty to ask none.
     """
-    probes: dict[str, Callable[[], Any]] = {
-        **{name: partial(_tool_version, name) for name in TOOLS},
-        "gpus": host_info.gpus,
-        "package index": lambda: bool(index) and _index_answers(index),
-        "upstream host": lambda: bool(upstream) and _repository_answers(upstream),
-    }
-    results: dict[str, Any] = dict.fromkeys(probes)
-
-    def run(name: str) -> None:
-        results[name] = probes[name]()
-
-    # Daemon threads, because one that hangs in name resolution must not keep the program alive.
-    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in probes]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + host_info.PATIENCE
-    for thread in threads:
-        thread.join(max(0, end - time.monotonic()))
     libc, version = platform.libc_ver()
     header = Path(sysconfig.get_path("include"), "Python.h")
     return {
-        **results,
+        **{name: _tool_version(name) for name in TOOLS},
+        "gpus": host_info.gpus(),
+        "package index": bool(index) and _index_answers(index),
+        "upstream host": bool(upstream) and _repository_answers(upstream),
         "machine": platform.machine(),
         "glibc": version if libc == "glibc" else "",
         "cores": len(os.sched_getaffinity(0)),
@@ -156,9 +138,9 @@ def _tool_version(name: str) -> str:
 
 def _index_answers(url: str) -> bool:
     """Return whether the index at *url* has the page of a small project that every index has."""
-    page, seconds = f"{url.rstrip('/')}/packaging/", host_info.PATIENCE - 1
+    page = f"{url.rstrip('/')}/packaging/"
     try:
-        return requests.head(page, timeout=seconds, allow_redirects=True).ok
+        return requests.head(page, timeout=host_info.PATIENCE, allow_redirects=True).ok
     except requests.RequestException:
         return False
 
@@ -220,7 +202,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     if not facts["gpus"]:
         yield MachineCheck("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
     target = project.spec.arch.rstrip("af")
-    for gpu in facts["gpus"] or ():
+    for gpu in facts["gpus"]:
         current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
         yield _check(
             "GPU",

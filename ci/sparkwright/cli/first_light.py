@@ -218,7 +218,7 @@ class FirstSteps:
         steps: dict[str, tuple[str, str, Callable[[], StepRecord]]] = {
             "doctor": (
                 "what this machine has and lacks",
-                f"{limit:g} s at most, the time limit of its probes",
+                f"{limit:g} s at most for each program or host that does not answer",
                 self._doctor,
             ),
             "build": ("build the wheels", self._compile_time(), self._build),
