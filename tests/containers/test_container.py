@@ -108,17 +108,6 @@ def test_a_folder_is_written_only_where_it_may_be(engine: DockerClient, base: st
     assert (tmp_path / "write" / "made").stat().st_uid == os.getuid()
 
 
-def test_streams_and_status_come_through(engine: DockerClient, base: str) -> None:
-    """Standard output and error arrive apart, in whole lines, with the program's own exit status."""
-    out, err = list[str](), list[str]()
-    script = "for i in 1 2 3; do echo out $i; echo Fehlermeldung ü $i >&2; done; printf end; exit 7"
-    ended = container.run(engine, base, ["/bin/sh", "-c", script], on_out=out.append, on_err=err.append)
-
-    assert out == ["out 1", "out 2", "out 3", "end"]
-    assert err == ["Fehlermeldung ü 1", "Fehlermeldung ü 2", "Fehlermeldung ü 3"]
-    assert ended == 7
-
-
 def test_a_program_that_takes_too_much_memory_is_ended(engine: DockerClient, base: str) -> None:
     """The limit is the kernel's, and that it was met is known."""
     command = ["python3", "-c", "held = bytearray(10**9)"]

@@ -79,9 +79,9 @@ def main() -> None:
             modules += generate(entry["call"], entry["arguments"])
         except Exception as error:  # whatever FlashInfer raises is its reason
             sys.exit(f"{entry['call']}: {type(error).__name__}: {error}")
-    files = dict.fromkeys(module["ninja"] for module in modules)
-    lines = ["ninja_required_version = 1.3", *(f"subninja {file}" for file in files), ""]
-    (build / "build.ninja").write_text("\n".join(lines), "utf-8")
+    files = dict.fromkeys(f"subninja {module['ninja']}\n" for module in modules)
+    text = "".join(["ninja_required_version = 1.3\n", *files])
+    (build / "build.ninja").write_text(text, "utf-8")
     (build / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 
