@@ -120,7 +120,7 @@ def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "detail"),
     [
-        (b"", "truncated"),
+        (b"", "Expecting value"),
         (b'{"format": 1}', "Invalid enum value 1 - at `$.format`"),
         (b'{"format": 3, "kind": "gate"}', "missing required field"),
         (b'{"format": 3, "kind": "song"}', "Invalid enum value"),

@@ -12,8 +12,7 @@ from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_bytes
+from sparkwright.core.files import read_json
 from sparkwright.core.states import State
 
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
@@ -247,13 +246,4 @@ def read(path: Path) -> Result:
     Raises:
         file-invalid: There is none, or of another format.
     """
-    data = read_bytes(path, limit=LARGEST)
-    try:
-        return msgspec.json.decode(data, type=Result)
-    except (ValueError, RecursionError) as error:
-        raise FileError(
-            "file-invalid",
-            f"{path} is not a result that this program reads.",
-            details=[str(error)[:300]],
-            todo="Name a file that `sparkwright gate` or `bench` of this version wrote.",
-        ) from error
+    return read_json(path, Result, limit=LARGEST)

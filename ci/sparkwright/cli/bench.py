@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report import output
-from sparkwright.bench.results import Kind, Result
+from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
@@ -203,7 +202,7 @@ def quick(
     elsewhere = bool(bench_options.server)
     machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
-    wheel_facts: dict[str, Any] = {}
+    subject: Subject | None = None
     name = served_name(bench_options, recipe)
     with ExitStack() as stack:
         try:
@@ -213,7 +212,6 @@ def quick(
         url = bench_options.server
         if python:
             subject = subject_of(python, bench_options.wheel, context.project.stack)
-            wheel_facts = msgspec.to_builtins(subject)
             launch = launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False)
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
@@ -234,17 +232,20 @@ def quick(
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
     for warning in look.warnings:
         console.warn(warning)
-    # With a rate the concurrency of the cell is no limit.
-    shape = cell.name.rpartition(" ")[0] if rate else cell.name
-    title = f"{name}, {shape}: {look.runs} runs of {look.requests} requests"
+    conditions = [f"{cell.name}: {look.runs} runs of {look.requests} requests"]
     if look.output_tokens < cell.answer:
-        title += f", answers cut to {look.output_tokens} tokens"
-    title += f", {rate:g} requests per second" if rate else ""
-    title += ", answers of natural length" if natural else ""
-    output.show_quick(look, title, cell.name)
-    order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
-    host = machine.fingerprint()
-    facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}
+        conditions.append(f"answers cut to {look.output_tokens} tokens")
+    if rate:
+        conditions.append(f"{rate:g} requests per second, any number at a time")
+    if natural:
+        conditions.append("answers of natural length")
+    output.show_quick(look, f"{name}, {', '.join(conditions)}", cell.name)
+    facts = {
+        "quick": look,
+        "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},
+        "host": machine.fingerprint(),
+        "candidate": subject or {},
+    }
     path = gate.write_record(context.store, context.output, f"{name}.quick", facts)
-    console.document({**msgspec.to_builtins(facts), "file": str(path)})
+    console.document({**facts, "file": str(path)})
     return look

@@ -33,7 +33,7 @@ from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Lock, Project, SourceError, render_lock
+from sparkwright.forks.stack import Lock, Project, render_lock
 from sparkwright.gates.core.server_under_test import GateOptions
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
@@ -49,28 +49,22 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def demo(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every stage and print a line for each."""
-    context, stages, rows = options.checkout(arguments), [], []
+    context = options.checkout(arguments)
+    stages: list[dict[str, Any]] = []
     with context.store.lock("demo"):
         began = time.monotonic()
         for name, says in _stages(prepare(context)):
             seconds = time.monotonic() - began
             stages.append({"name": name, "says": says, "seconds": seconds})
-            rows.append([name, says, f"{seconds:.1f}"])
             began = time.monotonic()
+    rows = [(stage["name"], stage["says"], f"{stage['seconds']:.1f}") for stage in stages]
     console.table("demo", ["stage", "result", ">seconds"], rows, result=True)
     return {"stages": stages}
 
 
 def prepare(context: RunContext) -> RunContext:
-    """
-    Return a context with a fresh demo project, and a store that shares the downloaded tools.
-
-    Raises:
-        not-provided: The checkout has no gate policies; the demo has none of its own.
-    """
+    """Return a context with a fresh demo project, and a store that shares the downloaded tools."""
     folder, gates = context.store.root / "demo", context.project.root / "ci" / "gates"
-    if not gates.is_dir():
-        raise SourceError("not-provided", f"There are no gate policies in {gates}.")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
@@ -204,8 +198,7 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
         model = upstreams.write_model(folder / "toy")
         program = prefix.root / "current" / "bin" / "mini-vllm"
         answer = process.output([program, model, upstreams.PROMPT]).strip()
-        what = "The model writes words that it has not learnt."
-        _require(answer == upstreams.ANSWER, what, answer)
+        _require(answer == upstreams.ANSWER, "The model writes other words.", answer)
         yield "run", f"{upstreams.PROMPT!r} → {answer[:40]!r}…"
 
         publisher.yank(release.release, "the demo ends")

@@ -282,8 +282,8 @@ class FirstSteps:
             # A file that cannot be had says nothing of the wheel.
             lacks = isinstance(error, FirstLightError) or error.reference in UNAVAILABLE
             says = " ".join((f"{error.reference}: {error.what}", error.todo, *error.details))
-            failure = StepRecord("fail", one_line(says, LONGEST))
-            record = StepRecord("not-run", error.what) if lacks else failure
+            failure = one_line(says, LONGEST)
+            record = StepRecord("not-run", error.what) if lacks else StepRecord("fail", failure)
         record = replace(
             record,
             message=redacted(record.message),

@@ -44,8 +44,6 @@ class Table(msgspec.Struct, frozen=True):
 def clean(text: str, longest: int = LONGEST) -> str:
     """Return *text* as one line of at most *longest* harmless characters."""
     cut = text if len(text) <= longest else text[: longest - 1] + "…"
-    if cut.isprintable():
-        return cut
     return "".join("\ufffd" if unicodedata.category(c) in _UNSAFE else c for c in cut)
 
 

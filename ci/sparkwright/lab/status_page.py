@@ -7,7 +7,6 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -43,9 +42,7 @@ MAX_RELEASES, MAX_RUNS = 40, 20
 #: The file of the workflow whose runs are shown.
 WORKFLOW = "pipeline.yml"
 
-_Text = Annotated[str, msgspec.Meta(max_length=10_000)]
-
-#: GitHub's conclusion of a run, job or step → the state; others, and none yet, decide nothing.
+#: GitHub's conclusion of a run or job → the state; others, and none yet, decide nothing.
 CONCLUSIONS: Mapping[str | None, State] = {
     "success": "pass",
     "failure": "fail",
@@ -130,30 +127,16 @@ def _state(conclusion: str | None) -> State:
     return CONCLUSIONS.get(conclusion, "inconclusive")
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A step of a job, by GitHub's words."""
-
-    name: _Text
-    conclusion: _Text | None = None
-
-
 class Job(msgspec.Struct, frozen=True):
     """A job of a run, by GitHub's words."""
 
-    name: _Text
-    conclusion: _Text | None = None
-    steps: tuple[Step, ...] = ()
+    name: str
+    conclusion: str | None = None
 
     @property
     def state(self) -> State:
         """The state of its conclusion."""
         return _state(self.conclusion)
-
-    @property
-    def failed_step(self) -> str:
-        """The name of the first step that failed or was cancelled; empty if none did."""
-        failed = (s.name for s in self.steps if _state(s.conclusion) in ("fail", "invalid"))
-        return next(failed, "")
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -161,11 +144,11 @@ class Run(msgspec.Struct, frozen=True):
 
     id: int
     run_number: int
-    display_title: _Text
+    display_title: str
     html_url: Url
     created_at: Time
-    head_sha: _Text
-    conclusion: _Text | None = None
+    head_sha: str
+    conclusion: str | None = None
     jobs: tuple[Job, ...] = ()
 
     @property
@@ -174,9 +157,12 @@ class Run(msgspec.Struct, frozen=True):
         return worst((_state(self.conclusion), *(job.state for job in self.jobs)))
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    workflow_runs: tuple[Run, ...] = ()
-    jobs: tuple[Job, ...] = ()
+class _Runs(msgspec.Struct, frozen=True):
+    workflow_runs: tuple[Run, ...]
+
+
+class _Jobs(msgspec.Struct, frozen=True):
+    jobs: tuple[Job, ...]
 
 
 class StatusPage:
@@ -288,9 +274,9 @@ class StatusPage:
         with self._noting(WORKFLOW):
             path, what = f"/actions/workflows/{WORKFLOW}/runs?per_page={MAX_RUNS}", "the runs"
             self.runs = []
-            for run in repository.request("GET", path, _Answer, what).workflow_runs[:MAX_RUNS]:
+            for run in repository.request("GET", path, _Runs, what).workflow_runs:
                 path = f"/actions/runs/{run.id}/jobs?per_page=100"
-                jobs = repository.request("GET", path, _Answer, f"the jobs of run {run.id}").jobs
+                jobs = repository.request("GET", path, _Jobs, f"the jobs of run {run.id}").jobs
                 self.runs.append(msgspec.structs.replace(run, jobs=jobs))
 
     def render(self) -> str:

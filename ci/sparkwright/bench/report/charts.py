@@ -128,7 +128,6 @@ def forest(view: View, name: str) -> Chart | None:
         for series in cell.series
         if (moved := shift(series))
     ]
-    rows.sort(key=lambda row: not row[1].primary)
     if not rows:
         return None
     margin = 100 * view.result.margin

@@ -86,7 +86,7 @@ def moment(second: float) -> str:
 
 class Value(msgspec.Struct, frozen=True):
     """
-    A metric of a cell and side, in the unit of the record.
+    A metric of a cell and side, in the unit of `METRICS`.
 
     Attributes:
         median: Over the blocks.
@@ -101,15 +101,9 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def inverse(self) -> Value:
-        """Tokens per second for seconds per token."""
-        low, high = (1 / self.high, 1 / self.low) if self.low and self.high else (None, None)
-        return Value(1 / self.median, low, high, self.blocks)
-
-    @property
-    def milliseconds(self) -> Value:
-        """Milliseconds for seconds."""
-        low, high = (end and 1000 * end for end in (self.low, self.high))
-        return Value(1000 * self.median, low, high, self.blocks)
+        """Tokens per second for milliseconds per token."""
+        low, high = (1000 / self.high, 1000 / self.low) if self.low and self.high else (None, None)
+        return Value(1000 / self.median, low, high, self.blocks)
 
     @property
     def interval(self) -> str:
@@ -184,8 +178,8 @@ class View:
     def verdict(self) -> tuple[str, str]:
         """Its sign and its word; what judges nothing was only measured."""
         result = self.result
-        judges = result.kind in ("gate", "verify") or result.state != "not-run"
-        if not judges and any(leg.counts for leg in result.legs):
+        unjudged = result.kind in ("bench", "calibration") and result.state == "not-run"
+        if unjudged and any(leg.counts for leg in result.legs):
             return "•", "measured"
         return SIGNS[result.state], result.state
 
@@ -195,12 +189,13 @@ class View:
         for leg in self._counted(cell, side):
             if leg.block >= 0:
                 blocks.setdefault(leg.block, []).append(getattr(leg.run, metric))
-        return summary([statistics.median(values) for values in blocks.values()])
+        factor = METRICS[metric][2]
+        return summary([factor * statistics.median(values) for values in blocks.values()])
 
     def figures(self, cell: CellResult, side: Side = "candidate") -> tuple[str, ...]:
         """Return medians and intervals by `FIGURES`; empty if nothing was measured."""
         tpot, rate, ttft = (self.value(cell, metric, side) for metric in ("tpot", "rate", "ttft"))
-        values = (tpot.inverse if tpot else None, rate, ttft.milliseconds if ttft else None)
+        values = (tpot.inverse if tpot else None, rate, ttft)
         if not any(values):
             return ()
         medians = (number(value.median if value else None) for value in values)
@@ -373,8 +368,6 @@ class View:
             yield "State of the machine (clocks, temperature, probe): not read."
         if not result.candidate.sha256:
             yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
-        if result.kind == "gate" and result.baseline is None:
-            yield "Baseline: none, so nothing was compared."
         deciding = [(cell.name, series) for cell, series in self._series if series.primary]
         names = {
             "Not run, although they decide": [n for n, one in deciding if one.state == "not-run"],
@@ -446,10 +439,9 @@ def columns(views: Sequence[View]) -> list[Column]:
     for position, view in enumerate(views, 1):
         for side in view.sides:
             own = view.result.baseline if side == "baseline" else None
-            label = (own or view.result.candidate).label
-            mark = " (baseline)" if side == "baseline" else ""
+            label = (own or view.result.candidate).label + (" (baseline)" if own else "")
             name = " ".join(filter(None, (f"#{position}", view.result.quantization, label)))
-            result.append(Column(f"{name}{mark}", view, side))
+            result.append(Column(name, view, side))
     return result
 
 
