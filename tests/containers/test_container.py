@@ -110,9 +110,8 @@ def test_a_folder_is_written_only_where_it_may_be(engine: DockerClient, base: st
 
 def test_a_program_that_takes_too_much_memory_is_ended(engine: DockerClient, base: str) -> None:
     """The limit is the kernel's, and that it was met is known."""
-    command = ["python3", "-c", "held = bytearray(10**9)"]
     with refusal("container-killed") as caught:
-        container.run(engine, base, command, memory=200 * 10**6, on_err=lambda _line: None)
+        container.run(engine, base, ["python3", "-c", "held = bytearray(10**9)"], memory=200 * 10**6, on_err=lambda _line: None)
 
     assert caught.value.details == ("status: 137", "killed for lack of memory: True")
 

@@ -251,8 +251,7 @@ def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
     assert built.counts["native"] == 2
     assert built.transplant
     assert [*built.transplant.base] == ["widget/_other.abi3.so"]
-    record = json.loads(next(data for name, data in files.items() if name.endswith("/sparkwright.json")))
-    assert record["targets"] == ["all"]
+    assert json.loads(next(data for name, data in files.items() if name.endswith("/sparkwright.json")))["targets"] == ["all"]
     bill = json.loads(next(data for name, data in files.items() if name.endswith(".cdx.json")))
     assert {f"{HOST}{name}.git" in json.dumps(bill) for name in ("alpha", "beta", "gamma", "delta")} == {True}
     assert pipeline.current(parts.context(mirrors=False), "widget") is None

@@ -192,8 +192,7 @@ PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
     listed = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
-    read = {"CMakeLists.txt": text.encode()}.get
-    return plan.examine(listed, calls, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
+    return plan.examine(listed, calls, arch="12.1f", rules=rules or ArchRules(), fork="mini", read={"CMakeLists.txt": text.encode()}.get)
 
 
 def kept(unit: str, gencode: str = "compute_80") -> ArchRules:

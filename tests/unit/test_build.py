@@ -103,8 +103,7 @@ def check(context: RunContext, changed: Mapping[str, str], base: Path | None = N
         context.objects.store_files((path, REGULAR, text.encode()) for path, text in files.items())
         for files in (before, {**before, **changed})
     )
-    source = SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
-    preflight.check(context, source, base)
+    preflight.check(context, SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ()), base)
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:

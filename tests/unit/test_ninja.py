@@ -242,14 +242,12 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     """FlashInfer writes a file for each module, with absolute names as ninja sees them."""
     rule = "rule cc\n  command = cc -c $in -o $out\n"
     for name in ("a", "b"):
-        text = f"{rule}build /in/{name}.o: cc /src/{name}.cu\n"
-        (tmp_path / f"{name}.ninja").write_text(text)
+        (tmp_path / f"{name}.ninja").write_text(f"{rule}build /in/{name}.o: cc /src/{name}.cu\n")
     (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
-    order = ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
 
-    assert order == CompileOrder(4, 1)
+    assert ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2) == CompileOrder(4, 1)
     names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
     assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
     assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
