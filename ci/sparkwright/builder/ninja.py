@@ -119,7 +119,7 @@ class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     toolchain: str
     arch: str
     date: str
-    units: dict[str, Cost]
+    units: dict[str, tuple[float, int]]
 
 
 class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,7 +162,7 @@ class Costs:
         shipped = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
         units = shipped[fork].units if fork in shipped else {}
         key = f"{fork}-{content_key('costs', parts)[:16]}"
-        return cls(context.store, key, units)
+        return cls(context.store, key, {unit: Cost(*cost) for unit, cost in units.items()})
 
     def expected(self, unit: str) -> Cost:
         """Return the cost of *unit* on this machine, else as the stack ships it, else a guess."""
