@@ -20,7 +20,7 @@ from sparkwright.bench.machine import monitor, watchdog
 from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError
 from sparkwright.bench.machine.state_checks import (
     MachinePolicy,
-    Normal,
+    Reading,
     Snapshot,
     disturbances,
     normal_reasons,
@@ -39,7 +39,7 @@ SMALL = replace(
     memory=replace(POLICY.memory, discrete_floor=1),
     max_other_load=1.0,
 )
-NORMAL = Normal(0.00113, 0.00115, 0.00117, 0.0023)
+NORMAL = (Reading(0.00113, 0.0023), Reading(0.00115, 0.0023), Reading(0.00117, 0.0023))
 QUIET = Snapshot(1e9, 1000.0, gemv=0.00115, copy=0.0023, temperature=55, available=100_000, other_load=0.01)
 
 #: What differs from a quiet machine → the reason.
@@ -82,7 +82,7 @@ def test_odd_state_is_a_reason_before_after_and_at_the_start(name: str) -> None:
     for before, after in ((odd, QUIET), (QUIET, odd), (odd, odd)):
         assert references(disturbances(before, after, NORMAL, POLICY)) == [reference]
     # Without a GPU there are no normal readings.
-    assert references(disturbances(odd, odd, None, POLICY)) == [reference] * ("gemv" not in changed)
+    assert references(disturbances(odd, odd, (), POLICY)) == [reference] * ("gemv" not in changed)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_clock_that_was_set_or_began_again_is_a_jump(time_passed: float, monoton
     assert references(disturbances(QUIET, after, NORMAL, POLICY)) == ["clock-jumped"] * jumped
 
 
-@pytest.mark.parametrize(("normal", "expected"), [(replace(NORMAL, median=0.0038), ["slow-state"]), (NORMAL, [])])
-def test_first_readings_in_the_slow_state_are_refused(normal: Normal, expected: list[str]) -> None:
+@pytest.mark.parametrize(("normal", "expected"), [((Reading(0.0038, 0.0023),), ["slow-state"]), (NORMAL, [])])
+def test_first_readings_in_the_slow_state_are_refused(normal: tuple[Reading, ...], expected: list[str]) -> None:
     """By the copy."""
     assert references(normal_reasons(normal, POLICY.probe)) == expected
 
@@ -149,7 +149,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path, fake: Path) -> 
     store, milliseconds = Store(tmp_path / "cache"), fake.with_suffix(".ms")
     probed = MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
-    assert probed.normal == Normal(0.001, 0.001, 0.001, 0.002)
+    assert probed.normal == (Reading(0.001, 0.002),) * 3
     assert probed.bandwidth == store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "measured", "fake")
     before = probed.snapshot()
     for reading, reference in (("1.5", "slow-state"), ("0", "probe-silent")):

@@ -31,7 +31,7 @@ from tests.support import forked
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapshot
+from sparkwright.bench.machine.state_checks import MachinePolicy, Reading, Snapshot
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
@@ -110,7 +110,7 @@ class SimulatedMachine(MachineMonitor):
         return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, throttle_reasons=reasons)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
-        return state_checks.disturbances(before, after, Normal(GEMV, GEMV, GEMV, COPY), MACHINE)
+        return state_checks.disturbances(before, after, [Reading(GEMV, COPY)], MACHINE)
 
 
 class SimulatedServers:

@@ -215,10 +215,4 @@ def _show(audit: modules.ModuleAudit, batch: int) -> None:
     ]
     columns = ["group", "modules", "stored as", ">count", ">stored", reads, ">share"]
     console.table(title, columns, rows, result=True)
-    if audit.experts[0]:
-        every, taken, read = audit.experts
-        console.result(
-            f"experts: a token takes {taken} of {every}; {batch} are expected to read "
-            f"{read:.1f} of each layer"
-        )
     console.result(f"a step for {batch} reads {size(audit.weights)} of weights")

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from sparkwright.bench.machine.state_checks import (
     THROTTLE_REASONS,
     MachinePolicy,
-    Normal,
     ProbePolicy,
     Reading,
     Snapshot,
@@ -107,7 +106,8 @@ class MachineMonitor:
     Attributes:
         policy: With the memory floor of this kind of machine.
         bandwidth: Of the memory; None if it was not measured.
-        normal: The probe's normal readings; None before `settle`, and without a GPU.
+        normal: The probe's readings while nothing is wrong; none before `settle`, and without a
+            GPU.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class MachineMonitor:
         self._device: ProbeResult | None = None
         self._probed: Path | None = None
         self.bandwidth: Bandwidth | None = None
-        self.normal: Normal | None = None
+        self.normal: tuple[Reading, ...] = ()
         try:
             if python:
                 self._device = probe(python, policy.probe, policy.probe.stream)
@@ -176,24 +176,21 @@ class MachineMonitor:
         Args:
             preheat: Seconds of work of the GPU, so that the first measurement is made warm.
         """
-        readings: tuple[Reading, ...] = ()
         try:
             if self._device:
                 with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
                     self._readings(warmup=preheat / 2)
-                    readings = self._readings(self.policy.probe.readings)
+                    self.normal = self._readings(self.policy.probe.readings)
         except ProbeError as error:
             self._failure = str(error)
         if self._elsewhere:
             return ()
         state = self._state()
-        reasons = disturbances(state, state, None, self.policy)
+        reasons = disturbances(state, state, (), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
-        if readings:
-            self.normal = Normal.of(readings)
-            reasons += normal_reasons(self.normal, self.policy.probe)
-        return reasons
+        slow = normal_reasons(self.normal, self.policy.probe) if self.normal else ()
+        return (*reasons, *slow)
 
     def snapshot(self) -> Snapshot:
         """Return the state now, with new readings of the probe."""

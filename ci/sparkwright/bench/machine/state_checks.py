@@ -161,44 +161,35 @@ class Reading(msgspec.Struct, frozen=True):
     copy: Positive
 
 
-class Normal(msgspec.Struct, frozen=True):
+def normal_reasons(normal: Sequence[Reading], policy: ProbePolicy) -> tuple[Reason, ...]:
     """
-    The probe's readings while nothing is wrong.
-
-    Attributes:
-        low, median, high: Seconds of the matrix-vector product. *copy*: median of the copy.
-    """
-
-    low: float
-    median: float
-    high: float
-    copy: float
-
-    @classmethod
-    def of(cls, readings: Sequence[Reading]) -> Normal:
-        """Return the normal of the *readings* at the start of a session."""
-        gemv = [reading.gemv for reading in readings]
-        copy = statistics.median(reading.copy for reading in readings)
-        return cls(min(gemv), statistics.median(gemv), max(gemv), copy)
-
-
-def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
-    """
-    Return the reasons not to take the first readings of a session as normal.
+    Return the reasons not to take the first readings of a session as *normal*.
 
     A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
     """
-    ratio = normal.copy / (2 * normal.median)
+    gemv, copy = medians(normal)
+    ratio = copy / (2 * gemv)
     if ratio >= policy.min_ratio:
         return ()
     message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
     return (Reason("slow-state", message),)
 
 
+def medians(readings: Sequence[Reading]) -> tuple[float, float]:
+    """Return the median seconds of the product and of the copy."""
+    gemv = statistics.median(reading.gemv for reading in readings)
+    return gemv, statistics.median(reading.copy for reading in readings)
+
+
 def disturbances(
-    before: Snapshot, after: Snapshot, normal: Normal | None, policy: MachinePolicy
+    before: Snapshot, after: Snapshot, normal: Sequence[Reading], policy: MachinePolicy
 ) -> tuple[Reason, ...]:
-    """Return the reasons against a measurement between two snapshots, each reason once."""
+    """
+    Return the reasons against a measurement between two snapshots, each reason once.
+
+    Args:
+        normal: The probe's readings at the start of the session; empty without a probe.
+    """
     reasons = {
         reason.reference: reason
         for snapshot in (before, after)
@@ -216,16 +207,18 @@ def disturbances(
     return tuple(reasons.values())
 
 
-def _probe_reasons(snapshot: Snapshot, normal: Normal | None, band: float) -> Iterator[Reason]:
-    if normal is None:
+def _probe_reasons(snapshot: Snapshot, normal: Sequence[Reading], band: float) -> Iterator[Reason]:
+    if not normal:
         return
+    gemv, copy = medians(normal)
+    low, high = min(each.gemv for each in normal), max(each.gemv for each in normal)
     if snapshot.gemv is None or snapshot.copy is None:
         yield Reason("probe-silent", snapshot.probe_error or "there is no reading")
-    elif not normal.low / (1 + band) <= snapshot.gemv <= normal.high * (1 + band):
+    elif not low / (1 + band) <= snapshot.gemv <= high * (1 + band):
         yield Reason(
             "slow-state",
-            f"the GEMV took {1000 * snapshot.gemv:.3g} ms, {snapshot.gemv / normal.median:.2f} × "
-            f"normal, and the copy {snapshot.copy / normal.copy:.2f} × normal",
+            f"the GEMV took {1000 * snapshot.gemv:.3g} ms, {snapshot.gemv / gemv:.2f} × "
+            f"normal, and the copy {snapshot.copy / copy:.2f} × normal",
         )
 
 

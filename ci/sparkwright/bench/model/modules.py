@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -280,7 +280,7 @@ def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False
     experts, kind = _experts(listed, config)[0], "".join(kinds)
     if not experts or not size or kind not in DTYPES:
         what = f"Nothing is to be tuned for {checkpoint.config.get('model_type')!s:.60}."
-        details = [f"{experts} experts, stored as {_few(schemes) or 'nothing'}"]
+        details = [f"{experts} experts, stored as {', '.join(sorted(schemes)) or 'nothing'}"]
         raise ModelError("tuning-unavailable", what, details=details)
     stated_blocks = [scheme.get("block_structure") for scheme in _weight_schemes(stated)]
     block = stated.get("weight_block_size") or next(filter(None, stated_blocks), None)
@@ -407,8 +407,3 @@ def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, 
             f"By config.json, a token takes {taken or 'an unknown number'} of {experts} experts."
         )
     return experts, taken
-
-
-def _few(values: Collection[object]) -> str:
-    listed = sorted(map(str, values))
-    return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 #: Module of vLLM that reads the files, and keeps what it read.
 READER = "vllm.model_executor.layers.fused_moe.fused_moe"
@@ -57,22 +57,22 @@ def install_ray(results: dict[int, Any], most: int) -> None:
         few = 0 < most < len(space)
         return random.Random(0).sample(space, most) if few else space  # noqa: S311
 
-    contents: dict[str, dict[str, Any]] = {
-        "ray": {
-            "remote": decorate,
-            "init": lambda **_: None,
-            "available_resources": lambda: {"GPU": 1},
-            "get_gpu_ids": lambda: [0],
-            "get": lambda outputs: outputs,
-        },
-        "ray.experimental": {},
-        "ray.experimental.tqdm_ray": {"tqdm": draw},
+    # What vLLM asks of a library before it imports it.
+    specs = {"__spec__": ModuleSpec("ray", None)}
+    ray = SimpleNamespace(
+        **specs,
+        remote=decorate,
+        init=lambda **_: None,
+        available_resources=lambda: {"GPU": 1},
+        get_gpu_ids=lambda: [0],
+        get=lambda outputs: outputs,
+    )
+    stand_ins = {
+        "ray": ray,
+        "ray.experimental": SimpleNamespace(**specs),
+        "ray.experimental.tqdm_ray": SimpleNamespace(**specs, tqdm=draw),
     }
-    for name, values in contents.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.__dict__.update(values)
-        sys.modules[name] = module
+    sys.modules.update(cast("dict[str, ModuleType]", stand_ins))
 
 
 def main() -> None:

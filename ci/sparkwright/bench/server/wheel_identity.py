@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, PythonError
 from sparkwright.core.zips import zip_file, zip_members
 
@@ -74,17 +73,14 @@ def _compare(wheel: Path, site: Path) -> Iterator[Mismatch]:
     with zip_file(wheel) as archive:
         members = zip_members(archive, wheel.name)
         own = {path: info for name, info in members.items() if (path := _target(name, site))}
-        total = sum(info.file_size for info in own.values())
-        with console.progress("compare the environment with the wheel", total, "bytes") as progress:
-            for path, info in own.items():
-                progress.update(progress.done + info.file_size, info.filename)
-                if not path.is_file():
-                    yield Mismatch(info.filename, "missing")
-                    continue
-                with archive.open(info) as packed, path.open("rb") as file:
-                    blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
-                    if any(block != other for block, other in blocks):
-                        yield Mismatch(info.filename, "differs")
+        for path, info in own.items():
+            if not path.is_file():
+                yield Mismatch(info.filename, "missing")
+                continue
+            with archive.open(info) as packed, path.open("rb") as file:
+                blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
+                if any(block != other for block, other in blocks):
+                    yield Mismatch(info.filename, "differs")
     folders = {site / path.relative_to(site).parts[0] for path in own}
     for folder in sorted(folders):
         for path in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
