@@ -222,6 +222,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "no layers": {"num_hidden_layers": None},
     "a billion layers": {"num_hidden_layers": 10**9},
     "layers that are no number": {"num_hidden_layers": "4"},
+    "a quantisation that is no object": {"quantization_config": 3},
     "experts without a number taken": {"num_experts_per_tok": None},
     "more taken than there are": {"num_experts_per_tok": 5},
 }
@@ -257,7 +258,7 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
         ("model.layers.1.y_proj.weight", "U8", []), ("model.layers.1.y_proj.weight_scale", "F8_E4M3", []),
     ]  # fmt: skip
     tensors = {name: Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}
-    found = checkpoint.Checkpoint({"num_hidden_layers": 2, "num_experts_per_tok": 1, **config}, quantization, tensors)
+    found = checkpoint.Checkpoint({"num_hidden_layers": 2, "num_experts_per_tok": 1, "quantization_config": quantization, **config}, tensors)
     with allowed("checkpoint-invalid"):
         audit = modules.audit(found, batch=3)
         assert 0 < audit.weights <= 3 * audit.bytes
@@ -433,17 +434,9 @@ def test_what_is_missing_is_said_to_be_missing(
         checkpoint.read(folder)
 
 
-@pytest.mark.parametrize("text", [b" " * (checkpoint.CONFIG + 1), b"{", b"[]", b'{"quantization_config": 3}'], ids=len)
+@pytest.mark.parametrize("text", [b" " * (checkpoint.CONFIG + 1), b"{", b"[]"], ids=len)
 def test_a_config_that_is_huge_or_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
     folder = sharded(tmp_path / "m", {"model.safetensors": GOOD})
     (folder / "config.json").write_bytes(text)
     with refusal("checkpoint-invalid"):
         checkpoint.read(folder)
-
-
-def test_modelopts_own_file_says_how_a_model_is_quantised(tmp_path: Path) -> None:
-    """Where config.json is silent, hf_quant_config.json speaks, one level deeper."""
-    folder = sharded(tmp_path / "m", {"model.safetensors": GOOD})
-    (folder / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
-
-    assert checkpoint.read(folder).quantization == {"quant_method": "modelopt", "quant_algo": "NVFP4"}

@@ -154,7 +154,7 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         raise TuningError("tuning-foreign", what, details=details)
     source = arguments.tuner.read_bytes() if arguments.tuner else tuning.locked_tuner(context)
-    device = modules.device_name(gpus[0].name)
+    device = gpus[0].name.replace(" ", "_")
     log = context.store.folder("logs") / "tune.log"
     name, content, latencies = tuning.tune(
         python, source, folder, layer, device, log,

@@ -213,7 +213,7 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
         layer = modules.expert_layer(checkpoint.read(model.checkpoint), shards, whole=whole)
     except ModelError:
         return ""
-    name = layer.filename(modules.device_name(gpu))
+    name = layer.filename(gpu.replace(" ", "_"))
     folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
     if any(Path(folder, name).is_file() for folder in filter(None, folders)):
         return f"tuned, {name}"

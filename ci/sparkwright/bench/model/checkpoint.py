@@ -87,12 +87,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     Attributes:
         config: ``config.json``.
-        quantization: Its ``quantization_config``, else ``hf_quant_config.json``; may be empty.
         tensors: Those of all shards, by name.
     """
 
     config: dict[str, Any]
-    quantization: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
@@ -137,7 +135,7 @@ def read(folder: Path) -> Checkpoint:
         raise invalid(
             f"The index names {len(lost):,} tensors that no shard holds.", details=lost[:5]
         )
-    return Checkpoint(config, _quantization(folder, config), tensors)
+    return Checkpoint(config, tensors)
 
 
 def header(path: Path) -> dict[str, Tensor]:
@@ -199,19 +197,3 @@ def _shards(folder: Path) -> list[str]:
         todo = "Only models in the safetensors format can be read."
         raise SourceError("not-provided", f"There is no *.safetensors in {folder}.", todo=todo)
     return names
-
-
-def _quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the quantisation config; older ModelOpt checkpoints have it in a file of its own."""
-    text = config.get("text_config")
-    nested = text.get("quantization_config") if isinstance(text, dict) else None
-    quantization = config.get("quantization_config") or nested
-    path = folder / "hf_quant_config.json"
-    if quantization is None and path.exists():
-        document = _document(path, CONFIG, dict[str, Any])
-        inner = document.get("quantization")
-        quantization = {"quant_method": "modelopt"}
-        quantization |= inner if isinstance(inner, dict) else document
-    if not isinstance(quantization or {}, dict):
-        raise invalid("The model's quantization_config is no JSON object.")
-    return dict(quantization or {})

@@ -173,7 +173,7 @@ def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
     """
     config = _text_config(checkpoint.config)
     layers = _layers(config)
-    listed = _modules(checkpoint, layers)
+    listed = _modules(checkpoint, config)
     every, taken = _experts(listed, config)
     experts = (every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0)
     groups = {module.group for module in listed}
@@ -247,18 +247,12 @@ class ExpertLayer(msgspec.Struct, frozen=True):
 
     def filename(self, device: str) -> str:
         """
-        Return the name of the file for *device* (`device_name`), as ``get_config_file_name`` of
-        vLLM 0.20.1 to 0.33.0 does.
+        Return the name of the file for *device*, the GPU's name with underscores, as
+        ``get_config_file_name`` of vLLM 0.20.1 to 0.33.0 does.
         """
         dtype = f",dtype={self.dtype}" if self.dtype else ""
         block = f",block_shape=[{','.join(map(str, self.block))}]" if self.block else ""
         return f"E={self.experts},N={self.size},device_name={device}{dtype}{block}.json"
-
-
-def device_name(gpu: str) -> str:
-    """Return the name by which vLLM's files name the *gpu*, of which the driver has another."""
-    name = gpu.replace(" ", "_")
-    return "NVIDIA_H200" if "H200" in name.split("_") else name
 
 
 def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False) -> ExpertLayer:
@@ -272,8 +266,8 @@ def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False
         tuning-unavailable: It has no experts, or no tuner knows their format.
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
-    config, stated = _text_config(checkpoint.config), checkpoint.quantization
-    listed = _modules(checkpoint, _layers(config))
+    config = _text_config(checkpoint.config)
+    listed, stated = _modules(checkpoint, config), _quantization(config)
     schemes = {module.scheme for module in listed if module.group == "experts"}
     kinds = {scheme.partition(" ")[0] for scheme in schemes}
     size = _number(config, "moe_intermediate_size", "intermediate_size")
@@ -291,8 +285,9 @@ def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False
     return ExpertLayer(experts, size, DTYPES[kind], blocks)
 
 
-def _modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
-    """Return the modules of a model of so many decoder *layers*; those of later layers draft."""
+def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:
+    """Return the modules; those of later layers than the *config* counts draft."""
+    layers, quantization = _layers(config), _quantization(config)
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in checkpoint.tensors.items():
         match = _PARAMETER.fullmatch(name) or _STACKED.fullmatch(name)
@@ -305,7 +300,7 @@ def _modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
         group = next((group for group, rule in _GROUPS if rule.search(name)), "layers")
         if number is not None and number >= layers and group not in APART:
             group = "mtp"
-        scheme, fault = _scheme(tensors, checkpoint.quantization)
+        scheme, fault = _scheme(tensors, quantization)
         index = int(expert[1]) if expert else None
         listed.append(Module(number, index, short, group, tensors, scheme, fault))
     return listed
@@ -362,6 +357,14 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
+
+
+def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the *config* says that the model is quantised; empty if it is silent."""
+    stated = config.get("quantization_config") or {}
+    if not isinstance(stated, dict):
+        raise invalid("The model's quantization_config is no JSON object.")
+    return stated
 
 
 def _layers(config: Mapping[str, Any]) -> int:

@@ -23,12 +23,8 @@ from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
 
-#: Memory of a DGX Spark, in GiB (seed reports 000 and 001) and in MB, as `psutil` counts it.
-SPARK_GIB = 119.7
-SPARK_MB = round(SPARK_GIB * 2**30 / 1e6)
-#: Share by which a checkpoint may differ from the plan before the plan is called wrong.
-TOLERANCE = 0.05
-#: Share by which it may differ before it is another checkpoint; some plans are estimates.
+#: Share by which a checkpoint may differ from the plan before it is another one; some plans are
+#: estimates.
 OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT4", "none": ""}
@@ -67,8 +63,6 @@ REASONS: Mapping[str, str] = {
         "The cache does not hold one request of the longest length, so the server "
         "does not start. Plan more cache, or a shorter length."
     ),
-    "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
-    "quantization or revision, or an old estimate.",
     "checkpoint-other": (
         "The checkpoint on disk has another architecture, format or size "
         "than the recipe's model, so no result would count for the recipe. "
@@ -128,18 +122,17 @@ def require_checkpoint(recipe: Recipe, folder: Path) -> None:
 
 def check(
     recipe: Recipe,
-    workloads: Workloads | None,
-    model: Path | None,
+    workloads: Workloads,
+    model: Path,
     *,
     total: int | None = None,
     servers: int = 1,
-) -> tuple[PreflightFinding, ...]:
+) -> None:
     """
-    Return advice about serving *recipe* here.
+    Check that *recipe* can be served here, and measured with its workloads.
 
     Args:
-        workloads: What may be measured; None if the recipe only serves.
-        model: Folder of the checkpoint; None if it is not at hand.
+        model: Folder of the checkpoint.
         total: Megabytes of the memory of a node; None for this machine's.
         servers: How many run on a node at a time.
 
@@ -149,32 +142,29 @@ def check(
     """
     if total is None:  # on a Spark the machine's memory is also its GPU's
         total = int(psutil.virtual_memory().total // 1_000_000)
-    audit = modules.audit(read(model)) if model else None
-    results = findings(recipe, workloads, total=total, checkpoint=audit, servers=servers)
+    audit = modules.audit(read(model))
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
-        for finding in results
-        if finding.weight == "error"
+        for finding in findings(recipe, workloads, total=total, checkpoint=audit, servers=servers)
     ]
     if errors:
         what = f"{recipe.name} cannot be served here as it is."
         raise RecipeError("recipe-unfit", what, details=errors)
-    return results
 
 
 def findings(
     recipe: Recipe,
     workloads: Workloads | None,
     *,
-    total: int = SPARK_MB,
+    total: int,
     checkpoint: ModuleAudit | None = None,
     servers: int = 1,
-) -> tuple[PreflightFinding, ...]:
+) -> list[PreflightFinding]:
     """
-    Return what is wrong with *recipe*, errors first.
+    Return what is wrong with *recipe*.
 
     Args:
-        workloads: As for `check`.
+        workloads: What may be measured; None if the recipe only serves.
         total: Megabytes of the memory of one node.
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
         servers: How many run on a node at a time.
@@ -190,7 +180,7 @@ def findings(
     if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
         results.append(PreflightFinding("speculation-headless", message))
-    return tuple(sorted(dict.fromkeys(results), key=lambda finding: finding.weight != "error"))
+    return list(dict.fromkeys(results))
 
 
 def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightFinding]:
@@ -247,9 +237,6 @@ def _memory(
             f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}"
         )
         yield PreflightFinding("cache-short", message)
-    if plan.weights and abs(weights - plan.weights) > TOLERANCE * plan.weights:
-        message = f"a node's checkpoint has {weights:.1f} GiB, and the plan says {plan.weights:g}"
-        yield PreflightFinding("weights-differ", message, "advice")
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:

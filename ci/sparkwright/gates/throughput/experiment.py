@@ -155,10 +155,7 @@ class Experiment:
         )  # fmt: skip
         if self._recipe and options.serve:
             servers = 2 if options.at_once and options.baseline_python else 1
-            for advice in preflight.check(
-                self._recipe, self._workloads, options.serve, servers=servers
-            ):
-                console.note(f"{self._recipe.name}: {advice.message}")
+            preflight.check(self._recipe, self._workloads, options.serve, servers=servers)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(
