@@ -23,7 +23,6 @@ from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import ladder
 from sparkwright.gates.core.ladder import Attempt
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput import gate as throughput
@@ -106,7 +105,7 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     wheel = place.parent / "a.whl"
     wheel.write_bytes(b"wheel")
     asked = question(place, environment(place, "other"), wheel=wheel, baseline_python=base)
-    log, sha256 = ladder.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
+    log, sha256 = place.parent / "out" / "a.attempts.jsonl", sha256_file(wheel)
     append_line(log, Attempt(1, sha256, "G8", "another recipe"))
     append_line(log, Attempt(2, sha256, "G8"))
     first = answered(place, asked, "gate")

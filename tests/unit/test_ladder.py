@@ -30,11 +30,10 @@ from sparkwright.gates.core.ladder import (
     Attempt,
     Gate,
     VerdictFile,
-    attempt_log,
     attempts,
     climb,
     document,
-    read_log,
+    read_logs,
 )
 from sparkwright.gates.core.verdict import (
     ORDER,
@@ -158,7 +157,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
         assert {one.attempt for one in stored.verdicts} == {attempt}
     with pytest.raises(RuntimeError):
         run(Gate("G4", "", (), breaks, "a"), file=(file := opened()))
-    counts = [attempts(file.log, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
+    counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
     other = opened("1" * 64)
     assert (states(other), other.attempt) == ({}, 1)
@@ -181,16 +180,16 @@ def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opene
         log.write(b'{"number": 7')
     run(gate("G1"), file=opened())
     assert states(file) == {"G0": "pass", "G1": "pass"}
-    assert [one.verdict.gate for one in read_log(file.log, WHEEL.sha256) if one.verdict] == ["G0", "G1", "G1"]
+    assert [one.verdict.gate for one in read_logs(file.log.parent, WHEEL.sha256) if one.verdict] == ["G0", "G1", "G1"]
 
 
 def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Opened) -> None:
     """The bytes are counted, so that a new file name is no new error budget; another wheel beside it does not count."""
     run(gate("G0"), file=(file := opened()))
-    copy = attempt_log(file.log.parent, WHEEL.file.replace("-cp", "-1-cp"))
+    copy = file.log.with_name("copy.attempts.jsonl")
     append_line(copy, Attempt(7, WHEEL.sha256, "G8"))
     append_line(copy, Attempt(9, "1" * 64, "G8"))
-    assert attempts(file.log, WHEEL.sha256, "G8", "") == attempts(copy, WHEEL.sha256, "G8", "") == 1
+    assert attempts(file.log.parent, WHEEL.sha256, "G8", "") == 1
     assert opened().attempt == 8
 
 

@@ -102,14 +102,9 @@ class Attempt(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def attempt_log(output: Path, wheel: str) -> Path:
-    """Return the attempt log of the wheel of the file name *wheel* in the folder *output*."""
-    return output / f"{wheel.removesuffix('.whl')}.attempts.jsonl"
-
-
-def attempts(log: Path, wheel: str, gate: str, recipe: str) -> int:
+def attempts(folder: Path, wheel: str, gate: str, recipe: str) -> int:
     """
-    Return how often *gate* began for *recipe*, by the attempt log at *log*.
+    Return how often *gate* began for *recipe*, by the attempt logs in *folder*.
 
     A gate that runs now counts; also one that was interrupted.
 
@@ -117,22 +112,22 @@ def attempts(log: Path, wheel: str, gate: str, recipe: str) -> int:
         wheel: The sha256 of the wheel; lines about other bytes do not count.
 
     Raises:
-        file-invalid: The log has other contents.
+        file-invalid: A log has other contents.
     """
-    begun = [line for line in read_log(log, wheel) if line.verdict is None]
+    begun = [line for line in read_logs(folder, wheel) if line.verdict is None]
     return sum((line.gate, line.recipe) == (gate, recipe) for line in begun)
 
 
-def read_log(log: Path, wheel: str) -> list[Attempt]:
+def read_logs(folder: Path, wheel: str) -> list[Attempt]:
     """
-    Return the lines about the bytes *wheel*, a sha256, in *log* and in the logs beside it.
+    Return the lines about the bytes *wheel*, a sha256, of all attempt logs in *folder*.
 
     A copy of the wheel under another file name is the same wheel.
 
     Raises:
         file-invalid: A log has other contents.
     """
-    logs = sorted(log.parent.glob("*.attempts.jsonl"))
+    logs = sorted(folder.glob("*.attempts.jsonl"))
     lines = [line for path in logs for line in read_lines(path, Attempt, "attempt log")]
     return [line for line in lines if line.wheel == wheel]
 
@@ -194,12 +189,12 @@ class VerdictFile:
 
     def __init__(self, store: Store, output: Path, wheel: AuditedWheel, stack: str) -> None:
         self._store, self._wheel, self._stack = store, wheel, stack
-        self.path = output / f"{wheel.file.removesuffix('.whl')}.verdicts.json"
-        self.log = attempt_log(output, wheel.file)
+        name = wheel.file.removesuffix(".whl")
+        self.path = output / f"{name}.verdicts.json"
+        self.log = output / f"{name}.attempts.jsonl"
         self.load()
-        self.attempt = 1 + max(
-            (line.number for line in read_log(self.log, wheel.sha256)), default=0
-        )
+        numbers = (line.number for line in read_logs(output, wheel.sha256))
+        self.attempt = 1 + max(numbers, default=0)
 
     def load(self) -> Ladder | None:
         """

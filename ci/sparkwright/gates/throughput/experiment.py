@@ -248,8 +248,7 @@ class Experiment:
         about |= {"policy": self.digest, "generator": generator}
         if options.fresh:
             path.unlink(missing_ok=True)
-        log = ladder.attempt_log(self._context.output, candidate.wheel)
-        number = ladder.attempts(log, candidate.sha256, "G8", options.recipe)
+        number = ladder.attempts(self._context.output, candidate.sha256, "G8", options.recipe)
         start = ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
         if journal.refused:

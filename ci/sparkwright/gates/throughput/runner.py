@@ -81,9 +81,8 @@ class MeasurementJournal:
     is renamed to ``NAME.before``, and *start* begins a new one.
 
     Attributes:
-        begun: The experiment. *resumed*: how often it was continued.
+        begun: The experiment.
         refused: Parts of *about* for which an unfinished journal was not continued.
-        measurements, launches: Those on the disk.
 
     Raises:
         file-invalid: The file is no such journal.
@@ -91,54 +90,56 @@ class MeasurementJournal:
     """
 
     def __init__(self, path: Path, start: ExperimentStart) -> None:
-        self._path, self.begun, self.resumed = path, start, -1
+        self._path, self.begun = path, start
         self.refused: tuple[str, ...] = ()
-        self.measurements: list[Measurement] = []
-        self.launches: list[LaunchRecord] = []
         what = "journal of a throughput gate"
-        lines = read_lines(path, JournalLine, what) if path.exists() else []
-        if lines and (earlier := lines[0].begun):
+        self._lines: list[JournalLine] = (
+            read_lines(path, JournalLine, what) if path.exists() else []
+        )
+        earlier = self._lines[0].begun if self._lines else None
+        if earlier:
             differing = {name for name, _ in earlier.about.items() ^ start.about.items()}
             self.refused = tuple(sorted(differing))
-            if not differing:
-                self.begun = earlier
-                for line in lines:
-                    self._take(line)
-        if self.begun is start:
+        if earlier and not self.refused:
+            self.begun = earlier
+        else:
+            self._lines = []
             self.end()
         self.add(JournalLine(begun=self.begun))
+
+    @property
+    def resumed(self) -> int:
+        """How often the experiment was continued."""
+        return sum(line.begun is not None for line in self._lines) - 1
+
+    @property
+    def launches(self) -> list[LaunchRecord]:
+        """The complete launches."""
+        return [line.launch for line in self._lines if line.launch]
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All measurements; those of an incomplete launch do not count after a later launch."""
+        written = [line.measurement for line in self._lines if line.measurement]
+        whole = {launch.number for launch in self.launches}
+        newest = max((one.launch for one in written), default=0)
+        why = Reason("interrupted", "the launch was interrupted before it was complete")
+        return [
+            one
+            if one.launch == newest or one.launch in whole or one.discarded
+            else replace(one, discarded=True, reasons=(*one.reasons, why))
+            for one in written
+        ]
 
     def add(self, line: JournalLine) -> None:
         """Write *line*; it is on the disk when this returns."""
         append_line(self._path, line)
-        self._take(line)
+        self._lines.append(line)
 
     def end(self) -> None:
         """Keep the file beside, if there is one: nothing is left to continue."""
         if self._path.exists():
             self._path.replace(self._path.with_name(f"{self._path.name}.before"))
-
-    def _take(self, line: JournalLine) -> None:
-        self.resumed += line.begun is not None
-        if line.launch:
-            self.launches.append(line.launch)
-        if (new := line.measurement) is not None:
-            # A later launch at the same position shows that the earlier one was interrupted.
-            place = (new.block, new.position)
-            self.measurements = [
-                _interrupted(old)
-                if (old.block, old.position) == place and old.launch < new.launch
-                else old
-                for old in self.measurements
-            ]
-            self.measurements.append(new)
-
-
-def _interrupted(measurement: Measurement) -> Measurement:
-    if measurement.discarded:
-        return measurement
-    why = Reason("interrupted", "the launch was interrupted before it was complete")
-    return replace(measurement, discarded=True, reasons=(*measurement.reasons, why))
 
 
 class RunSpec(msgspec.Struct, frozen=True):
