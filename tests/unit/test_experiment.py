@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from sparkwright.gates.throughput.measurement import (
     counter_change,
     invalid_reasons,
 )
+from sparkwright.gates.throughput.runner import MeasurementJournal
 
 ROOT = Path(__file__).parents[2]
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
@@ -151,6 +153,17 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     assert result.baseline
     assert "--seed=7" in result.baseline.flags
     assert result.candidate.variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_only_the_same_experiment_is_continued(place: Path) -> None:
+    """After a kill the measurements of the same wheels, flags and workloads count; with another flag it begins anew."""
+    base = environment(place, "base")
+    asked = question(place, base, workload=("8/16 c1", "8/16 c2"))
+    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        answered(place, asked, blocks=1)
+    again, other = answered(place, asked, blocks=1), answered(place, replace(asked, flag=("--seed=7",)), blocks=1)
+    assert (again.resumed, other.resumed) == (1, 0)
+    assert len(again.legs) == 2
 
 
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:

@@ -192,8 +192,8 @@ def specified(**changes: object) -> RunSpec:
     return replace(RunSpec("gate", (ALONE, MANY), POLICY.max_blocks, True, history), **changes)
 
 
-def opened(path: Path, wheel: str = "same") -> MeasurementJournal:
-    return MeasurementJournal(path, ExperimentStart({"wheel": wheel}, 7, 0.0))
+def opened(path: Path) -> MeasurementJournal:
+    return MeasurementJournal(path, ExperimentStart(7, 0.0))
 
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> Runner:
@@ -339,10 +339,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     assert counted[0] == counted[1]
 
 
-def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_continue(
-    tmp_path: Path,
-) -> None:
-    """An interrupted launch is measured again; the journal of another wheel is kept beside."""
+def test_a_complete_launch_survives_a_kill_and_an_interrupted_one_is_measured_again(tmp_path: Path) -> None:
     spec, journal = specified(at_once=False), tmp_path / "j"
     assert forked.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
     whole = journal.read_bytes()
@@ -351,9 +348,6 @@ def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_conti
     first = [leg for leg in legs(journal) if leg.block == CONTROL_BLOCK]
     assert [leg.counts for leg in first] == [True] * 4 + [False] + [True] * 4
     assert first[4].reasons[0].reference == "interrupted"
-    another = opened(journal, "another")
-    assert (another.refused, another.measurements) == (("wheel",), [])
-    assert (tmp_path / "j.before").exists()
 
 
 def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:

@@ -238,23 +238,19 @@ class Experiment:
     ) -> MeasurementJournal:
         """Open the journal of this experiment, which is continued if it was interrupted."""
         options, candidate = self._options, subjects["candidate"]
-        served = (options.at_once, self._blocks, {key: subjects[key] for key in sorted(subjects)})
-        about = {
-            "model": model, "recipe": options.recipe,
-            "wheels and how they are served": sha256_bytes(canonical(served)),
-        }  # fmt: skip
+        # With another wheel, policy, driver or generator it is another experiment.
+        about = (
+            model, options.recipe, options.at_once, self._blocks,
+            {side: subjects[side] for side in sorted(subjects)}, machine.fingerprint(),
+            self.digest, generator,
+        )  # fmt: skip
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
-        about |= {f"host: {name}": text for name, text in machine.fingerprint().items()}
-        about |= {"policy": self.digest, "generator": generator}
         if options.fresh:
             path.unlink(missing_ok=True)
         number = ladder.attempts(self._context.output, candidate.sha256, "G8", options.recipe)
-        start = ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
+        start = ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
-        if journal.refused:
-            names = ", ".join(journal.refused)
-            console.warn(f"An unfinished measurement is not continued: {names} differ.")
-        elif journal.resumed:
+        if journal.resumed:
             console.note(f"continuing after {len(journal.measurements)} measurements")
         return journal
 

@@ -53,13 +53,11 @@ class ExperimentStart(msgspec.Struct, frozen=True):
     An experiment.
 
     Attributes:
-        about: What must be the same to continue, by name.
         seed: Of all orders and prompts.
         at: Seconds since 1970.
         attempt: Number of this gate of the wheel and recipe, from 1.
     """
 
-    about: dict[str, str]
     seed: int
     at: float
     attempt: int = 1
@@ -75,14 +73,10 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class MeasurementJournal:
     """
-    The journal at *path*.
-
-    An earlier experiment there is continued if it is about the same as *start*. Otherwise its file
-    is renamed to ``NAME.before``, and *start* begins a new one.
+    The journal of an experiment at *path*, which is continued if there is one; else *start* begins.
 
     Attributes:
         begun: The experiment.
-        refused: Parts of *about* for which an unfinished journal was not continued.
 
     Raises:
         file-invalid: The file is no such journal.
@@ -90,21 +84,12 @@ class MeasurementJournal:
     """
 
     def __init__(self, path: Path, start: ExperimentStart) -> None:
-        self._path, self.begun = path, start
-        self.refused: tuple[str, ...] = ()
+        self._path = path
         what = "journal of a throughput gate"
         self._lines: list[JournalLine] = (
             read_lines(path, JournalLine, what) if path.exists() else []
         )
-        earlier = self._lines[0].begun if self._lines else None
-        if earlier:
-            differing = {name for name, _ in earlier.about.items() ^ start.about.items()}
-            self.refused = tuple(sorted(differing))
-        if earlier and not self.refused:
-            self.begun = earlier
-        else:
-            self._lines = []
-            self.end()
+        self.begun = (self._lines[0].begun if self._lines else None) or start
         self.add(JournalLine(begun=self.begun))
 
     @property
