@@ -59,13 +59,8 @@ def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Pa
         "vllm/entrypoints/cli/__init__.py": "", "vllm/entrypoints/cli/main.py": _CLI,
     }  # fmt: skip
     python = standin.write_environment(root, version, files)
-    behave(root, behaviour)
-    return python
-
-
-def behave(root: Path, behaviour: Behaviour) -> None:
-    """Let the next launches of the environment in *root* have *behaviour*."""
     (root / "behaviour.json").write_bytes(msgspec.json.encode(behaviour))
+    return python
 
 
 def project(root: Path, **changes: float) -> Path:
