@@ -39,8 +39,8 @@ def sound(growth: float = 0.0, noise: float = 5.0, kind: str = KINDS[0]) -> Soak
     draw = random.Random(2)
     times = [float(second) for second in range(0, 7200, 5)]
     memory = {each: [(at, 3e9 + (1e6 * draw.gauss(growth * at / 3600, noise) if each == kind else 0)) for at in times] for each in KINDS}
-    requests = [SoakRequest("a", count, "answered", 100) for count in POLICY.load.concurrencies for _ in range(POLICY.least)]
-    return Soak([*requests, SoakRequest("b", 1, "aborted"), SoakRequest("c", 1, "refused")], Watched(memory, seconds=7200, running=0))
+    requests = [SoakRequest(count, "answered", 100) for count in POLICY.load.concurrencies for _ in range(POLICY.least)]
+    return Soak([*requests, SoakRequest(1, "aborted"), SoakRequest(1, "refused")], Watched(memory, seconds=7200, running=0))
 
 
 def states(soak: Soak) -> dict[str, tuple[str, str]]:
@@ -57,8 +57,8 @@ def states(soak: Soak) -> dict[str, tuple[str, str]]:
 
 FAULTS: dict[str, tuple[Callable[[Soak], object], str, str]] = {
     "none": (lambda _: None, "", ""),
-    "a request": (lambda soak: soak.requests.append(SoakRequest("0", 1, "failed", 0, "stream-truncated: half")), "requests", "requests-failed"),
-    "tokens": (lambda soak: soak.requests.extend([SoakRequest("0", 8, "repeating", 64, "64 times")] * 20), "words-under-load", "token-run"),
+    "a request": (lambda soak: soak.requests.append(SoakRequest(1, "failed", 0, "stream-truncated: half")), "requests", "requests-failed"),
+    "tokens": (lambda soak: soak.requests.extend([SoakRequest(8, "repeating", 64, "64 times")] * 20), "words-under-load", "token-run"),
     "a process": (lambda soak: soak.watched.ended.append((9.0, "server-restarted", "VLLM::EngineCore ended")), "restarts", "server-restarted"),
     "an Xid": (lambda soak: soak.watched.faults.append((9.0, "kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79")), "kernel-log", "kernel-xid"),
 }
@@ -116,7 +116,7 @@ def test_answers_may_repeat_as_often_in_batches_as_alone(counts: dict[int, tuple
     """Repeating answers and all answers by concurrency, as servers gave them on an H100; and of a server that always repeats, or gave none."""
     soak = sound()
     soak.requests[:] = [
-        SoakRequest(str(concurrency), concurrency, "repeating" if number < repeating else "answered", 64, "64 times")
+        SoakRequest(concurrency, "repeating" if number < repeating else "answered", 64, "64 times")
         for concurrency, (repeating, answers) in counts.items()
         for number in range(answers)
     ]

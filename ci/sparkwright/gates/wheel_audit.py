@@ -86,9 +86,9 @@ def _group(report: AuditReport, name: str) -> Check:
         Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.text[:200])
         for finding in found
     ]
-    first = found[0].rule
-    message = f"{len(found)} finding(s): {RULES[first]}"
-    return failed(name, message, first, figures=figures, samples=samples)
+    rule = found[0].rule
+    message = f"{len(found)} finding(s): {RULES[rule]}"
+    return failed(name, message, rule, figures=figures, samples=samples)
 
 
 def _figures(report: AuditReport) -> dict[str, list[Figure]]:

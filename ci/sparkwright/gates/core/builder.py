@@ -48,22 +48,22 @@ from sparkwright.gates.throughput.experiment import Experiment
 #: Files in the folder that ``--record`` writes, beside the answers to the task.
 BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
 
-_SERVES = {"serves": "a model to --serve, or a --server"}
-_STARTS = {"serve": "a model to --serve, and the --python of its environment"}
-_COMPARES = {"against": "the reference with --against"}
-#: Gate → the options that it needs, as attributes of `GateOptions`, and each of them for people.
-NEEDS: Mapping[str, Mapping[str, str]] = {
-    "G0": {"wheel": "a WHEEL"},
-    "G3": {"recipe": "a --recipe", **_STARTS},
+_SERVES = {"a model to --serve, or a --server": ("serve", "server")}
+_STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
+_COMPARES = {"the reference with --against": ("against",)}
+#: Gate → what it needs, for people, and attributes of `GateOptions` of which any gives it.
+NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "G0": {"a WHEEL": ("wheel",)},
+    "G3": {"a --recipe": ("recipe",), **_STARTS},
     "G4": _SERVES,
     "G5": {**_SERVES, **_COMPARES},
     "G6": {**_SERVES, **_COMPARES},
     "G7": _SERVES,
-    "G8": {**_STARTS, "baseline_python": "a --baseline-python"},
+    "G8": {**_STARTS, "a --baseline-python": ("baseline_python",)},
 }
 
 
-class GateBuilder:
+class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     """
     The gates of one run; leaving its ``with`` block ends the server that it started.
 
@@ -115,9 +115,6 @@ class GateBuilder:
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
 
-    def __enter__(self) -> GateBuilder:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
@@ -131,7 +128,11 @@ class GateBuilder:
         """
         options, policies, digest = self._options, self._policies, ""
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
-        lacking = [text for need, text in NEEDS.get(name, {}).items() if not getattr(options, need)]
+        lacking = [
+            text
+            for text, names in NEEDS.get(name, {}).items()
+            if not any(getattr(options, each) for each in names)
+        ]
         blocked = None
         if lacking:
             message = f"to run it, name {'; and '.join(lacking)}"
@@ -183,11 +184,9 @@ class GateBuilder:
                 headers = numerics.include_folders(toolchain.obtain(self._context))
                 return numerics.run(trees, policies.numerics, headers, self._scratch / "numerics")
             case "G2":
-                folder = self._scratch / "device"
-                folder.mkdir()
                 return device.run(
                     policies.device,
-                    folder,
+                    Path(tempfile.mkdtemp(dir=self._scratch)),
                     wheel=options.wheel,
                     target=self._audit.target if options.wheel else "",
                     python=options.python,

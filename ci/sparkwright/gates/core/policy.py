@@ -86,7 +86,7 @@ def load(root: Path) -> GatePolicies:
         }
     )
     profiles = policies.generation.profiles.values()
-    unjudged = [("G4", name) for profile in profiles for name in profile.not_run]
+    unjudged = (("G4", name) for profile in profiles for name in profile.not_run)
     require_declared(folder / "generation.yaml", unjudged)
     return policies
 

@@ -104,11 +104,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     preheat: float | None = None
     only: tuple[str, ...] = ()
 
-    @property
-    def serves(self) -> bool:
-        """Whether there is a server, or will be one."""
-        return bool(self.server or self.serve)
-
 
 def launch_plan(
     options: GateOptions, recipe: Recipe | None, python: Path, flags: Sequence[str], *, gated: bool

@@ -100,7 +100,6 @@ class SoakRequest(msgspec.Struct, frozen=True):
     A request that ended.
 
     Attributes:
-        key: Seed of the request, so that it can be repeated.
         concurrency: Requests at once.
         outcome: ``answered``, ``repeating`` (an answer that repeats one token), ``aborted`` by the
             client, ``refused`` as it should be, or ``failed``.
@@ -108,7 +107,6 @@ class SoakRequest(msgspec.Struct, frozen=True):
         message: What went wrong.
     """
 
-    key: str
     concurrency: int
     outcome: Literal["answered", "repeating", "aborted", "refused", "failed"]
     tokens: int = 0
@@ -184,7 +182,7 @@ class Load:
         prompt, tokens, patience = self.draw(key)
         bad = prompt[0] == BAD_TOKEN
         client = Client(self._url, self._model, deadline=patience or self._policy.drain)
-        outcome = partial(SoakRequest, key, concurrency)
+        outcome = partial(SoakRequest, concurrency)
         try:
             answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
