@@ -288,7 +288,7 @@ def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstre
     assert "`patch bump --drop '#NUMBER'`" in caught.value.todo
     assert upstream.host.files() == before
     assert not list(upstream.host.root.glob(".rebase/test/*"))
-    with refusal("not-provided", match="no patch #9 to drop"):
+    with refusal("not-provided", match="no patch '#9'"):
         upstream.bump("1.1.0", "--drop", "#9")
     upstream.bump("1.1.0", "--drop", "#7")
     assert not upstream.host.ledger.carried("test")

@@ -102,7 +102,7 @@ def test_content_length_is_read_strictly(listen: Callable[[Say], Listener], leng
     server = listen(says(OK + f"content-length: {length}\r\n\r\nhello".encode()))
 
     with pytest.raises(HttpFailure):
-        http.request("GET", server.url, attempts=1)
+        http.request("GET", server.url)
 
 
 def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
@@ -151,7 +151,7 @@ def test_failure_shows_no_credentials(listen: Callable[[Say], Listener]) -> None
     port = listen(says(f"HTTP/1.1 {TOKEN} \x9b2J\r\n\r\n".encode())).url.rpartition(":")[2]
     for address in (f"http://me:hush@127.0.0.1:{port}", "git://me:hush@127.0.0.1", "http://me:hush@[", "somewhere"):
         with pytest.raises(HttpFailure) as caught:
-            http.request("GET", address, token=TOKEN, attempts=1)
+            http.request("GET", address, token=TOKEN)
         assert "hush" not in str(caught.value)
         assert "SECRET" not in str(caught.value)
         assert str(caught.value).isprintable()

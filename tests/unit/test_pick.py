@@ -227,7 +227,7 @@ def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
 
 
 
-@pytest.mark.parametrize("text", ["null", "- a", "a\x85b", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b", "Größe 🚀", " x ", "'", '"', "\u2028x"])
+@pytest.mark.parametrize("text", ["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b", "Größe 🚀", " x ", "'", '"', "\u2028x"])
 def test_what_is_written_is_what_is_read(text: str) -> None:
     """The text of a ledger gives that ledger again, and that ledger gives that text again; YAML reads some titles as something else."""
     words = {**OPEN, "title": text, "author": text, "files": [text], "reason": text, "drop_when": text, "head": UNRESOLVED, "patch_id": UNRESOLVED}

@@ -15,8 +15,7 @@ from tests.support.githubwork import REPOSITORY, TOKEN, World
 from tests.unit import conftest
 from tests.unit.conftest import Repository as Work
 
-from sparkwright.cherry_picks.bump import Bump
-from sparkwright.cherry_picks.drift import Document, Drift, DriftEntry, Trial, TrialState
+from sparkwright.cherry_picks.drift import Bump, Document, Drift, DriftEntry, Trial, TrialState
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.cli import main
 from sparkwright.core.github import ADDRESS, GitHub, Repository

@@ -153,9 +153,11 @@ def apply_patches(
             console.note(f"{step.tree[:12]}  {step.subject}")
     tree = steps[-1].tree if steps else base
     modes, wrong = objects.paths(tree) if steps else {}, list[str]()
-    changes = objects.successive_changes([base, *(step.tree for step in steps)])
+    before = base
     # git finds a diff behind any text, also where `sections` sees none.
-    for patch, changed in zip(patches, changes, strict=True):
+    for patch, step in zip(patches, steps, strict=True):
+        changed = objects.changes(before, step.tree)
+        before = step.tree
         named = {path for part in sections(patch.data) for path in (part.old, part.new)}
         wrong += [
             f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"

@@ -12,15 +12,12 @@ import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of, sections
 from sparkwright.cherry_picks.upstream import (
     Base,
-    Commit,
     Upstream,
     base_of,
     evidence,
@@ -36,8 +33,7 @@ SHOWN, COLUMNS, NAMED = 8, 96, 20
 #: Lines of a hunk that are compared, in a time that grows with the square of their number.
 COMPARED = 2000
 
-HunkFit = Literal["fits", "moved", "ambiguous", "already", "gone"]
-
+#: State of a hunk on the tree → its text. ``gone``: its lines are nowhere.
 _HUNK = {
     "fits": "fits",
     "moved": "its lines are at line {line}",
@@ -47,75 +43,40 @@ _HUNK = {
 }
 
 
-class HunkState(msgspec.Struct, frozen=True):
+def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     """
-    A hunk on the tree.
-
-    Attributes:
-        state: ``fits``; ``moved`` (fits at *line* instead); ``ambiguous`` (fits at several other
-            lines); ``already`` (its replacement is there); ``gone`` (its lines are nowhere).
-        line: Its line in the tree, from 1; 0 if there is none.
-        expected, found: Of a hunk that is gone, the lines that differ: those it replaces, and those
-            at the likeliest line.
+    Return the report of *hunk* on the file content *text*, without the other hunks: its line there,
+    from 1, and of a hunk that is gone, the differing lines that it replaces and those at that line.
     """
-
-    label: str
-    state: HunkFit
-    line: int = 0
-    expected: tuple[str, ...] = ()
-    found: tuple[str, ...] = ()
-
-
-class FileConflict(msgspec.Struct, frozen=True):
-    """
-    A file that the patch changes.
-
-    Attributes:
-        problem: Why the change does not apply, apart from its hunks.
-        base_lacks: Upstream commits that the patch builds on and the base lacks, on the hunks'
-            lines if that is known.
-        base_has: Upstream commits that the base has and that are newer than the patch.
-        ours: Earlier patches that changed the file.
-        note: What could not be determined.
-    """
-
-    path: str
-    problem: str = ""
-    hunks: tuple[HunkState, ...] = ()
-    base_lacks: tuple[Commit, ...] = ()
-    base_has: tuple[Commit, ...] = ()
-    ours: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the change of the file applies."""
-        return not self.problem and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
-
-
-def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
-    """Return the state of *hunk* on the file content *text*, without the other hunks."""
+    report = {"label": hunk.label, "state": "gone", "line": 0, "expected": [], "found": []}
     if not text and not (hunk.before and hunk.after):
-        return HunkState(hunk.label, "already" if hunk.before else "fits")
+        return report | {"state": "already" if hunk.before else "fits"}
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
         if places := hunk.places(text, done=done):
             nearest = min(places, key=lambda line: abs(line - number))
-            moved: HunkFit = "moved" if len(places) == 1 else "ambiguous"
-            state: HunkFit = "already" if done else "fits" if nearest == number else moved
-            return HunkState(hunk.label, state, nearest)
+            moved = "moved" if len(places) == 1 else "ambiguous"
+            state = "already" if done else "fits" if nearest == number else moved
+            return report | {"state": state, "line": nearest}
     wanted, have = hunk.before[:COMPARED], lines_of(text)
     block = SequenceMatcher(None, wanted, have).find_longest_match()
     line = max(block.b - block.a if block.size else min(hunk.start, len(have)) - 1, 0)
     there = have[line : line + len(wanted)]
     expected = _shown([line for line in wanted if line not in there])
     present = _shown([line for line in there if line not in wanted])
-    return HunkState(hunk.label, "gone", line + 1, expected, present)
+    return report | {"line": line + 1, "expected": expected, "found": present}
 
 
-def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
+def _shown(lines: Sequence[bytes]) -> list[str]:
     """Return the first lines as text, with a sign for a missing line end."""
     texts = [line.decode("utf-8", "replace") for line in lines[:SHOWN]]
-    return tuple((text[:-1] if text.endswith("\n") else f"{text}␄")[:400] for text in texts)
+    return [(text[:-1] if text.endswith("\n") else f"{text}␄")[:400] for text in texts]
+
+
+def _fits(report: Mapping[str, Any]) -> bool:
+    """Return True if the change of the file, or the hunk, of *report* applies."""
+    if "hunks" in report:
+        return not report["problem"] and all(map(_fits, report["hunks"]))
+    return report["state"] in ("fits", "moved")
 
 
 def error_with_report(
@@ -146,7 +107,7 @@ def explain(
     patch: Patch,
     earlier: Sequence[Patch],
     *,
-    commands: Sequence[str] = (),
+    commands: Sequence[str],
     todo: str = "",
 ) -> PatchError:
     """
@@ -163,13 +124,11 @@ def explain(
         {path: blob for path, (mode, blob) in objects.paths(name).items() if mode[:3] == "100"}
         for name in (outcome.tree, base.tree)
     )
-    files = tuple(
-        msgspec.structs.replace(
-            _file(upstream, outcome.tree, present, original, part),
-            ours=tuple(patch.name for patch in earlier if (part.old or part.new) in patch.files),
-        )
+    files = [
+        _file(upstream, outcome.tree, present, original, part)
+        | {"ours": [patch.name for patch in earlier if (part.old or part.new) in patch.files]}
         for part in sections(patch.data)
-    )
+    ]
     reverts = patch.name in apply.revertible_patches(objects, base.tree, [patch])
     tests = evidence(upstream, base, patch, reverts=reverts)
     report = {
@@ -187,7 +146,7 @@ def explain(
         mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
         rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
     rows += [f"to go on: {command}" for command in commands]
-    wrong = ", ".join(file.path for file in files if not file.fits)
+    wrong = ", ".join(file["path"] for file in files if not _fits(file))
     what = f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}."
     data = {"conflict": {**report, "files": files, "evidence": tests, "commands": commands}}
     return PatchError("patch-conflict", what, details=[*outcome.says, *rows], data=data, todo=todo)
@@ -196,45 +155,46 @@ def explain(
 def _file(
     upstream: Upstream,
     tree: str,
-    present: dict[str, str],
-    original: dict[str, str],
+    present: Mapping[str, str],
+    original: Mapping[str, str],
     part: Section,
-) -> FileConflict:
+) -> dict[str, Any]:
     """
-    Return the state of the file that *part* changes.
+    Return the report of the file that *part* changes: the problem, apart from its hunks; the hunks;
+    the upstream commits that the patch builds on and the base lacks, or that the base has and that
+    are newer than the patch; and a note of what could not be determined.
 
     Args:
         present, original: The files of the tree and of its base: path → blob id.
     """
     path = part.old or part.new
+    report: dict[str, Any] = {"path": path, "problem": "", "hunks": [], "note": ""}
+    report |= {"base_lacks": [], "base_has": []}
     if not part.old:
-        return FileConflict(path, "is there already" if path in present else "")
-    if path not in present:
-        return FileConflict(path, "not in the tree")
-    if part.binary:
+        report["problem"] = "is there already" if path in present else ""
+    elif path not in present:
+        report["problem"] = "not in the tree"
+    elif part.binary:
         same = part.blob and present[path].startswith(part.blob)
-        return FileConflict(path, "" if same else "has another content than the patch is for")
-    text = upstream.context.objects.blob(tree, path) or b""
-    hunks = tuple(hunk_state(text, hunk) for hunk in part.hunks)
-    conflict = FileConflict(path, "", hunks)
-    if conflict.fits:
-        return conflict
-    wanted = [
-        line
-        for hunk, state in zip(part.hunks, hunks, strict=True)
-        if state.state not in ("fits", "moved")
-        for line in hunk.before
-    ]
-    blobs = {"base": original.get(path, ""), "patch": part.blob}
-    return msgspec.structs.replace(conflict, **_between(upstream, path, wanted, blobs))
+        report["problem"] = "" if same else "has another content than the patch is for"
+    else:
+        text = upstream.context.objects.blob(tree, path) or b""
+        report["hunks"] = [_hunk(text, hunk) for hunk in part.hunks]
+        pairs = zip(part.hunks, report["hunks"], strict=True)
+        unfitting = [hunk for hunk, state in pairs if not _fits(state)]
+        if unfitting:
+            lines = [line for hunk in unfitting for line in hunk.before]
+            blobs = {"base": original.get(path, ""), "patch": part.blob}
+            report |= _between(upstream, path, lines, blobs)
+    return report
 
 
 def _between(
     upstream: Upstream, path: str, lines: Sequence[bytes], blobs: Mapping[str, str]
 ) -> dict[str, Any]:
     """
-    Return the fields of `FileConflict` about upstream: the commits of the branch between the file
-    of the base and that of the patch, found by their ids *blobs*, which change *lines*.
+    Return what a file's report says of upstream: the commits of the branch between the file of the
+    base and that of the patch, found by their ids *blobs*, which change *lines*.
     """
     objects, mirror = upstream.context.objects, upstream.mirror
     tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
@@ -260,21 +220,21 @@ def _between(
     ]
     names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
     field = "base_lacks" if positions["patch"] < positions["base"] else "base_has"
-    return {field: tuple(log(objects, "-1", name)[0] for name in names)}
+    return {field: [log(objects, "-1", name)[0] for name in names]}
 
 
-def _rows(file: FileConflict) -> list[str]:
-    """Return the state of a file as text."""
-    if file.fits:
-        return [f"{file.path}: fits"]
-    rows = [f"{file.path}: {file.problem or 'conflict'}"]
-    for hunk in file.hunks:
-        rows.append(f"  {hunk.label}: {_HUNK[hunk.state].format(line=hunk.line)}")
-        rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
-        rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
+def _rows(file: Mapping[str, Any]) -> list[str]:
+    """Return the report of a file as text."""
+    if _fits(file):
+        return [f"{file['path']}: fits"]
+    rows = [f"{file['path']}: {file['problem'] or 'conflict'}"]
+    for hunk in file["hunks"]:
+        rows.append(f"  {hunk['label']}: {_HUNK[hunk['state']].format(line=hunk['line'])}")
+        rows += [f"    wants: {line}"[:COLUMNS] for line in hunk["expected"]]
+        rows += [f"    finds: {line}"[:COLUMNS] for line in hunk["found"]]
     lacks = "the patch builds on, and the base lacks"
-    rows += [f"  {lacks}: {commit.line()}" for commit in file.base_lacks]
+    rows += [f"  {lacks}: {commit.line()}" for commit in file["base_lacks"]]
     has = "the base has, and the patch does not know"
-    rows += [f"  {has}: {commit.line()}" for commit in file.base_has]
-    rows += [f"  touched by our {name} before" for name in file.ours]
-    return [*rows, *([f"  ({file.note})"] if file.note else [])]
+    rows += [f"  {has}: {commit.line()}" for commit in file["base_has"]]
+    rows += [f"  touched by our {name} before" for name in file["ours"]]
+    return [*rows, *([f"  ({file['note']})"] if file["note"] else [])]

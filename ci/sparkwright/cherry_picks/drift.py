@@ -1,6 +1,10 @@
 """
-Drift: the series on later revisions of its upstream, the status of a stack, and the upstream commit
-at which a patch stops applying or becomes upstream.
+Drift: the series on later revisions of its upstream, the status of a stack, the upstream commit at
+which a patch stops applying or becomes upstream, and the bump of a fork to another release.
+
+A bump changes the series, its picks and the lock, or nothing. Patches that the new base has are
+dropped, with the evidence. What conflicts waits in a worktree; until the export nothing reviewed
+changes.
 """
 
 from __future__ import annotations
@@ -8,19 +12,38 @@ from __future__ import annotations
 import datetime
 import email.utils
 import itertools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.ledger import load_ledger, require, today
+from sparkwright.cherry_picks.ledger import load_ledger, render, require, today
 from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines, without
-from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence, log
+from sparkwright.cherry_picks.upstream import (
+    Base,
+    Commit,
+    Evidence,
+    Upstream,
+    base_of,
+    evidence,
+    log,
+)
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key
+from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import (
+    ForkSpec,
+    Project,
+    SourceError,
+    StackSpec,
+    WheelSpec,
+    render_lock,
+)
 
 #: Share of its added lines that are in a base on which a patch conflicts, from which on the base
 #: most likely has it.
@@ -74,24 +97,6 @@ class Trial(msgspec.Struct, frozen=True):
         )
 
 
-class Absorption(msgspec.Struct, frozen=True):
-    """
-    The end of a patch, in the order of the bases.
-
-    Attributes:
-        last: The last base in a row, from the first, to which the patch applies; empty if there is
-            none.
-        first: The first base that has it; empty if there is none.
-        state: On the newest base.
-    """
-
-    patch: str
-    last: str
-    first: str
-    state: TrialState
-    proof: str = ""
-
-
 class Drift(msgspec.Struct, frozen=True):
     """The trials of a fork's series, on a *day* (UTC)."""
 
@@ -110,16 +115,18 @@ class Drift(msgspec.Struct, frozen=True):
         """The names of the patches."""
         return list(dict.fromkeys(trial.patch for trial in self.trials))
 
-    def absorption(self, patch: str) -> Absorption:
-        """Return the end of the patch of that name."""
-        trials = self.of(patch)
-        fitting = list(itertools.takewhile(lambda trial: trial.applies, trials))
-        having = [
-            trial for trial in trials if trial.state in ("already-upstream", "likely-upstream")
-        ][:1]
-        first, proof = (having[0].base, having[0].proof) if having else ("", "")
-        last = fitting[-1].base if fitting else ""
-        return Absorption(patch, last, first, trials[-1].state, proof)
+    def absorption(self, patch: str) -> dict[str, str]:
+        """
+        Return the end of the patch of that name, in the order of the bases: the *last* base in a
+        row, from the first, to which it applies; the *first* that has it, and the *proof*; both
+        empty if there is none; and its *state* on the newest.
+        """
+        trials, upstream = self.of(patch), ("already-upstream", "likely-upstream")
+        fitting = ["", *(t.base for t in itertools.takewhile(lambda trial: trial.applies, trials))]
+        ends = [(trial.base, trial.proof) for trial in trials if trial.state in upstream]
+        first, proof = (*ends, ("", ""))[0]
+        end = {"patch": patch, "last": fitting[-1], "first": first}
+        return {**end, "state": trials[-1].state, "proof": proof}
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -168,8 +175,7 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
         console.note(base.name)
         tried += trials(upstream, patches, base)
         names.append(base.name)
-    pins = (upstream.fork, context.project.stack, today())
-    drift = Drift(*pins, tuple(names), tuple(tried))
+    drift = Drift(upstream.fork, context.project.stack, today(), tuple(names), tuple(tried))
     if tried:
         context.store.put("drift", _key(context, upstream.fork), drift)
     return drift
@@ -256,8 +262,8 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     if not drift or not tried:
         return "not looked at", ""
     end = drift.absorption(name)
-    if end.first:
-        return f"until {end.first}", f"{end.first}: {end.proof}"
+    if end["first"]:
+        return f"until {end['first']}", f"{end['first']}: {end['proof']}"
     return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""
 
 
@@ -339,3 +345,117 @@ def bisect(
         for end in (before, after)
     )
     return log(objects, "-1", new)[0], was, now
+
+
+class Bump(msgspec.Struct, frozen=True):
+    """
+    The changes of a bump.
+
+    Attributes:
+        trials: Every patch on the new base, without the dropped ones.
+        gone: Patches that are left out, each with the evidence or the option that says so.
+        files: The reviewed files that change besides the series: path below the checkout → text.
+    """
+
+    fork: str
+    base: Base
+    trials: tuple[Trial, ...]
+    gone: dict[str, str]
+    files: dict[str, str]
+
+
+def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
+    """
+    Return the changes of a bump to the release *version*.
+
+    Args:
+        drop: Patches and picks to leave out; the series is tried on the new base without them.
+
+    Raises:
+        not-provided: The fork is at that version already, or *drop* names no patch.
+        file-invalid: stack.yaml names the version in a form that is not rewritten.
+        source-unreachable, source-unresolved, offline: The release cannot be fetched.
+    """
+    context, fork, project = upstream.context, upstream.fork, upstream.context.project
+    stack_text, after = _rewrite_stack(project, fork, version)
+    patches = series.of(context, fork)
+    drop = [up_to(patches, name)[-1].name for name in drop]
+    resolved = resolve.resolve_fork(context, fork, after)
+    base = base_of(fetch.fetch(context, fork, resolved), version)
+    tried = trials(upstream, [patch for patch in patches if patch.name not in drop], base)
+    gone = dict.fromkeys(drop, "dropped with --drop")
+    gone |= {
+        trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
+    }
+    forks = {**context.lock.forks, fork: resolved}
+    files = {
+        f"forks/{project.stack}/stack.yaml": stack_text,
+        f"forks/{project.stack}/lock.yaml": render_lock(
+            msgspec.structs.replace(context.lock, forks=forks)
+        ),
+    }
+    if (ledger := upstream.ledger.without(project.stack, gone)) != upstream.ledger:
+        files[f"cherry_picks/{fork}.yaml"] = render(ledger)
+    return Bump(fork, base, tuple(tried), gone, files)
+
+
+def _tag(base: WheelSpec, version: str) -> str:
+    """
+    Return the tag of the official wheel of *version* in place of that of *base*; only the glibc
+    version in it changes.
+    """
+    glibc = re.sub(r"_2_\d+_", r"_2_\\d+_", re.escape(base.tag))
+    stem = re.escape(f"{base.name.replace('-', '_')}-{version}")
+    name = re.compile(rf"{stem}-({glibc})\.whl")
+    matches = (name.fullmatch(file.name) for file in package_index.files(base.name))
+    tags = [match[1] for match in matches if match]
+    return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
+
+
+def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
+    """Return *fork* at *version*: its release, and the wheels and the ref of the same version."""
+    replace, sources = msgspec.structs.replace, fork.sources
+
+    def wheel(spec: WheelSpec) -> WheelSpec:
+        same = sources.sdist and spec.name == sources.sdist.name
+        return replace(spec, version=version, tag=_tag(spec, version)) if same else spec
+
+    git = sources.git and replace(sources.git, ref=sources.git.ref.replace(old, version), commit="")
+    sdist = sources.sdist and replace(sources.sdist, version=version)
+    own = replace(sources, git=git, sdist=sdist, wheel=sources.wheel and wheel(sources.wheel))
+    bases = {machine: wheel(spec) for machine, spec in fork.bases.items()}
+    return replace(fork, sources=own, bases=bases)
+
+
+def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
+    """
+    Return stack.yaml with the versions in the block of the fork rewritten in place, so that
+    comments stay; and the fork as it is then.
+    """
+    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
+    old = before.sources.sdist.version if before.sources.sdist else ""
+    if old in ("", version):
+        raise SourceError(
+            "not-provided",
+            f"{fork} is at {old} already."
+            if old
+            else f"{fork} has no release on the package index to bump to.",
+            todo="" if old else "Edit stack.yaml and run `sparkwright lock`.",
+        )
+    after = _bumped(before, old, version)
+    if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
+        quoted = rf'(["\'])(v?){re.escape(old)}\1'
+        block = re.sub(quoted, lambda old: f"{old[1]}{old[2]}{version}{old[1]}", match[1])
+        for machine, base in before.bases.items():
+            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
+        block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
+        text = text[: match.start(1)] + block + text[match.end(1) :]
+    if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
+        raise FileError(
+            "file-invalid",
+            f"{project.stack_file} is not written in the form that bump rewrites.",
+            details=[f"expected: {fork} at {version} instead of {old}"],
+            todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
+            "rebase`.",
+        )
+    return text, after

@@ -39,7 +39,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``bench``."""
     parser = parsers["bench"]
     parser.set_defaults(run=bench)
-    options.add_measuring_arguments(parser)
+    options.add(parser, options.MEASURING)
     add = parser.add_argument
     add(
         "--published",

@@ -34,7 +34,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``gate``."""
     parser = parsers["gate"]
     parser.set_defaults(run=gate)
-    options.add_measuring_arguments(parser)
+    options.add(parser, options.MEASURING)
     add = parser.add_argument
     add(
         "wheel",

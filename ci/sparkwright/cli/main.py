@@ -115,12 +115,11 @@ def _overview() -> argparse.ArgumentParser:
 
 def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of the commands that *module* holds, by the names of the commands."""
-    parents = {True: [options.common()], False: [options.output()]}
     command_parsers = {
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-            parents=parents[command.checkout],
+            parents=[options.parent(checkout=command.checkout)],
         )
         for name, command in COMMANDS.items()
         if command.module == module

@@ -6,9 +6,9 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkwright.core.errors import UsageError
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 #: The stack of a command that names none.
 DEFAULT_STACK = "2026.11"
+#: Name, or names, of an option → arguments of `argparse.ArgumentParser.add_argument`.
+Options = Mapping[str | tuple[str, ...], Mapping[str, Any]]
+#: The arguments of an option that may be repeated.
+REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
 
 
 def number(
@@ -63,140 +67,121 @@ def refuse(*cases: tuple[object, str]) -> None:
             raise UsageError("usage", what)
 
 
-def common() -> argparse.ArgumentParser:
-    """Return the parent parser with the options of every command."""
-    parser = argparse.ArgumentParser(add_help=False, parents=[output()])
-    add = parser.add_argument
-    add("--stack", help=f"which stack (default: {DEFAULT_STACK})")
-    add("--arch", default="", help="CUDA architecture to build for (default: the stack's)")
-    add(
-        "--fork",
-        action="append",
-        default=[],
-        metavar="FORK",
-        help="only this fork; may be repeated",
-    )
-    add(
-        "--source",
-        choices=("auto", "git", "sdist", "wheel"),
-        default="auto",
-        help="which kind of source (default: auto)",
-    )
-    add(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="URL=REPLACEMENT",
-        help="replace this beginning of URLs; may be repeated",
-    )
-    add("--offline", action="store_true", help="use only the store, never the network")
-    add(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="directory of the store (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)",
-    )
-    add(
-        "--root",
-        type=Path,
-        metavar="DIR",
-        help="the checkout (default: the nearest one above the current directory)",
-    )
-    return parser
+#: Of every command: what it prints.
+_OUTPUT: Options = {
+    "--json": {"action": "store_true", "help": "print one JSON document on standard output"},
+    ("-v", "--verbose"): {"action": "store_true", "help": "print more detail"},
+}
+#: Of the commands that work on a checkout.
+_CHECKOUT: Options = {
+    "--stack": {"default": None, "help": f"which stack (default: {DEFAULT_STACK})"},
+    "--arch": {"help": "CUDA architecture to build for (default: the stack's)"},
+    "--fork": {**REPEATED, "metavar": "FORK", "help": "only this fork; may be repeated"},
+    "--source": {
+        "choices": ("auto", "git", "sdist", "wheel"),
+        "default": "auto",
+        "help": "which kind of source (default: auto)",
+    },
+    "--mirror": {
+        **REPEATED,
+        "metavar": "URL=REPLACEMENT",
+        "help": "replace this beginning of URLs; may be repeated",
+    },
+    "--offline": {"action": "store_true", "help": "use only the store, never the network"},
+    "--cache-dir": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "directory of the store (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)",
+    },
+    "--root": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "the checkout (default: the nearest one above the current directory)",
+    },
+}
+#: Of the commands that start a server.
+SERVER: Options = {
+    "--flag": {
+        **REPEATED,
+        "metavar": "TEXT",
+        "help": "argument of `vllm serve` (--flag=--x); may be repeated",
+    },
+    "--variable": {
+        **REPEATED,
+        "type": assignment,
+        "metavar": "NAME=VALUE",
+        "help": "environment variable of the server; may be repeated",
+    },
+}
+#: Of ``bench`` and ``gate``: recipe, server, workloads and output folder.
+MEASURING: Options = {
+    **SERVER,
+    "--recipe": {"metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
+    "--serve": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "serve the model in this folder from that environment",
+    },
+    "--python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment that the wheel is installed in",
+    },
+    "--model": {
+        "metavar": "NAME",
+        "help": "name under which the model is served (default: its own)",
+    },
+    "--server": {"metavar": "URL", "help": "a running server, instead of --serve"},
+    "--output": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder for the results (default: dist)",
+    },
+    "--workload": {
+        **REPEATED,
+        "metavar": "NAME",
+        "help": "workload or cell of workloads.yaml; may be repeated",
+    },
+    "--texts": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "real prompts, for the workloads that need them: JSON lines, or ShareGPT's JSON",
+    },
+    "--sha256": {
+        "default": None,
+        "metavar": "HEX",
+        "help": "the sha256 that the file of --texts must have",
+    },
+    "--at-once": {
+        "action": "store_true",
+        "help": "keep both servers running at the same time (small models)",
+    },
+    "--fresh": {
+        "action": "store_true",
+        "help": "start again, even if an interrupted measurement could be continued",
+    },
+    "--preheat": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "load before the measurement (default: see ci/gates/machine.yaml)",
+    },
+}
 
 
-def output() -> argparse.ArgumentParser:
-    """Return the parent parser with the options of what a command prints."""
+def add(parser: argparse.ArgumentParser, table: Options) -> None:
+    """Add the options of *table*; plain text is empty by default."""
+    for names, settings in table.items():
+        plain = settings.keys().isdisjoint(("action", "default", "nargs", "type"))
+        flags = (names,) if isinstance(names, str) else names
+        default: dict[str, Any] = {"default": ""} if plain else {}
+        parser.add_argument(*flags, **default, **settings)
+
+
+def parent(*, checkout: bool) -> argparse.ArgumentParser:
+    """Return the parent parser of a command, whose options include those of a *checkout* or not."""
     parser = argparse.ArgumentParser(add_help=False)
-    add = parser.add_argument
-    add("--json", action="store_true", help="print one JSON document on standard output")
-    add("-v", "--verbose", action="store_true", help="print more detail")
+    add(parser, {**_CHECKOUT, **_OUTPUT} if checkout else _OUTPUT)
     return parser
-
-
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--flag`` and ``--variable``, the arguments and the environment of a server."""
-    parser.add_argument(
-        "--flag",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="argument of `vllm serve` (--flag=--x); may be repeated",
-    )
-    parser.add_argument(
-        "--variable",
-        action="append",
-        type=assignment,
-        default=[],
-        metavar="NAME=VALUE",
-        help="environment variable of the server; may be repeated",
-    )
-
-
-def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``bench`` and ``gate``: recipe, server, workloads and output folder."""
-    add_server_arguments(parser)
-    add = parser.add_argument
-    add("--recipe", default="", metavar="NAME", help="recipe of the model (ci/recipes)")
-    add(
-        "--serve",
-        type=Path,
-        metavar="DIR",
-        help="serve the model in this folder from that environment",
-    )
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment that the wheel is installed in",
-    )
-    add(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="name under which the model is served (default: its own)",
-    )
-    add(
-        "--server",
-        default="",
-        metavar="URL",
-        help="a running server, instead of --serve",
-    )
-    add("--output", type=Path, metavar="DIR", help="folder for the results (default: dist)")
-    add(
-        "--workload",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="workload or cell of workloads.yaml; may be repeated",
-    )
-    add(
-        "--texts",
-        type=Path,
-        metavar="FILE",
-        help="real prompts, for the workloads that need them: JSON lines, or ShareGPT's JSON",
-    )
-    add(
-        "--sha256",
-        metavar="HEX",
-        help="the sha256 that the file of --texts must have",
-    )
-    add(
-        "--at-once",
-        action="store_true",
-        help="keep both servers running at the same time (small models)",
-    )
-    add(
-        "--fresh",
-        action="store_true",
-        help="start again, even if an interrupted measurement could be continued",
-    )
-    add(
-        "--preheat",
-        type=float,
-        metavar="SECONDS",
-        help="load before the measurement (default: see ci/gates/machine.yaml)",
-    )
 
 
 def default_cache() -> Path:

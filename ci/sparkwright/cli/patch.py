@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cherry_picks import bump, conflict, drift, ledger, pick, rebase, series
+from sparkwright.cherry_picks import conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
@@ -25,11 +25,13 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError, stack_names
 from sparkwright.lab import upkeep
 
-_FLAG = {"action": "store_true"}
-_REPEATED = {"action": "append", "default": []}
+#: What a command prints with ``--json``.
+Document = dict[str, Any]
 
-#: The options of each command: name and arguments of `argparse.ArgumentParser.add_argument`.
-_OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+_FLAG = {"action": "store_true"}
+
+#: The options of each command.
+_OPTIONS: Mapping[str, options.Options] = {
     "status": {},
     "pick": {
         "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
@@ -44,7 +46,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--carry": {**_FLAG, "help": "carry it in the stack"},
         "--drop": {**_FLAG, "help": "stop carrying it in the stack"},
         "--exclude": {
-            **_REPEATED,
+            **options.REPEATED,
             "metavar": "PATH=REASON",
             "help": "leave this file, or hunk (PATH#NUMBER), of the diff out; may be repeated",
         },
@@ -59,7 +61,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "export": {
         "--drop": {
-            **_REPEATED,
+            **options.REPEATED,
             "metavar": "PATCH",
             "help": "allow this patch to be missing; may be repeated",
         },
@@ -74,7 +76,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "help": "try every release after the locked one (default: the newest)",
         },
         "--to": {
-            **_REPEATED,
+            **options.REPEATED,
             "metavar": "NAME",
             "help": "try this release, branch, tag or commit; may be repeated",
         },
@@ -88,7 +90,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "help": "with --issue: login that the token belongs to (default: a workflow's)",
         },
         "--given": {
-            **_REPEATED,
+            **options.REPEATED,
             "type": Path,
             "metavar": "FILE",
             "help": "show this output of `patch drift --json`; may be repeated",
@@ -98,12 +100,11 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--to": {"metavar": "VERSION", "help": "the release, or `newest`"},
         "--given": {
             "type": Path,
-            "default": None,
             "metavar": "FILE",
             "help": "with --pull: take this output of `patch bump --json`, and bump nothing",
         },
         "--drop": {
-            **_REPEATED,
+            **options.REPEATED,
             "metavar": "PATCH",
             "help": "drop this patch or pick (#NUMBER); may be repeated",
         },
@@ -151,9 +152,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     for command, (name, table) in zip(commands, _OPTIONS.items(), strict=True):
         parsers[f"patch {name}"].set_defaults(run=command)
-        for option, settings in table.items():
-            text = {} if "action" in settings else {"default": ""}
-            parsers[f"patch {name}"].add_argument(option, **{**text, **settings})
+        options.add(parsers[f"patch {name}"], table)
 
 
 def only_fork(context: RunContext) -> str:
@@ -168,7 +167,7 @@ def only_fork(context: RunContext) -> str:
     return context.forks[0]
 
 
-def run_status(arguments: argparse.Namespace) -> int:
+def run_status(arguments: argparse.Namespace) -> Document:
     """Show what every stack of the checkout, or the named one, carries."""
     context = options.checkout(arguments)
     root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
@@ -193,11 +192,10 @@ def run_status(arguments: argparse.Namespace) -> int:
             ],
             result=True,
         )
-    console.document({"stacks": stacks})
-    return 0
+    return {"stacks": stacks}
 
 
-def run_pick(arguments: argparse.Namespace) -> int:
+def run_pick(arguments: argparse.Namespace) -> Document:
     """Pin each pull request, and write the ledger."""
     excluded = _excluded(arguments)
     context, records = options.checkout(arguments), []
@@ -217,8 +215,7 @@ def run_pick(arguments: argparse.Namespace) -> int:
         commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
         console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
         records.append({"fork": fork, "record": record})
-    console.document({"records": records})
-    return 0
+    return {"records": records}
 
 
 def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
@@ -253,33 +250,32 @@ def _pull(context: RunContext, word: str) -> tuple[str, int]:
     return fork, int(number)
 
 
-def run_rebase(arguments: argparse.Namespace) -> int:
+def run_rebase(arguments: argparse.Namespace) -> Document:
     """Make the worktree of one fork, or remove it with ``--abort``."""
     context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
     if arguments.abort:
         rebase.abort(context, upstream.fork)
         console.note(f"the worktree of {upstream.fork} is removed; the series is unchanged")
-        console.document({"aborted": upstream.fork})
-        return 0
+        return {"aborted": upstream.fork}
     base = upstream.locked()
     if arguments.onto:
         base = upstream.named(arguments.onto, series.of(context, upstream.fork))
         if upstream.mirror and base.commit:
             upstream.mirror.tree(base.tree)
-    _start_rebase(upstream, base)
+    document = _start_rebase(upstream, base)
     console.result(
         f"Everything is committed in {rebase.folder_of(context, upstream.fork)}; edit it there, "
         f"then run: sparkwright patch export --stack {context.project.stack} --fork {upstream.fork}"
     )
-    return 0
+    return document
 
 
 def _start_rebase(
     upstream: Upstream, base: Base, files: Mapping[str, str] = {}, gone: Mapping[str, str] = {}
-) -> None:
+) -> Document:
     """
-    Make the worktree, and print the outcome of every patch.
+    Make the worktree, print the outcome of every patch, and return the document of the worktree.
 
     Args:
         files, gone: See `rebase.WorktreeState`.
@@ -290,10 +286,11 @@ def _start_rebase(
     context, fork = upstream.context, upstream.fork
     outcomes, stopped = rebase.start(upstream, base, files, gone)
     folder = str(rebase.folder_of(context, fork))
-    console.document({"rebase": {"folder": folder, "outcomes": outcomes, "stopped": stopped}})
+    document = {"rebase": {"folder": folder, "outcomes": outcomes, "stopped": stopped}}
     rows = [[name, outcome] for name, outcome in outcomes.items()]
     console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     if stopped:
+        console.document(document)
         write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         steps = f"resolve it in {folder}: git add FILE…, git am --continue"
         *earlier, patch = drift.up_to(series.of(context, fork), stopped)
@@ -307,19 +304,19 @@ def _start_rebase(
             commands=(steps, write),
             todo=f"{steps.capitalize()}; then {write}. Until then the checkout is unchanged.",
         )
+    return document
 
 
-def run_export(arguments: argparse.Namespace) -> int:
+def run_export(arguments: argparse.Namespace) -> Document:
     """Write the series of one fork from its worktree."""
     context = options.checkout(arguments)
     fork = only_fork(context)
     changed = rebase.export(context, fork, arguments.drop)
     console.result("\n".join(changed) or "nothing changed")
-    console.document({"fork": fork, "changed": changed})
-    return 0
+    return {"fork": fork, "changed": changed}
 
 
-def run_drift(arguments: argparse.Namespace) -> int:
+def run_drift(arguments: argparse.Namespace) -> Document:
     """Try every patch on later bases, or show which release adopted each idea."""
     context = options.checkout(arguments)
     if arguments.ideas:
@@ -339,16 +336,11 @@ def run_drift(arguments: argparse.Namespace) -> int:
         run, author = run_url(), arguments.author
         issue = upkeep.update_issue(repository, reports, author=author, run=run)
         console.result(f"issue: {issue.action} {issue.url}")
-    console.document(
-        {
-            "drift": [
-                {"of": report, "absorbed": [report.absorption(name) for name in report.patches]}
-                for report in reports
-            ],
-            "issue": issue,
-        }
-    )
-    return 0
+    documents = [
+        {"of": report, "absorbed": [report.absorption(name) for name in report.patches]}
+        for report in reports
+    ]
+    return {"drift": documents, "issue": issue}
 
 
 def _show_drift(report: drift.Drift) -> None:
@@ -360,7 +352,7 @@ def _show_drift(report: drift.Drift) -> None:
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        rows.append([name, "\n".join(states), end.first or "-", end.proof])
+        rows.append([name, "\n".join(states), end["first"] or "-", end["proof"]])
     console.table(
         f"{report.fork} of {report.stack}, {report.day}",
         ["patch", "on later bases it", "upstream from", "because"],
@@ -371,7 +363,7 @@ def _show_drift(report: drift.Drift) -> None:
         console.result(f"{report.fork}: no patches, or nothing later than the locked source")
 
 
-def _show_ideas(context: RunContext) -> int:
+def _show_ideas(context: RunContext) -> Document:
     packages = ledger.load_ideas(context.project.root)
     console.table(
         "patch ideas",
@@ -383,11 +375,10 @@ def _show_ideas(context: RunContext) -> int:
         ],
         result=True,
     )
-    console.document({"ideas": packages})
-    return 0
+    return {"ideas": packages}
 
 
-def run_bump(arguments: argparse.Namespace) -> int:
+def run_bump(arguments: argparse.Namespace) -> Document:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
     options.refuse(
         (bool(arguments.given) == bool(arguments.to), "Name either --to VERSION or --given FILE."),
@@ -395,9 +386,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
     )
     context = options.checkout(arguments)
     if arguments.given:
-        proposal = upkeep.read_proposal(arguments.given)
-        console.document({"pull": _propose(context, arguments, proposal)})
-        return 0
+        return {"pull": _propose(context, arguments, upkeep.read_proposal(arguments.given))}
     upstream = Upstream(context, only_fork(context))
     fork, version = upstream.fork, arguments.to
     if context.offline:
@@ -410,10 +399,9 @@ def run_bump(arguments: argparse.Namespace) -> int:
         later = upstream.later_releases()
         if not later:
             console.result(f"{fork} is at its newest release already.")
-            console.document({"bump": None})
-            return 0
+            return {"bump": None}
         version = later[-1].version
-    old, plan = upstream.locked().tree, bump.plan(upstream, version, arguments.drop)
+    old, plan = upstream.locked().tree, drift.plan_bump(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",
         ["patch", "on the new base it", "so it is dropped"],
@@ -432,8 +420,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
     files = upkeep.contents(context.project.root, changed)
     proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), sources, files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None
-    console.document({**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull})
-    return 0
+    return {**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull}
 
 
 def _propose(
@@ -446,7 +433,7 @@ def _propose(
     return pull
 
 
-def run_bisect(arguments: argparse.Namespace) -> int:
+def run_bisect(arguments: argparse.Namespace) -> Document:
     """Find the upstream commit that changes the state of a patch."""
     context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
@@ -455,21 +442,11 @@ def run_bisect(arguments: argparse.Namespace) -> int:
     page = upstream.ledger.page(change.number) if change.number else ""
     lines = [change.line(), page, f"before it: {before}", f"with it: {after}"]
     console.result("\n".join(filter(None, lines)))
-    console.document(
-        {
-            "bisect": {
-                "commit": change.commit,
-                "before": before,
-                "after": after,
-                "line": change.line(),
-                "page": page,
-            }
-        }
-    )
-    return 0
+    result = {"commit": change.commit, "before": before, "after": after}
+    return {"bisect": {**result, "line": change.line(), "page": page}}
 
 
-def run_watch(arguments: argparse.Namespace) -> int:
+def run_watch(arguments: argparse.Namespace) -> Document:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
     forks = [fork for fork in context.forks if ledger.load_ledger(context.project.root, fork).url]
@@ -498,22 +475,19 @@ def run_watch(arguments: argparse.Namespace) -> int:
     console.result(f"{changed} of {len(watched)} pull requests changed")
     if changed:
         console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
-    console.document(
-        {
-            "pulls": [
-                {
-                    "fork": fork,
-                    "name": record.name,
-                    "title": record.title,
-                    "state": record.state,
-                    "seen": record.seen,
-                    "previous": old.seen,
-                    "visible": changes is not None,
-                    "changes": changes or [],
-                    "stacks": list(record.stacks),
-                }
-                for fork, old, record, changes in watched
-            ]
-        }
-    )
-    return 0
+    return {
+        "pulls": [
+            {
+                "fork": fork,
+                "name": record.name,
+                "title": record.title,
+                "state": record.state,
+                "seen": record.seen,
+                "previous": old.seen,
+                "visible": changes is not None,
+                "changes": changes or [],
+                "stacks": list(record.stacks),
+            }
+            for fork, old, record, changes in watched
+        ]
+    }

@@ -121,7 +121,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``serve``."""
     parser = parsers["serve"]
     parser.set_defaults(run=serve)
-    options.add_server_arguments(parser)
+    options.add(parser, options.SERVER)
     add = parser.add_argument
     add(
         "recipe",

@@ -101,16 +101,10 @@ class Progress:
         self.done = self._first = 0.0
         self._began = self._updated = time.monotonic()
 
-    def update(
-        self,
-        done: float,
-        note: str = "",
-        remaining: float | None = None,
-        total: float | None = None,
-    ) -> None:
+    def update(self, done: float, note: str = "", total: float | None = None) -> None:
         """
-        Show the amount *done*; *remaining* overrides the estimate, in seconds; another *total*
-        begins a part with a pace of its own, of which *done* was there before.
+        Show the amount *done*; another *total* begins a part with a pace of its own, of which
+        *done* was there before.
         """
         self.done, now = done, time.monotonic()
         if total not in (None, self.total):
@@ -118,13 +112,12 @@ class Progress:
         if now - self._updated < self._console.interval:
             return
         self._updated = now
-        if remaining is None and self.total and done > self._first:
-            remaining = (now - self._began) / (done - self._first) * (self.total - done)
         amount = size if self._unit == "bytes" else "{:g}".format
         text = f"{self._title}: {amount(done)}"
         if self.total:
             text += f" of {amount(self.total)}"
-        if remaining is not None:
+        if self.total and done > self._first:
+            remaining = (now - self._began) / (done - self._first) * (self.total - done)
             text += f", about {duration(remaining)} left"
         self._console.live(f"{text}  {note}" if note else text)
 

@@ -9,12 +9,13 @@ of losing one of its values.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,21 +33,9 @@ KEY_FORMAT = 1
 _invalid = partial(FileError, "file-invalid")
 
 
-def reading(path: Path) -> BinaryIO:
-    """
-    Open the file at *path* for reading, without waiting: a named pipe that has no writer is empty.
-
-    Raises:
-        OSError: As `open`.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    # A pipe that somebody writes to is waited for, as a shell makes one of <(COMMAND).
-    os.set_blocking(handle, True)
-    try:
-        return os.fdopen(handle, "rb")
-    except OSError:  # a folder
-        os.close(handle)
-        raise
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file as `os.open`; a named pipe that has no writer is empty."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> bytes:
@@ -61,9 +50,9 @@ def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid)
         file-invalid: The file is missing, larger, or no regular file; or as *failure* says.
     """
     try:
-        with reading(path) as stream:
+        with io.FileIO(path, opener=_open_without_waiting) as stream:
             regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-            data = stream.read(limit + 1) if regular else b""
+            data = io.BufferedReader(stream).read(limit + 1) if regular else b""
     # A ValueError is a NUL in the path.
     except (OSError, ValueError) as error:
         raise failure(f"{path} cannot be read.", details=[str(error)]) from error

@@ -15,13 +15,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
 from sparkwright.core.errors import GitError
 from sparkwright.core.process import refuse_full_disk, wrap_with_limits
-from sparkwright.core.store import translate_disk_full
+from sparkwright.core.store import locked, translate_disk_full, write_file
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
 #: redirect our commands.
@@ -81,7 +80,7 @@ OnProgress = Callable[[str, int, int], None]
 
 #: Other lines end in ", done." or come from the other side; nobody waits for them.
 _PROGRESS = re.compile(
-    rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)"
+    r"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)"
 )
 
 
@@ -163,15 +162,14 @@ def _git() -> Any:
 
 def _pass_progress(stream: io.BufferedReader, on_progress: OnProgress) -> str:
     """Pass the progress that git prints to *on_progress*, and return its other messages."""
-    messages, pending = list[bytes](), b""
-    while chunk := stream.read1():
-        *lines, pending = re.split(rb"[\r\n]", pending + chunk)
-        for line in lines:
-            if match := _PROGRESS.match(line):
-                on_progress(match[1].decode(), int(match[2]), int(match[3]))
-            elif line.strip():
-                messages.append(line)
-    return b"\n".join([*messages, pending]).decode("utf-8", "replace")
+    messages = list[str]()
+    # Its lines also end with a carriage return, as git ends the states of a live line.
+    for line in io.TextIOWrapper(stream, "utf-8", "replace"):
+        if match := _PROGRESS.match(line):
+            on_progress(match[1], int(match[2]), int(match[3]))
+        else:
+            messages.append(line)
+    return "".join(messages)
 
 
 class Objects:
@@ -215,19 +213,15 @@ class Objects:
         Make the objects of every repository in *folder* available here, as alternates
         (gitrepository-layout(5)).
         """
-        from filelock import FileLock
-
         objects = self.path / "objects"
         alternates = objects / "info" / "alternates"
         alternates.parent.mkdir(exist_ok=True)
         # The list is read under the lock: another process may just have made a repository.
-        with FileLock(alternates.with_name("alternates.lock")):
+        with locked(alternates.with_name("alternates.lock"), "the list of mirrors"):
             others = sorted(path / "objects" for path in folder.glob("*.git"))
             text = "".join(f"{os.path.relpath(other, objects)}\n" for other in others)
             if not alternates.exists() or alternates.read_text() != text:
-                fresh = alternates.with_name("alternates.new")
-                fresh.write_text(text)
-                fresh.replace(alternates)
+                write_file(alternates, text.encode())
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of *ids* that the repository does not have, sorted."""
@@ -265,13 +259,7 @@ class Objects:
         of them.
         """
         entries = self.paths(tree, folder).items()
-        files = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
-        yield from self.contents(files)
-
-    def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-        """
-        Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them.
-        """
+        blobs = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
         ids = "".join(f"{blob}\n" for blob in blobs.values()).encode()
         out = self.run(["cat-file", "--batch"], stdin=ids)[1]
         start = 0
@@ -290,19 +278,9 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        return self.successive_changes([before, after])[0]
-
-    def successive_changes(self, trees: Sequence[str]) -> list[dict[str, str]]:
-        """Return the `changes` from each of *trees* to the next, by one call of git."""
-        pairs = "".join(f"{before} {after}\n" for before, after in pairwise(trees))
-        words = ["diff-tree", "--stdin", "-r", "-z", "--no-renames", "--name-status"]
-        changes, number = [dict[str, str]() for _ in trees[1:]], -1
-        parts = self._text(*words, stdin=pairs.encode()).split("\0")
-        for status, path in zip(parts[::2], parts[1::2], strict=False):
-            # A line with both trees stands before the first status of each pair.
-            number += status.count("\n")
-            changes[number][path] = status.rpartition("\n")[2]
-        return changes
+        words = ["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after]
+        parts = self._text(*words).split("\0")
+        return dict(zip(parts[1::2], parts[::2], strict=False))
 
     def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
         """Store *files* (path, mode, bytes) byte for byte, added to *tree*; return the new tree."""

@@ -248,9 +248,7 @@ def exchange(
     data: Any = None,
     token: str = "",
     redirects: bool = False,
-    direct: bool = False,
     seconds: float = 60.0,
-    stall: float = STALL,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
     """
@@ -261,9 +259,6 @@ def exchange(
         token: Sent as a bearer token to the host of *url* alone, and taken out of every message.
             Without one, credentials come from the URL and from ~/.netrc, as with pip.
         redirects: Follow them, but not out of https.
-        direct: Connect to the host of *url* itself, and take neither a proxy nor credentials from
-            the environment.
-        stall: Seconds without a byte.
         seconds: For the whole request, its body included.
         stopped: An event that ends the request within a fraction of a second.
 
@@ -273,7 +268,6 @@ def exchange(
     """
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
         session = _session(deadline, redirects=redirects)
-        session.trust_env = not direct
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
@@ -285,7 +279,7 @@ def exchange(
                 url,
                 data=data or None,
                 stream=True,
-                timeout=(CONNECT, stall),
+                timeout=(CONNECT, STALL),
                 allow_redirects=redirects,
             )
         with session, response:
@@ -302,16 +296,14 @@ def request(
     *,
     limit: int = LARGEST,
     seconds: float = 60.0,
-    attempts: int = ATTEMPTS,
     **options: Any,
 ) -> Reply:
     """
-    Return the whole reply to a request, whose body has at most *limit* bytes.
+    Return the whole reply to a request, whose body has at most *limit* bytes. Unless it is a POST,
+    it is repeated after broken connections and bodies, and passing faults of the server.
 
     Args:
         seconds: All attempts included; a ``Retry-After`` that ends later is not waited for.
-        attempts: How often a request, unless it is a POST, is sent after broken connections and
-            bodies, and passing faults of the server.
         options: As for `exchange`.
 
     Raises:
@@ -319,7 +311,7 @@ def request(
     """
     until, pause = time.monotonic() + seconds, PAUSE
     # A POST without a whole reply may have taken effect.
-    for left in reversed(range(1 if method == "POST" else attempts)):
+    for left in reversed(range(1 if method == "POST" else ATTEMPTS)):
         try:
             with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
                 reply.read(limit)

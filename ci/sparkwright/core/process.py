@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -263,13 +264,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         written: Megabytes of each file that it writes.
     """
 
-    seconds: float
-    memory: int
-    written: int
-
-    def __post_init__(self) -> None:
-        if self.seconds <= 0 or self.memory <= 0 or self.written <= 0:
-            raise ValueError("limits are larger than zero")
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    memory: Annotated[int, msgspec.Meta(gt=0)]
+    written: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Ended(msgspec.Struct, frozen=True):

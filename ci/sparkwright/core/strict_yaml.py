@@ -63,18 +63,6 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C w
         return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]  # chosen at run time
 
 
-class _Dumper(yaml.SafeDumper):
-    """The safe dumper, with quotes where YAML would read the line end U+0085 as a blank."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None
-    ),
-)
-
-
 def parse(text: str, kind: type[T], origin: str) -> T:
     """
     Return *text* as a record of type *kind*.
@@ -111,6 +99,6 @@ def dump(record: Any) -> str:
     Return *record* as YAML in the order of its fields, with quotes where YAML would read another
     type.
     """
-    return yaml.dump(
-        msgspec.to_builtins(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
+    return yaml.safe_dump(
+        msgspec.to_builtins(record), sort_keys=False, allow_unicode=True, width=120
     )

@@ -12,8 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.cherry_picks.bump import Bump
-from sparkwright.cherry_picks.drift import MEANING, Document, Drift, Trial
+from sparkwright.cherry_picks.drift import MEANING, Bump, Document, Drift, Trial
 from sparkwright.core import git
 from sparkwright.core.errors import FileError, UsageError
 from sparkwright.core.files import read_json
