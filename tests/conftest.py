@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support import endings
+from tests.support import processes
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import Toolchain
@@ -48,7 +48,7 @@ def running(command: Sequence[str], environment: dict[str, str], folder: Path) -
     """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
     child = subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
+        preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
     )  # fmt: skip
     try:
         yield child

@@ -25,7 +25,7 @@ import pytest
 from docker import DockerClient
 from tests import newcomer
 from tests.conftest import running
-from tests.support import waiting
+from tests.support import processes
 
 from sparkwright.builder.container import builder_image, connected
 from sparkwright.builder.pylock import Interpreter
@@ -62,7 +62,7 @@ def started(folder: Path) -> Iterator[str]:
                str(folder / "pid"), "--iptables=false", "--ip6tables=false", "--bridge=none"]  # fmt: skip
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as daemon:
         try:
-            waiting.until(lambda: daemon.poll() is not None or answers(address), 120)
+            processes.until(lambda: daemon.poll() is not None or answers(address), 120)
             if daemon.poll() is not None:
                 missing(f"dockerd does not start here: {(folder / 'log').read_text()[-600:]}")
             yield address
@@ -87,7 +87,7 @@ def answers(address: str) -> bool:
 @pytest.fixture
 def until() -> Callable[..., Any]:
     """Return what waits for a condition."""
-    return functools.partial(waiting.until, seconds=PATIENCE)
+    return functools.partial(processes.until, seconds=PATIENCE)
 
 
 @pytest.fixture(scope="session")

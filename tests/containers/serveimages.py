@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from tests.client.world import World, wheel
 from tests.containers.conftest import PATIENCE, ROOT, missing
 from tests.support import standin
-from tests.support.waiting import until
+from tests.support.processes import until
 
 from sparkwright.client.records import Release
 from sparkwright.core.store import Store

@@ -22,7 +22,7 @@ from filelock import FileLock
 from tests.containers.conftest import OWN, debian, missing
 from tests.support import lab_github
 from tests.support.lab_github import TOKEN, Hub
-from tests.support.waiting import until
+from tests.support.processes import until
 
 from sparkwright.core.store import Store
 from sparkwright.lab import runner

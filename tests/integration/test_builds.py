@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.conftest import Redis
 from tests.integration.conftest import Demo
-from tests.support.waiting import until
+from tests.support.processes import until
 from tests.unit.test_tuning import NAME, record
 from uv import find_uv_bin
 

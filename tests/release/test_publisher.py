@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.refusals import refusal
-from tests.support import githubapi, kills, publisher, tufindex, verdicts, wheels
+from tests.support import githubapi, processes, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import tree
 from tests.support.publisher import IndexOwner
 
@@ -276,7 +276,7 @@ def test_notes_say_which_patches_are_needed(owner: IndexOwner, tmp_path: Path) -
 
 def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: list[Path]) -> None:
     start, step = shutil.copytree(owner.root, owner.root.with_name("start")), 40
-    while kills.kill_at(step, lambda: owner.publish(new, "candidate")):
+    while processes.kill_at(step, lambda: owner.publish(new, "candidate")):
         assert list(owner.index.entries) in (["2026.11.1"], ["2026.11.1", "2026.11.2"])
         assert owner.publish(new, "candidate").release == "2026.11.2"
         assert (owner.root / "releases" / "2026.11.2" / "index.html").exists()

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from securesystemslib.signer import Key
 from tests.refusals import allowed, refusal
-from tests.support import kills, tufindex
+from tests.support import processes, tufindex
 from tests.support.foldertree import files, tree
 from tests.support.tufindex import ROLES
 
@@ -163,7 +163,7 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
     while killed:
         step += 1
         os.system(f"rm -rf {folder}; test ! -d {start} || cp -a {start} {folder}")
-        killed = kills.kill_at(step, change)
+        killed = processes.kill_at(step, change)
         if (folder / "metadata" / "timestamp.json").exists():
             # Without the lost key, clients are refused between the two renames.
             gap += 1

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support import standin
+from tests.support.processes import until
 from tests.support.standin import Machine
-from tests.support.waiting import until
 from uv import find_uv_bin
 
 pytestmark = pytest.mark.server

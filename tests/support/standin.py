@@ -20,9 +20,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from tests.support import endings
+from tests.support import processes
 from tests.support.checkpoints import write
-from tests.support.waiting import until
 
 VERSION = "0.33.0"
 
@@ -159,7 +158,7 @@ class Machine:
         """Start a `serve`, which the signals of `endings` end."""
         one = subprocess.Popen(
             self.words(*words, **order), env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
+            preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
         )  # fmt: skip
         self.started.append(one)
         return one
@@ -184,7 +183,7 @@ class Machine:
                 return True
             return False
 
-        until(healthy, 600)
+        processes.until(healthy, 600)
 
     def told(self) -> Any:
         """Return what vLLM's stand-in was started with, once it was."""
@@ -193,11 +192,11 @@ class Machine:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return json.loads(self.record.read_text())
 
-        return until(told)
+        return processes.until(told)
 
     def gone(self) -> None:
         """Wait until nothing of the server runs."""
-        until(lambda: not any(map(alive, self.told()["pids"])))
+        processes.until(lambda: not any(map(alive, self.told()["pids"])))
 
     def close(self) -> None:
         for one in self.started:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support import forked
+from tests.support import processes
 from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
@@ -315,15 +314,8 @@ class Host:
         return ["--stack", self.stack, "--root", str(self.root), "--cache-dir", str(self.cache), *mirrors]
 
     def killed(self, place: str, after: int, verb: str, *words: str) -> bool:
-        """Run the command line and kill it before its file operation number *after* in *place*; return whether it came that far."""
-
-        def run() -> None:
-            forked.Killer(after).watch(Path, "write_bytes", "replace", "unlink", "mkdir", below=place)
-            sys.exit(main.main([*verb.split(), *self.words, *words]))
-
-        status = forked.exit_code(run)
-        assert status in (-signal.SIGKILL, 0)
-        return status != 0
+        """Run the command line and kill it before its file operation number *after* below *place*; return whether it came that far."""
+        return processes.kill_at(after, lambda: main.main([*verb.split(), *self.words, *words]), place)
 
     def context(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import endings
+from tests.support import processes
 
 from sparkwright import __version__
 from sparkwright.cli import main
@@ -103,7 +103,7 @@ def test_an_interruption_gives_130(mini: Mini) -> None:
     """Ctrl-C while another run is waited for ends at once, without a traceback."""
     command = [sys.executable, "-m", "sparkwright", "apply", *mini.words]
     with Store(mini.cache).lock("objects"):
-        run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=endings.heard)  # noqa: PLW1509  system calls, no lock
+        run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=processes.heard)  # noqa: PLW1509  system calls, no lock
         assert run.stderr is not None
         while "waiting for it to end" not in (line := run.stderr.readline()):
             assert line

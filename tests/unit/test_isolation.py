@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.refusals import refusal
-from tests.support.waiting import until
+from tests.support.processes import until
 from tests.unit.conftest import Mini
 
 from sparkwright.builder import container, sandbox

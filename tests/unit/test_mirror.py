@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.support import badserver, forked
+from tests.support import badserver, processes
 from tests.unit.conftest import Repository
 
 from sparkwright.core import git
@@ -197,7 +197,7 @@ def test_a_killed_fetch_is_finished_by_the_next_run(run: RunContext, repository:
             return any(path.stat().st_size > 1_000_000 for path in packs.glob("tmp_pack*"))
         return False
 
-    assert forked.killed(fetch, halfway)
+    assert processes.killed(fetch, halfway)
     assert not run.objects.whole(tree)
     fetch()
     assert run.objects.whole(tree)

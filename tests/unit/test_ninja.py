@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
-from tests.support import endings
-from tests.support.waiting import until
+from tests.support import processes
 
 from sparkwright.builder import ninja
 from sparkwright.builder.ninja import HEAVY, BuildFolder, CompileOrder, Cost, Costs
@@ -155,14 +154,14 @@ def started(work: Work) -> ForkProcess:
     work.add("half.cu", f'{FIRST} {{ echo half > "$4"; touch $2.flag; exec sleep 1000; }}', 1)
 
     def compile_units() -> None:
-        endings.heard()
+        processes.heard()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work.compile()
 
     process = multiprocessing.get_context("fork").Process(target=compile_units)
     process.start()
     log = work.build / ".ninja_log"
-    until(lambda: (work.source / "half.cu.flag").exists() and log.exists() and "done.cu.o" in log.read_text())
+    processes.until(lambda: (work.source / "half.cu.flag").exists() and log.exists() and "done.cu.o" in log.read_text())
     return process
 
 
@@ -178,7 +177,7 @@ def test_a_build_that_is_ended_leaves_no_compiler_and_nothing_half_made(
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(by or signal.SIGKILL)
     run.join(90)
-    until(lambda: not work.processes())
+    processes.until(lambda: not work.processes())
     assert by or (work.build / "half.cu.o").read_text() == "half\n"
 
     assert work.compile() == ["half.cu"]

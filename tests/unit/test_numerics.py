@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
-from tests.support.waiting import until
+from tests.support.processes import until
 
 from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.support.waiting import until
+from tests.support.processes import until
 
 from sparkwright.builder import BuildError
 from sparkwright.core import process

@@ -22,8 +22,7 @@ import psutil
 import pytest
 from tests.client.world import wheel
 from tests.refusals import refusal
-from tests.support import endings, installers
-from tests.support.waiting import until
+from tests.support import installers, processes
 
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
@@ -110,7 +109,7 @@ def test_server_that_may_not_serve_is_ended(
     monkeypatch.setattr(server_log, "LARGEST", 4000)
     with Server(make(**case), tmp_path / "log") as server:
         assert (server.ready, server.reason) == (False, reason), server.failure
-        until(lambda: not server.running)
+        processes.until(lambda: not server.running)
 
 
 def test_server_is_watched_while_it_serves(make: Make, tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path
     """A gate asks for hours and looks at nothing else meanwhile."""
     with Server(make(reserve=1), tmp_path / "log") as server:
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
-        until(lambda: not server.running)
+        processes.until(lambda: not server.running)
         assert (server.ready, server.reason) == (False, "memory-low")
 
 
@@ -143,7 +142,7 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, reason: s
             server.stop()
             left.pop().kill()  # it is nobody's child any more
         assert gone(left)
-        until(lambda: not server.guard())
+        processes.until(lambda: not server.guard())
         assert server.reason == reason
 
 
@@ -163,7 +162,7 @@ with Server(plan, Path(sys.argv[1])) as server:
 def test_no_server_outlives_a_gate_that_is_killed(by: signal.Signals, make: Make, tmp_path: Path) -> None:
     gate = subprocess.Popen(
         [sys.executable, "-c", GATE, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
+        preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
     )  # fmt: skip
     assert gate.stdin
     assert gate.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import forked
+from tests.support import processes
 
 from sparkwright.core import git
 from sparkwright.core.git import Objects
@@ -29,7 +29,7 @@ def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> No
             fresh.write_bytes(b"half")
             time.sleep(60)
 
-    assert forked.killed(write, lambda: len(list(path.parent.iterdir())) == 2)
+    assert processes.killed(write, lambda: len(list(path.parent.iterdir())) == 2)
     assert path.read_bytes() == b"old"
 
 
@@ -42,7 +42,7 @@ def test_a_builder_killed_leaves_no_folder(store: Store) -> None:
             (folder / "half").touch()
             time.sleep(60)
 
-    assert forked.killed(build, lambda: any(final.parent.rglob("half")))
+    assert processes.killed(build, lambda: any(final.parent.rglob("half")))
     assert not final.exists()
     with store.building(final) as folder:
         assert not list(folder.iterdir())
@@ -142,7 +142,7 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: 
     before, tree = stored(objects), objects.store_files((name, git.REGULAR, data) for name, data in many.items())
     folder, index = tmp_path / "src", tmp_path / "index"
     objects.checkout(before, folder, index)
-    assert forked.killed(lambda: objects.checkout(tree, folder, index), (folder / "d20").exists)
+    assert processes.killed(lambda: objects.checkout(tree, folder, index), (folder / "d20").exists)
     objects.checkout(tree if again else before, folder, index)
     # Nor is anything left that git does not track.
     assert content(folder) == (many if again else FILES)

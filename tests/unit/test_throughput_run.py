@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import forked
+from tests.support import processes
 
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import state_checks
@@ -328,7 +328,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     folder, now = tmp_path_factory.mktemp("run"), 0.0
     spec = specified(at_once=at_once, cells=(ALONE,))
     for limit in kills:
-        forked.exit_code(functools.partial(ran, folder / "cut", fragile(limit, now), spec))
+        processes.exit_code(functools.partial(ran, folder / "cut", fragile(limit, now), spec))
         now += 100_000
     cut, whole = ran(folder / "cut", fragile(now=now), spec), ran(folder / "whole", fragile(), spec)
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)
@@ -341,7 +341,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
 
 def test_a_complete_launch_survives_a_kill_and_an_interrupted_one_is_measured_again(tmp_path: Path) -> None:
     spec, journal = specified(at_once=False), tmp_path / "j"
-    assert forked.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
+    assert processes.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
     ran(journal, fragile(now=1000.0), spec)

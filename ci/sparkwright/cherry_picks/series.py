@@ -31,12 +31,6 @@ from sparkwright.forks.stack import SourceError
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
 
-def _original(patch: Patch) -> tuple[int, str]:
-    """Return the pull request that *patch* is a backport of, and its diff's hash; 0 for none."""
-    match = _TRAILER.search(patch.text)
-    return (int(match[1]), match[2]) if match else (0, "")
-
-
 def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> None:
     """
     Check that the backports among *patches*, the series of *stack*, belong to picks as the ledger
@@ -49,7 +43,8 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
     carried, faults = {record.number: record for record in ledger.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
     for entry in patches:
-        number, sha256 = _original(entry)
+        match = _TRAILER.search(entry.text)
+        number, sha256 = (int(match[1]), match[2]) if match else (0, "")
         record = carried.get(number)
         missing -= {number}
         if number and not record:

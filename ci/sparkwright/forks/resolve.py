@@ -165,28 +165,19 @@ def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, s
             empty.
 
     Raises:
-        declaration-unsafe: git cannot read the file, it contradicts itself, or an address in it is
-            unsafe.
+        declaration-unsafe: git cannot read the file, or an address in it is unsafe.
     """
-    status, out, _ = objects.run(
-        ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"], check=False
-    )
-    fields, urls = dict[str, str](), dict[str, str]()
+    words = ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"]
+    status, out, _ = objects.run(words, check=False)
     if status and objects.blob(tree, MODULES) is not None:
         raise SourceError("declaration-unsafe", f"git cannot read {MODULES} of tree {tree}.")
-    for entry in out.decode("utf-8", "replace").split("\0"):
-        key, _, value = entry.partition("\n")
-        if fields.setdefault(key, value) != value and key.endswith((".path", ".url")):
-            raise SourceError("declaration-unsafe", f"{MODULES} states {key} twice.")
-    for key, value in fields.items():
-        if key.startswith("submodule.") and key.endswith(".path"):
-            url = fields.get(f"{key.removesuffix('path')}url", "")
-            if urls.setdefault(value.rstrip("/"), url) != url:
-                raise SourceError(
-                    "declaration-unsafe",
-                    f"{MODULES} has two addresses for one path.",
-                    details=[value],
-                )
+    entries = (entry.partition("\n") for entry in out.decode("utf-8", "replace").split("\0"))
+    fields = {key: value for key, _, value in entries}
+    urls = {
+        value.rstrip("/"): fields.get(f"{key.removesuffix('path')}url", "")
+        for key, value in fields.items()
+        if key.startswith("submodule.") and key.endswith(".path")
+    }
     return {
         require_safe(path, MODULES): (absolute(urls.get(path, ""), base), commit)
         for path, commit in sorted(objects.submodules(tree).items())

@@ -46,7 +46,7 @@ class SourceError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "declaration-unsafe": Advice(
             "A file of the tree names a source in a way that no project needs: its address "
-            "is an option or a command, or there are two.",
+            "is an option or a command, or leaves its host.",
             "Do not fetch it by other means. Look at the file, and at who changed it, with the "
             "upstream project.",
         ),
