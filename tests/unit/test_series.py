@@ -17,6 +17,7 @@ from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
+from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import git
 from sparkwright.core.files import sha256_bytes
@@ -308,6 +309,77 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
         assert wanted in text
     assert [commit["subject"] for commit in report["files"][0]["base_lacks"]] == ["Last"]
     assert report["evidence"][0]["test"] == "ancestor"
+
+
+# Picks that are carried in part, and the patches that stand in for the rest.
+
+#: Of a pull request, in one file; the first does not apply to the release.
+HUNKS = [(3, "LINE 3\n"), (20, "LINE 20\n"), (38, "LINE 38\n")]
+AS_RELEASED, PICKED = edited((2, "line two\n")), edited((2, "line two\n"), *HUNKS[1:])
+
+
+def text_of(host: Host, path: str = "a.txt") -> bytes | None:
+    return host.context().objects.blob(applied_by(host).tree, path)
+
+
+@pytest.fixture(name="record")
+def _record(host: Host) -> Record:
+    """Return the record of a pull request with three hunks in one file and one in another; the first does not apply."""
+    host.work.commit({"a.txt": AS_RELEASED, "b.txt": b"1\n"}, "Begin")
+    host.lock()
+    host.work.commit({"a.txt": TEXT}, "Meanwhile")
+    head = host.pull(7, {"a.txt": edited(*HUNKS), "b.txt": b"2\n"})
+    return host.carry(7, head, host.squash(7), excluded=["a.txt#1", "b.txt"])
+
+
+def test_a_hunk_can_be_left_out(host: Host, record: Record) -> None:
+    """The other hunks of the file apply, at their own places."""
+    assert text_of(host) == PICKED
+    assert text_of(host, "b.txt") == b"1\n"
+
+
+@pytest.mark.parametrize("place", ["a.txt#0", "a.txt#4", "b.txt#2", "c.txt", "a.txt#x"])
+def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, place: str) -> None:
+    host.write(msgspec.structs.replace(record, stacks={host.stack: {place: "why"}}))
+    with refusal("pick-mismatch") as caught:
+        applied_by(host)
+    assert caught.value.details == (place,)
+
+
+def test_a_backport_stands_in_for_what_is_left_out(host: Host, record: Record) -> None:
+    host.work.git("checkout", "--quiet", "-b", "ours", "v1")
+    host.work.commit({"a.txt": PICKED}, "The pick")
+    host.work.git("checkout", "--quiet", "main")
+    text = edited(*HUNKS, (2, "line two\n"), (5, "line 5.0\n"))
+    host.ours("instead.patch", {"a.txt": text}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
+    assert text_of(host) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "original", "fault"),
+    [
+        ("a.txt", "#7 " + "0" * 64, "it was made from the diff 0000000000000000…, pinned is"),
+        ("a.txt", "#8 {sha256}", "the stack does not carry #8"),
+        ("other.txt", "#7 {sha256}", "#7 does not change other.txt"),
+    ],
+)
+def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Record, path: str, original: str, fault: str) -> None:
+    header = f"As told.\n\nBackport-Of: {original.format(sha256=record.sha256)}"
+    host.ours("instead.patch", {path: edited(HUNKS[0])}, text=header)
+    with refusal("backport-stale") as caught:
+        applied_by(host)
+    assert fault in caught.value.details[0]
+
+
+def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: Record) -> None:
+    """With one, nothing of the pull request itself is applied."""
+    everything = dict.fromkeys(("a.txt", "b.txt"), "why")
+    host.write(msgspec.structs.replace(record, stacks={host.stack: everything}))
+    with refusal("backport-stale") as caught:
+        applied_by(host)
+    assert caught.value.details == ("all of #7 is left out, without a backport",)
+    host.ours("instead.patch", {"b.txt": b"2\n"}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
+    assert (text_of(host, "b.txt"), len(applied_by(host).steps)) == (b"2\n", 1)
 
 
 # Files.
