@@ -248,7 +248,9 @@ def exchange(
     data: Any = None,
     token: str = "",
     redirects: bool = False,
+    direct: bool = False,
     seconds: float = 60.0,
+    stall: float = STALL,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
     """
@@ -259,6 +261,9 @@ def exchange(
         token: Sent as a bearer token to the host of *url* alone, and taken out of every message.
             Without one, credentials come from the URL and from ~/.netrc, as with pip.
         redirects: Follow them, but not out of https.
+        direct: Connect to the host of *url* itself, and take neither a proxy nor credentials from
+            the environment.
+        stall: Seconds without a byte.
         seconds: For the whole request, its body included.
         stopped: An event that ends the request within a fraction of a second.
 
@@ -268,6 +273,7 @@ def exchange(
     """
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
         session = _session(deadline, redirects=redirects)
+        session.trust_env = not direct
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
@@ -279,7 +285,7 @@ def exchange(
                 url,
                 data=data or None,
                 stream=True,
-                timeout=(CONNECT, STALL),
+                timeout=(CONNECT, stall),
                 allow_redirects=redirects,
             )
         with session, response:
