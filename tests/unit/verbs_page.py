@@ -7,11 +7,12 @@ The text of docs/reference/commands.md, made from the command line itself.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkwright.cli import main
 from sparkwright.cli import serve as serving
+from sparkwright.cli.options import parent
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 
@@ -29,11 +30,6 @@ VARIABLES = """\
 With `--environment`, as in the serving images, these variables stand for options; one that looks like them and is none of them is refused:
 
 """
-
-
-def verbs() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, in the order of ``--help``."""
-    return {name: main.parsers(command.module)[name] for name, command in main.COMMANDS.items()}
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -70,31 +66,17 @@ def _meaning(one: argparse.Action) -> str:
     return f"{text}{' (required)' if one.required and one.option_strings else ''}"
 
 
-def shared(found: Mapping[str, Mapping[str, argparse.Action]]) -> dict[tuple[str, str], list[str]]:
-    """Return the options that several commands take with one meaning, and those commands, in the order of ``--help``."""
-    owners: dict[tuple[str, str], list[str]] = {}
-    for verb, options_of_verb in found.items():
-        for written, one in options_of_verb.items():
-            owners.setdefault((written, _meaning(one)), []).append(verb)
-    return {option: commands for option, commands in owners.items() if len(commands) > 1}
-
-
 def sections() -> Iterator[str]:
     """Yield the page, piece by piece."""
-    found = {verb: options(parser) for verb, parser in verbs().items()}
-    common = shared(found)
     yield HEAD
-    yield "\n## Options of several commands\n\n|option|commands|meaning|\n|---|---|---|\n"
-    for (written, meaning), commands in sorted(common.items(), key=lambda entry: -len(entry[1])):
-        yield f"|`{written.replace('|', chr(92) + '|')}`|{_names(commands)}|{meaning}|\n"
+    common = options(parent(checkout=True))
+    yield f"\n## Options of every command\n\nAll but `--json` and `--verbose` are for the commands that work on a checkout.\n\n{_table(common)}\n"
     for verb, command in main.COMMANDS.items():
-        own = {
-            name: one for name, one in found[verb].items() if (name, _meaning(one)) not in common
-        }
-        texts = [f"\n## `{verb}`\n", f"{command.summary[0].upper()}{command.summary[1:]}.\n"]
-        texts += [_table(own) + "\n"] if own else []
-        texts += [VARIABLES + variables()] if verb == "serve" else []
-        yield "\n".join(texts)
+        parser = main.parsers(command.module)[verb]
+        own = {name: one for name, one in options(parser).items() if name not in common or _meaning(one) != _meaning(common[name])}
+        yield f"\n## `{verb}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
+        yield f"\n{_table(own)}\n" if own else ""
+        yield f"\n{VARIABLES}{variables()}" if verb == "serve" else ""
 
 
 def variables() -> str:
@@ -105,17 +87,6 @@ def variables() -> str:
         known = {"--recipe": "`RECIPE`", "--flag": "`--flag`, for each word"}.get(flag, f"`{flag}`")
         rows.append(f"|`{name}`|{known}{f': {meaning}' if option.startswith('--') else ''}|")
     return "\n".join(rows) + "\n"
-
-
-def _names(commands: Sequence[str]) -> str:
-    """Return *commands* in words; those that nearly all have are named by what is missing."""
-    checkout = [verb for verb, command in main.COMMANDS.items() if command.checkout]
-    if len(commands) == len(main.COMMANDS):
-        return "all"
-    if set(checkout) <= set(commands):
-        more = [f"`{verb}`" for verb in commands if verb not in checkout]
-        return f"all that need a checkout{', ' if more else ''}{', '.join(more)}"
-    return ", ".join(f"`{verb}`" for verb in commands)
 
 
 def render() -> str:
