@@ -158,13 +158,6 @@ def test_links_between_pages_resolve() -> None:
     assert broken == []
 
 
-def test_every_option_has_a_meaning() -> None:
-    page = page_of("verbs")
-    taken = {f"{verb} {name}": one for verb, parser in page.verbs().items() for name, one in page.options(parser).items()}
-
-    assert [name for name, one in taken.items() if not one.help] == []
-
-
 def declared() -> list[tuple[str, Advice]]:
     """Return every reference that a class of errors declares."""
     tables: list[tuple[str, Advice]] = page_of("errors").tables()

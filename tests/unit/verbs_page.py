@@ -61,7 +61,8 @@ def _meaning(one: argparse.Action) -> str:
     # The page is the same on every machine.
     default = str(one.default)
     default = "the user's data folder" if default.startswith("/") else default
-    text = (one.help or "").replace("%(default)s", default)
+    assert one.help, f"{_written(one)} has no meaning"
+    text = one.help.replace("%(default)s", default)
     text = text.replace("%%", "%").replace("|", "\\|")
     return f"{text}{' (required)' if one.required and one.option_strings else ''}"
 

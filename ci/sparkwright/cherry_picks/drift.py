@@ -313,8 +313,8 @@ def bisect(
     old, new = fork.commit(start), fork.commit(end) if end else tip
 
     def middle() -> str:
-        words = ["rev-list", "--bisect", "--first-parent", new, f"^{old}"]
-        return objects.run(words, check=False)[1].decode().strip()
+        words = ("rev-list", "--bisect", "--first-parent", new, f"^{old}")
+        return objects.text(*words, check=False).strip()
 
     def trial(commit: str) -> Trial:
         done = trials(fork, patches, fork.at_commit(commit[:12], commit, patches))[-1]

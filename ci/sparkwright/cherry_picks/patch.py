@@ -300,15 +300,14 @@ def render(objects: Objects, before: str, after: str, *, context: int = 3) -> by
 def blobs(objects: Objects, before: str, after: str) -> set[str]:
     """Return the ids of the file contents that a diff between two trees or commits reads."""
     words = ["diff-tree", "-r", "--raw", "--no-abbrev", "--no-renames", before, after, "--"]
-    text = objects.run(words)[1].decode("utf-8", "replace")
-    rows = [line.lstrip(":").split() for line in text.splitlines()]
+    rows = [line.lstrip(":").split() for line in objects.text(*words).splitlines()]
     sides = {side for row in rows for side in zip(row[:2], row[2:4], strict=True)}
     return {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
 
 
 def patch_id(objects: Objects, diff: bytes) -> str:
     """Return git's stable patch-id of *diff*; empty for an empty diff."""
-    return objects.run(["patch-id", "--stable"], stdin=diff)[1].decode().partition(" ")[0].strip()
+    return objects.text("patch-id", "--stable", stdin=diff).partition(" ")[0].strip()
 
 
 def without(diff: bytes, left_out: Collection[str]) -> bytes:

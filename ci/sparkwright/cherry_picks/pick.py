@@ -146,7 +146,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
             raise SourceError(
                 "source-unreachable", f"{ledger.url} does not offer the commits of #{number}."
             )
-        base = objects.run(["merge-base", pull.head, tip], check=False)[1].decode().strip()
+        base = objects.text("merge-base", pull.head, tip, check=False).strip()
     if base in ("", pull.head):
         raise PatchError(
             "pick-mismatch",

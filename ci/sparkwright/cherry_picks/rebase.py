@@ -203,8 +203,7 @@ def compare(upstream: Upstream) -> list[str]:
     steps = apply.apply_patches(context.objects, fork, base, patches).steps
     pairs = zip(patches, (step.tree for step in steps), strict=True)
     old = "..".join(commit_series(work, "locked", base, pairs))
-    words = ["range-diff", "--no-color", "--creation-factor=80", old, f"{BASE}..HEAD"]
-    out = work.run(words)[1].decode("utf-8", "replace")
+    out = work.text("range-diff", "--no-color", "--creation-factor=80", old, f"{BASE}..HEAD")
     # It quotes both series, whose control characters must not reach a terminal.
     return [printable(line)[:200] for line in out.split("\n")[:-1]]
 
@@ -219,9 +218,9 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     words = ["rev-list", "--reverse", "--topo-order", "--no-merges", f"{base}..{tip}", "--"]
-    for commit in work.run(words)[1].decode().split():
-        raw = work.run(["log", "-1", "--encoding=UTF-8", _HEADER, commit, "--"])[1]
-        slug, _, head = raw.decode("utf-8", "surrogateescape").partition("\n")
+    for commit in work.text(*words).split():
+        text = work.text("log", "-1", "--encoding=UTF-8", _HEADER, commit, "--")
+        slug, _, head = text.partition("\n")
         name, start = f"{slug.lower()[:72].strip('-')}.patch", head.rfind(f"\n{FILE}: ")
         if start >= 0:
             name, _, rest = head[start:].removeprefix(f"\n{FILE}: ").partition("\n")

@@ -219,8 +219,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
         backport-stale: See `check_backports`.
     """
-    pinned = {"base": source.tree, "series": pins(context, source.fork)}
-    key = content_key("apply", pinned)
+    key = content_key("apply", {"base": source.tree, "series": pins(context, source.fork)})
     stored = context.store.get("apply", key, apply.PatchedTree)
     if stored and context.objects.whole(stored.tree):
         return stored

@@ -53,8 +53,8 @@ class Commit(msgspec.Struct, frozen=True):
 
 def log(objects: Objects, *arguments: str) -> list[Commit]:
     """Return the commits that ``git log`` selects, newest first."""
-    words = ["log", "-z", "--date=format-local:%Y-%m-%d", "--format=%H%x00%an%x00%cd%x00%s"]
-    parts = objects.run([*words, *arguments, "--"])[1].decode("utf-8", "replace").split("\0")
+    date, form = "--date=format-local:%Y-%m-%d", "--format=%H%x00%an%x00%cd%x00%s"
+    parts = objects.text("log", "-z", date, form, *arguments, "--").split("\0")
     # Names and subjects are untrusted text.
     return [
         Commit(*(one_line(part, 300) for part in parts[at : at + 4]))
@@ -74,7 +74,7 @@ def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None
 
 def parents(objects: Objects, commit: str) -> list[str]:
     """Return the parents of *commit*, which themselves need not be there."""
-    return objects.run(["rev-parse", f"{commit}^@"])[1].decode().split()
+    return objects.text("rev-parse", f"{commit}^@").split()
 
 
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
@@ -83,9 +83,8 @@ def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
     blob id (zeros: no file).
     """
     words = ["log", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", "-z"]
-    out = objects.run([*words, "--format=%x01%H", tip, "--", f":(literal){path}"])[1]
-    rows = out.decode("utf-8", "surrogateescape").split("\x01")[1:]
-    entries = [row.partition(":") for row in rows]
+    out = objects.text(*words, "--format=%x01%H", tip, "--", f":(literal){path}")
+    entries = [row.partition(":") for row in out.split("\x01")[1:]]
     return [(name.strip("\0\n "), raw.split()[3] if raw else "") for name, _, raw in entries]
 
 
@@ -178,8 +177,7 @@ class Upstream:
         """
         commit: str | None = name if re.fullmatch(r"[0-9a-f]{40}", name) else ""
         if re.fullmatch(r"[0-9a-f]{7,39}", name):
-            words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
-            commit = self.context.objects.run(words, check=False)[1].decode().strip()
+            commit = self.context.objects.resolve(f"{name}^{{commit}}", check=False)
         if self.mirror and not commit:
             commit = self.mirror.history(name, newest=not self.context.offline)
         if not commit or not self.mirror:
@@ -359,7 +357,6 @@ def _same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
         "-z",
     ]
     # One path narrows the walk; all of them would list every commit that touched any of them.
-    only = ["--", f":(literal){paths[0]}"]
-    out = objects.run([*words, "--format=%x01%H", tip, *only])[1].decode("utf-8", "surrogateescape")
+    out = objects.text(*words, "--format=%x01%H", tip, "--", f":(literal){paths[0]}")
     entries = [[word.strip("\n") for word in entry.split("\0")] for entry in out.split("\x01")[1:]]
     return [name for name, *changed in entries if sorted(filter(None, changed)) == sorted(paths)]

@@ -214,9 +214,11 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
 
     root = arguments.root or config.checkout()
     if root is None:
-        what = f"There is no forks/*/stack.yaml in {Path.cwd()} or above."
-        todo = "Change to a checkout of sparkwright, or name it with --root."
-        raise SourceError("not-provided", what, todo=todo)
+        raise SourceError(
+            "not-provided",
+            f"There is no forks/*/stack.yaml in {Path.cwd()} or above.",
+            todo="Change to a checkout of sparkwright, or name it with --root.",
+        )
     root, names = root.absolute(), stack_names(root)
     # A checkout of other stacks: the last one is the default.
     default = DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]

@@ -7,7 +7,6 @@ except those that say how to reach a host.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -182,30 +181,25 @@ class Objects:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if (path / "HEAD").exists():
+        # A tree's own .gitattributes must not change bytes on checkout; this file, which is written
+        # last, outranks it (gitattributes(5)).
+        attributes = path / "info" / "attributes"
+        if attributes.exists():
             return
         with translate_disk_full(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                run(["init", "-q", "--bare", "--template=", "new"], cwd=Path(scratch))
-                info = Path(scratch) / "new" / "info"
-                info.mkdir()
-                # A tree's own .gitattributes must not change bytes on checkout; this file outranks
-                # it (gitattributes(5)).
-                (info / "attributes").write_text(
-                    "* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
-                )
-                # Another process may have made the repository meanwhile.
-                with contextlib.suppress(OSError):
-                    info.parent.rename(path)
+            attributes.parent.mkdir(parents=True, exist_ok=True)
+            with locked(attributes.with_name("attributes.lock"), path.name):
+                run(["init", "-q", "--bare", "--template=", "."], cwd=path)
+                text = b"* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
+                write_file(attributes, text)
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.core.git.run`."""
         env = {**HERE, **(options.pop("env", None) or {})}
         return run(arguments, cwd=self.path, env=env, **options)
 
-    def _text(self, *arguments: str, **options: Any) -> str:
-        """Return the output of git, in which the bytes of paths may be surrogates."""
+    def text(self, *arguments: str, **options: Any) -> str:
+        """Return the output of git, as `run`, in which the bytes of paths may be surrogates."""
         return self.run(arguments, **options)[1].decode("utf-8", "surrogateescape")
 
     def borrow(self, folder: Path) -> None:
@@ -226,8 +220,8 @@ class Objects:
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of *ids* that the repository does not have, sorted."""
         names = "".join(f"{name}\n" for name in sorted(ids)).encode()
-        out = self._text("cat-file", "--batch-check", stdin=names) if ids else ""
-        return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
+        lines = self.text("cat-file", "--batch-check", stdin=names).splitlines()
+        return [line.split()[0] for line in lines if line.endswith(" missing")]
 
     def has(self, name: str) -> bool:
         """Return True if the object *name* (``<id>^{tree}`` and such) exists with that type."""
@@ -237,9 +231,10 @@ class Objects:
         """Return True if *tree* exists with everything below it, down to the last file."""
         return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
 
-    def resolve(self, name: str) -> str:
-        """Return the id of the object that *name* means."""
-        return self._text("rev-parse", "--verify", "--quiet", "--end-of-options", name).strip()
+    def resolve(self, name: str, *, check: bool = True) -> str:
+        """Return the id of the object that *name* means; without *check* empty if there is none."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", name)
+        return self.text(*words, check=check).strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -249,7 +244,7 @@ class Objects:
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
         below = [f"{folder}/"] if folder else []
-        out = self._text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
+        out = self.text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
         rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
@@ -279,7 +274,7 @@ class Objects:
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
         words = ["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after]
-        parts = self._text(*words).split("\0")
+        parts = self.text(*words).split("\0")
         return dict(zip(parts[1::2], parts[::2], strict=False))
 
     def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
@@ -317,7 +312,7 @@ class Objects:
             stream.seek(0)
             options = ["--quiet", "--done", "--force", "--depth=0"]
             words = ["-c", "core.compression=1", "fast-import", *options]
-            return self._text(*words, stdin=stream).split()[2]
+            return self.text(*words, stdin=stream).split()[2]
 
     def commit(self, tree: str, message: str, parent: str = "", *, author: str, date: str) -> str:
         """
@@ -334,7 +329,7 @@ class Objects:
         env = {**COMMITTER, "GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address.rstrip(">")}
         env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
-        return self._text(*words, env=env, stdin=message.encode()).strip()
+        return self.text(*words, env=env, stdin=message.encode()).strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """

@@ -59,9 +59,11 @@ def _run_and_report(
         return error.exit_code, error.document()
     except SystemExit as end:
         console.json = console.json and bool(end.code)  # a help text is no document
-        todo = UsageError.references["usage"].todo
-        what = "The command line cannot be read."
-        return int(end.code or 0), {"reference": "usage", "what": what, "todo": todo}
+        return int(end.code or 0), {
+            "reference": "usage",
+            "what": "The command line cannot be read.",
+            "todo": UsageError.references["usage"].todo,
+        }
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run continues from here")
         return 130, {"reference": "interrupted"}

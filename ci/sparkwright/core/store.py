@@ -145,8 +145,9 @@ def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
         *lines, _ = path.read_bytes().split(b"\n")
         return [decoder.decode(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{path} is not a valid {what}."
-        raise FileError("file-invalid", message, details=[str(error)]) from error
+        raise FileError(
+            "file-invalid", f"{path} is not a valid {what}.", details=[str(error)]
+        ) from error
 
 
 class Store:

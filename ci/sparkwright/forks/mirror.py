@@ -90,7 +90,7 @@ class Mirror:
         words = ["ls-remote", "--quiet", "--", self.address, "HEAD", *wanted]
         try:
             # A login page counts as a repository without refs, which has not even a HEAD.
-            out = self._objects.run(words, timeout=PATIENCE)[1].decode()
+            out = self._objects.text(*words, timeout=PATIENCE)
             if not out:
                 raise GitError(
                     "git-failed",
@@ -163,8 +163,12 @@ class Mirror:
             wanted = "".join(f"{name}\n" for name in missing).encode()
             try:
                 with self._held():
-                    what = f"offer {len(missing)} files of its own commits"
-                    self._fetch([], what, "--stdin", stdin=wanted)
+                    self._fetch(
+                        [],
+                        f"offer {len(missing)} files of its own commits",
+                        "--stdin",
+                        stdin=wanted,
+                    )
                 break
             except SourceError as error:
                 # git names the first that is not there, and asks for none of the others.
@@ -256,10 +260,9 @@ class Mirror:
             raise SourceError("offline", f"{what} is not in the store.")
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
-        what = f"The mirror of {redact_credentials(self.url)} is damaged."
         return SourceError(
             "mirror-damaged",
-            what,
+            f"The mirror of {redact_credentials(self.url)} is damaged.",
             details=words,
             todo=f"Remove {self.path}; the next run fetches it again.",
         )

@@ -132,8 +132,9 @@ def obtain(
         offer = next((file for file in files(project) if file.name == filename), None)
         if not offer:
             index = http.redact_credentials(index_url())
-            what = f"The index at {index} does not offer {filename}."
-            raise SourceError("source-unreachable", what)
+            raise SourceError(
+                "source-unreachable", f"The index at {index} does not offer {filename}."
+            )
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceError(
                 "source-mismatch",
