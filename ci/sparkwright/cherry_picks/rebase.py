@@ -287,19 +287,11 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
         patch-invalid: A commit cannot become a patch.
         export-mismatch: The files would not give the worktree's tree, a pick was changed there, or
             what they replace changed meanwhile.
-        not-provided: There is no worktree, or *drop* names no patch of the series.
+        not-provided: There is no worktree.
     """
     folder = _require(context, fork)
     work = git.Objects(folder / ".git")
     begun, source = work.path / "sparkwright-export", context.project.series_folder(fork)
-    # A killed export may have removed the file of a dropped patch.
-    unknown = set(drop) - {path.name for path in source.glob("*.patch")}
-    if unknown and not begun.exists():
-        raise SourceError(
-            "not-provided",
-            f"The series of {fork} has no patch {', '.join(sorted(unknown))} to drop.",
-            todo=f"Give the name of a file in {source}.",
-        )
     state = msgspec.json.decode((work.path / "sparkwright.json").read_bytes(), type=WorktreeState)
     # The store is made anew if it was removed meanwhile.
     work.borrow(context.objects.path.parent)

@@ -90,6 +90,10 @@ class _Pull(msgspec.Struct, frozen=True):
     base: _Base
     user: _Account | None
 
+    def __post_init__(self) -> None:
+        if self.merged and (self.state == "open" or not self.merge_commit_sha):
+            raise ValueError("merged, but open or without a merge commit")
+
 
 class _Message(msgspec.Struct, frozen=True):
     message: str
