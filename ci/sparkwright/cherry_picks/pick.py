@@ -21,7 +21,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import ADDRESS, GitHub, PullRequest, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import UNRESOLVED, SourceError
+from sparkwright.forks.stack import UNRESOLVED, SourceUnreachable
 
 
 def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:
@@ -55,7 +55,9 @@ def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullReq
     mirror, previous = context.mirror(ledger.url), ledger.by_number.get(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
-        raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
+        raise SourceUnreachable(
+            "source-unreachable", f"{ledger.url} has no branch {ledger.branch}."
+        )
     head = mirror.ref(f"refs/pull/{number}/head")
     # GitHub's subjects of a squash and of a merge.
     patterns = [f"--grep=\\(#{number}\\)[[:space:]]*$", f"--grep=^Merge pull request #{number} "]
@@ -143,7 +145,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
             base = "".join(before[:1])
     else:
         if mirror.history(f"refs/pull/{number}/head", newest=True) is None:
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable", f"{ledger.url} does not offer the commits of #{number}."
             )
         base = objects.text("merge-base", pull.head, tip, check=False).strip()

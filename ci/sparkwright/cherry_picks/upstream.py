@@ -27,7 +27,7 @@ from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.stack import FileLock, SourceError
+from sparkwright.forks.stack import FileLock, SourceError, SourceUnreachable
 
 _NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
 
@@ -160,8 +160,7 @@ class Upstream:
             offline, source-unreachable: The repository may not be asked, or does not have them.
         """
         assert self.mirror
-        self.mirror.commit(commit)
-        tree = self.context.objects.resolve(f"{commit}^{{tree}}")
+        tree = self.mirror.commit(commit)
         wanted = {path for patch in patches for path in patch.files}
         paths = self.context.objects.paths(tree)
         self.mirror.files({paths[path][1] for path in wanted & paths.keys()})
@@ -225,13 +224,9 @@ class Upstream:
             try:
                 tip = self.commit(branch)
                 name = f"{branch} {log(self.context.objects, '-1', tip)[0].date}"
-                newest = self.at_commit(name, tip, patches)
-            except SourceError as error:
-                if error.reference not in {"offline", "source-unreachable"}:
-                    raise
+                yield self.at_commit(name, tip, patches)
+            except SourceUnreachable as error:
                 console.note(f"{branch} of {self.fork} is left out: {error.what}")
-            else:
-                yield newest
 
 
 def of_release(context: RunContext, release: FileLock) -> Base:
@@ -260,7 +255,7 @@ def releases(context: RunContext, project: str, *, optional: bool = False) -> li
     by_version, files = {}, tuple[package_index.IndexFile, ...]()
     try:
         files = () if context.offline else package_index.files(project)
-    except SourceError as error:
+    except SourceUnreachable as error:
         if not optional:
             raise
         console.note(error.what)

@@ -24,6 +24,7 @@ from sparkwright.forks.stack import (
     Project,
     SourceError,
     SourceKind,
+    SourceUnreachable,
     VendoredLock,
 )
 
@@ -165,9 +166,7 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
         if len(locked.commit) == 40:
             mirror.commit(locked.commit)
         return len(locked.commit) == 40 or named is not None
-    except SourceError as error:
-        if error.reference not in {"offline", "source-unreachable"}:
-            raise
+    except SourceUnreachable:
         return False
 
 
@@ -201,8 +200,7 @@ def _git_tree(
     """
     commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
     mirror, objects = context.mirror(locked.url), context.objects
-    mirror.commit(commit)
-    tree = objects.resolve(f"{commit}^{{tree}}")
+    tree = mirror.commit(commit)
     if locked.tree not in (UNRESOLVED, tree):
         raise SourceError(
             "source-mismatch",

@@ -22,7 +22,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
-from sparkwright.forks.stack import SourceError
+from sparkwright.forks.stack import SourceError, SourceUnreachable
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
@@ -102,9 +102,9 @@ class Mirror:
         commits = dict(line.split("\t")[::-1] for line in out.splitlines())
         return next((commits[ref] for ref in wanted if ref in commits), None)
 
-    def commit(self, commit: str) -> None:
+    def commit(self, commit: str) -> str:
         """
-        Fetch *commit* with its trees, but without its history and its files.
+        Fetch *commit* with its trees, but without its history and its files, and return its tree.
 
         Raises:
             offline, source-unreachable: As `ref`; the latter, too, where the host does not have the
@@ -115,6 +115,7 @@ class Mirror:
                 # In a mirror that has histories, a shallow fetch would cut them off.
                 depth = () if has_histories else ("--depth=1",)
                 self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
+        return self._objects.resolve(f"{commit}^{{tree}}")
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
         """
@@ -170,15 +171,15 @@ class Mirror:
                         stdin=wanted,
                     )
                 break
-            except SourceError as error:
+            except SourceUnreachable as error:
                 # git names the first that is not there, and asks for none of the others.
                 absent += [name for name in missing if name in "".join(error.details)]
                 left = [name for name in missing if name not in absent]
-                if len(left) == len(missing) or error.reference != "source-unreachable":
+                if len(left) == len(missing):
                     raise
                 missing = left if len(absent) < MOST_ABSENT else []
         if absent:
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable",
                 f"{redact_credentials(self.address)} lacks {len(absent)} files of its own commits.",
                 details=[
@@ -257,7 +258,7 @@ class Mirror:
 
     def _online(self, what: str) -> None:
         if self._offline:
-            raise SourceError("offline", f"{what} is not in the store.")
+            raise SourceUnreachable("offline", f"{what} is not in the store.")
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
         return SourceError(
@@ -269,7 +270,7 @@ class Mirror:
 
     def _unreachable(self, what: str, error: GitError) -> SourceError:
         details = [redact_credentials(line) for line in error.details]
-        return SourceError(
+        return SourceUnreachable(
             "source-unreachable", f"{redact_credentials(self.address)} {what}.", details=details
         )
 

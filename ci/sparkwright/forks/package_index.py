@@ -19,7 +19,7 @@ from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import archive
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import FileLock, SourceError
+from sparkwright.forks.stack import FileLock, SourceError, SourceUnreachable
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
@@ -74,7 +74,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
             limit=LARGEST_PAGE,
         )
         if reply.status in (404, 410):
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable", f"The index at {index} has no project {project!r}."
             )
         if reply.status != 200:
@@ -92,7 +92,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
         KeyError,
         RecursionError,
     ) as error:
-        raise SourceError(
+        raise SourceUnreachable(
             "source-unreachable",
             f"The index at {index} does not answer for {project!r}.",
             details=[one_line(http.redact_credentials(str(error)), 300)],
@@ -125,14 +125,14 @@ def obtain(
     if path.exists():
         return path
     if offline:
-        raise SourceError("offline", f"{filename} is not in the store.")
+        raise SourceUnreachable("offline", f"{filename} is not in the store.")
     with store.lock(f"download-{sha256[:16]}"):
         if path.exists():
             return path
         offer = next((file for file in files(project) if file.name == filename), None)
         if not offer:
             index = http.redact_credentials(index_url())
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable", f"The index at {index} does not offer {filename}."
             )
         if offer.sha256 and offer.sha256 != sha256:
@@ -151,7 +151,7 @@ def obtain(
                 )
         except HttpFailure as failure:
             present = partial.stat().st_size if partial.exists() else 0
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable",
                 f"{http.redact_credentials(offer.url)} cannot be downloaded.",
                 details=[str(failure), f"kept: {present} bytes in {partial}"],

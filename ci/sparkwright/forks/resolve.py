@@ -27,6 +27,7 @@ from sparkwright.forks.stack import (
     SdistProof,
     SdistSpec,
     SourceError,
+    SourceUnreachable,
     VendoredLock,
     WheelSpec,
 )
@@ -76,9 +77,7 @@ def resolve_fork(
         for machine, spec in fork.bases.items():
             try:
                 bases[machine] = _file(context, spec)
-            except SourceError as error:
-                if error.reference != "source-unreachable":
-                    raise
+            except SourceUnreachable as error:
                 console.warn(f"{error.what} Left unresolved.")
         sources = _pin_submodules(context, fork, git) if git else {}
         earlier = earlier or ForkLock()
@@ -102,8 +101,7 @@ def pin_commit(
     Raises:
         offline, source-unreachable: The commit cannot be had.
     """
-    context.mirror(git.url).commit(commit)
-    tree = context.objects.resolve(f"{commit}^{{tree}}")
+    tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
     vendored = {**_pin_submodules(context, fork, git), **locked.vendored}
     return msgspec.structs.replace(locked, git=git, vendored=vendored)
@@ -263,11 +261,10 @@ def prove(
         if not any(fnmatchcase(path, pattern) for pattern in generated)
     ]
     if wrong:
-        rest = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise SourceError(
             "sdist-differs",
-            f"The commit of {fork} differs from the released source distribution.",
-            details=[*wrong[:SHOWN], *rest],
+            f"{len(wrong)} files of the released source distribution of {fork} are not the commit's.",
+            details=wrong[:SHOWN],
         )
     proof = SdistProof(
         equal=len(released) - len(differing),
@@ -305,7 +302,7 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
         if spec.ref != commit:
             commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
         if not commit:
-            raise SourceError(
+            raise SourceUnreachable(
                 "source-unreachable",
                 f"{spec.ref} of {redact_credentials(mirror.address)} is not there",
             )
@@ -315,14 +312,11 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
                 f"{spec.ref} of {redact_credentials(mirror.address)} names another commit.",
                 details=[f"stack.yaml: {spec.commit}", f"host: {commit}"],
             )
-        mirror.commit(commit)
-    except SourceError as error:
-        if error.reference != "source-unreachable":
-            raise
+        tree = mirror.commit(commit)
+    except SourceUnreachable as error:
         reason = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
         console.warn(f"{reason}: left unresolved")
         return GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    tree = context.objects.resolve(f"{commit}^{{tree}}")
     console.note(f"{spec.ref}: commit {commit}, tree {tree}")
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
 
@@ -334,7 +328,7 @@ def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     listed = package_index.files(spec.name)
     offers = [file for file in listed if file.name.replace("-", "_").lower() == wanted]
     if not offers or not offers[0].sha256:
-        raise SourceError(
+        raise SourceUnreachable(
             "source-unreachable",
             f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
         )

@@ -98,6 +98,10 @@ class SourceError(SparkwrightError):
     }
 
 
+class SourceUnreachable(SourceError):
+    """A source cannot be had now: its host does not answer, or may not be asked."""
+
+
 class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A source in a git repository: its url, and the tag or branch that people call it by."""
 
