@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.refusals import refusal
 from uv import find_uv_bin
 
 from sparkwright.audit import policy, wheel
@@ -23,7 +21,6 @@ from sparkwright.cherry_picks import series
 from sparkwright.cli import demo
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.numerics import gate as numerics
@@ -55,16 +52,6 @@ def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork:
     assert [site.rule for site in made.sites] == [rule.name for rule in rules]
     assert len(set(trees)) == len(trees)
     assert context.objects.changes(made.source.tree, made.tree).keys() == named
-
-
-def test_what_was_fetched_once_needs_no_network(context: RunContext, tmp_path: Path) -> None:
-    """Offline the same trees come out of the store; an empty store says that it is offline."""
-    trees = [source_tree(context, fork).tree for fork in context.forks]
-    offline = dataclasses.replace(context, offline=True)
-
-    assert [source_tree(offline, fork).tree for fork in context.forks] == trees
-    with refusal("offline"):
-        fetch.fetch(dataclasses.replace(offline, store=Store(tmp_path / "empty")), "flashinfer")
 
 
 @pytest.mark.long

@@ -70,7 +70,7 @@ def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.Capt
         (["patch", "pikc"], "invalid choice: 'pikc'"),
         (["apply", "--frobnicate"], "--frobnicate"),
         (["apply", "--source", "svn"], "invalid choice: 'svn'"),
-        (["apply", "--mirror", "=x"], "--mirror"),
+        *((["apply", "--mirror", value], f"--mirror {value!r}") for value in ("", "=x", "https://a.example", "https://a.example=")),
         (["build", "--memory", "much"], "'much' is not a number of gigabytes"),
         (["build", "--memory", "nan"], "'nan' is not a number of gigabytes"),
         (["build", "--jobs", "0"], "'0' is not a whole number from 1"),

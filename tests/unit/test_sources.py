@@ -13,7 +13,6 @@ import pytest
 from tests.refusals import refusal
 from tests.unit.conftest import Host, Repository, write_sdist
 
-from sparkwright.core.config import mirror_map
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch, package_index, resolve
@@ -327,12 +326,3 @@ def test_the_longest_beginning_wins_and_githubs_case_does_not_count() -> None:
         (f"{other}big/x", "ssh://c.example/big/x"),
     ):
         assert mirrored(mirrors, url) == address
-
-
-@pytest.mark.parametrize("value", ["", "=", "https://a.example", "https://a.example=", "=there"])
-def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
-    """An option without both sides is quoted in the error."""
-    with refusal("usage") as caught:
-        mirror_map(["https://a.example/=https://b.example/", value])
-
-    assert repr(value) in caught.value.what

@@ -54,12 +54,9 @@ class PatchedTree(msgspec.Struct, frozen=True):
     A source with its series applied.
 
     Attributes:
-        base: Tree id of the source.
-        tree: Tree id after the last patch; equal to *base* if the series is empty.
+        tree: Tree id after the last patch; that of the source if the series is empty.
     """
 
-    fork: str
-    base: str
     tree: str
     steps: tuple[AppliedPatch, ...]
 
@@ -170,7 +167,7 @@ def apply_patches(
             f"A patch of {fork} changes a link, a submodule, or a file that it does not name.",
             details=wrong,
         )
-    return PatchedTree(fork, base, tree, tuple(steps))
+    return PatchedTree(tree, tuple(steps))
 
 
 def error_of(fork: str, patches: Sequence[Patch], outcome: Outcome) -> PatchError:

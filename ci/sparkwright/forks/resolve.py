@@ -263,7 +263,7 @@ def prove(
     if wrong:
         raise SourceError(
             "sdist-differs",
-            f"{len(wrong)} files of the released source distribution of {fork} are not the commit's.",
+            f"{len(wrong)} files of the source distribution of {fork} are not the commit's.",
             details=wrong[:SHOWN],
         )
     proof = SdistProof(
