@@ -27,11 +27,6 @@ network or an upstream is out of reach. Rows are grouped by the package that rai
 """
 
 
-def tables() -> list[tuple[str, Advice]]:
-    """Return every reference of the package with its advice, in the order of the references; one that two classes have comes twice."""
-    return sorted((reference, advice) for _, reference, advice in entries())
-
-
 def entries() -> list[tuple[str, str, Advice]]:
     """Return the package, the reference and the advice of each entry, sorted."""
     for module in pkgutil.walk_packages(sparkwright.__path__, "sparkwright."):

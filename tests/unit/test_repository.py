@@ -13,8 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkwright.core.errors import Advice
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
 
@@ -158,15 +156,10 @@ def test_links_between_pages_resolve() -> None:
     assert broken == []
 
 
-def declared() -> list[tuple[str, Advice]]:
-    """Return every reference that a class of errors declares."""
-    tables: list[tuple[str, Advice]] = page_of("errors").tables()
-    return tables
-
-
 def test_references_are_stable_names_that_are_declared_once_and_used() -> None:
     """Each is in kebab-case, with what it means and what to do, and stands in the package outside the tables."""
-    references = [reference for reference, advice in declared() if advice.means and advice.todo]
+    declared = page_of("errors").entries()
+    references = [reference for _, reference, advice in declared if advice.means and advice.todo]
     used = {
         node.value
         for path in MODULES
@@ -175,7 +168,7 @@ def test_references_are_stable_names_that_are_declared_once_and_used() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
-    assert len(set(references)) == len(declared())
+    assert len(set(references)) == len(declared)
     assert [name for name in references if name not in used or not re.fullmatch(r"[a-z]+(-[a-z]+)*", name)] == []
 
 
