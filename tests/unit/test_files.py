@@ -25,7 +25,7 @@ from sparkwright.core import files, strict_yaml, zips
 from sparkwright.core.console import Console, markdown_block, markdown_escape, printable
 from sparkwright.core.git import Objects
 from sparkwright.core.pages import clean
-from sparkwright.forks import archive
+from sparkwright.forks import package_index
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,7 +170,7 @@ def packed(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
 def members(folder: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
     path = folder / "mini-1.tar.gz"
     path.write_bytes(gzip.compress(tar, 1))
-    return list(archive.sdist_members(path))
+    return list(package_index.sdist_members(path))
 
 
 def unsafe(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> str:
@@ -249,7 +249,7 @@ def test_members_that_could_leave_or_replace_something_are_refused(
 
 @pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
 def test_what_is_larger_than_any_source_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(archive, limit, 1)
+    monkeypatch.setattr(package_index, limit, 1)
 
     assert "larger than any source" in unsafe(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
 
@@ -259,7 +259,7 @@ def test_what_is_no_archive_is_unsafe(tmp_path: Path, data: bytes) -> None:
     """A page of HTML, a zip or an empty file under the name of an archive is an error."""
     (tmp_path / "mini-1.tar.gz").write_bytes(data)
     with refusal("archive-unsafe", match=r"mini-1\.tar\.gz is damaged"):
-        list(archive.sdist_members(tmp_path / "mini-1.tar.gz"))
+        list(package_index.sdist_members(tmp_path / "mini-1.tar.gz"))
 
 
 @pytest.mark.parametrize("claim", [0, 10, 2**31])
@@ -269,14 +269,14 @@ def test_a_member_that_lies_about_its_size_is_unsafe(tmp_path: Path, claim: int)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("mini/a", b"x" * 5000)
     with refusal("archive-unsafe", match="has no folder 'mini/third'"):
-        list(archive.wheel_members(path, "mini/third"))
+        list(package_index.wheel_members(path, "mini/third"))
     data = bytearray(path.read_bytes())
     for mark, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         struct.pack_into("<L", data, data.index(mark) + offset, claim)
     path.write_bytes(data)
 
     with refusal("archive-unsafe"):
-        list(archive.wheel_members(path, "mini"))
+        list(package_index.wheel_members(path, "mini"))
 
 
 @pytest.mark.parametrize("name", ["", "gone.whl", "x" * 300])

@@ -31,9 +31,8 @@ from sparkwright.client.folders import LOCK, own_folder
 from sparkwright.client.records import Channel, ReleaseName, Sha256
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
-from sparkwright.core.caches import CACHES, cache_variables
 from sparkwright.core.errors import CommandError, FileError, PythonError
-from sparkwright.core.process import Limits
+from sparkwright.core.process import CACHES, Limits, cache_variables
 from sparkwright.core.store import locked, write_file
 from sparkwright.core.zips import INSTALLER_FILES
 

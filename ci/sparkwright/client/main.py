@@ -25,9 +25,9 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS, ReleaseState
 from sparkwright.core import http
-from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
+from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
 
 #: Seconds that `rollback` and `doctor` wait for an index, which they can do without.

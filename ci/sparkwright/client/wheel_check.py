@@ -25,8 +25,8 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import FileEdit, Overlay
 from sparkwright.core import files, zips
-from sparkwright.core.caches import CACHES
 from sparkwright.core.errors import WheelError
+from sparkwright.core.process import CACHES
 
 _EMPTY = hashlib.sha256().hexdigest()
 

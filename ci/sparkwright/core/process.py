@@ -23,6 +23,22 @@ from sparkwright.core.errors import CommandError, Failure, StoreError
 #: written; and git's, when a part of a write still found room.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded", "write error. Out of diskspace")
 
+#: The folder in an environment in which its programs keep what they compile at run time.
+CACHES = "caches"
+
+#: Variable → the folder below `CACHES`. FlashInfer adds ``.cache/flashinfer`` itself. Each program
+#: has its own idea of what tells the entries of a cache apart, and none looks at everything
+#: (FlashInfer #4489, vLLM #41871), so no two environments share a cache.
+_CACHE_VARIABLES = {
+    "B12X_COMPILE_CACHE_DIR": "b12x",
+    "CUDA_CACHE_PATH": "cuda",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "FLASHINFER_WORKSPACE_BASE": "",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+}
+
 
 def wrap_with_limits(
     command: Sequence[str | os.PathLike[str]],
@@ -113,6 +129,12 @@ def clean_environment(**extra: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {"LC_ALL": "C.UTF-8", **extra}
     return {name: value for name, value in environment.items() if value}
+
+
+def cache_variables(environment: Path) -> dict[str, str]:
+    """Return the variables by which compiled kernels are cached in the folder *environment*."""
+    caches = environment / CACHES
+    return {name: str(caches / part) for name, part in _CACHE_VARIABLES.items()}
 
 
 def run(

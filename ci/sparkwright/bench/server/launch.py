@@ -33,11 +33,10 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core import config, strict_yaml
-from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, UsageError
 from sparkwright.core.files import read_text, sha256_bytes
-from sparkwright.core.process import wrap_with_limits
+from sparkwright.core.process import cache_variables, wrap_with_limits
 
 #: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
 #: LD_LIBRARY_PATH and PYTHONPATH would replace code of the wheel.
