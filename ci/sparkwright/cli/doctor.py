@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import requests
 
 from sparkwright.builder import host_info
 from sparkwright.cli import options
@@ -138,6 +137,8 @@ def _tool_version(name: str) -> str:
 
 def _index_answers(url: str) -> bool:
     """Return whether the index at *url* has the page of a small project that every index has."""
+    import requests
+
     page = f"{url.rstrip('/')}/packaging/"
     try:
         return requests.head(page, timeout=host_info.PATIENCE, allow_redirects=True).ok
