@@ -13,9 +13,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import ObservedServer
-from sparkwright.gates.contract.kernel_trace import BackendTable
-from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.contract.gate import BackendTable, ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -28,19 +26,20 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolic
 CPU = recipes.load(ROOT, "toy-cpu")
 
 
-def observed(server: Server) -> ObservedServer:
-    """Return a server with a profile of one request."""
-    return gate.observe(server, server.log.parent / "profiles")
+def judged(server: Server, baseline: Path | None = None) -> tuple[Check, ...]:
+    """Return the checks of a server with a profile of one request."""
+    return gate.run(POLICY, CPU, server, gate.profile(server, server.log.parent / "profiles"), ServerIdentity(), baseline)
 
 
 @pytest.fixture(scope="module", name="sound")
 def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
-    own, path = observed(server), tmp_path_factory.mktemp("baseline") / "backends.json"
-    assert own.trace
-    table = kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
-    kernel_trace.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), path)
-    checks = gate.run(POLICY, CPU, own, baseline=path)
+    path = tmp_path_factory.mktemp("baseline") / "backends.json"
+    own = gate.profile(server, server.log.parent / "profiles")
+    assert own
+    table = gate.kernels(kernel_trace.read(own), POLICY, CPU.contract)
+    gate.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), path)
+    checks = judged(server, baseline=path)
     assert {"server", "kernels-attention", "kernels-linear", "backends", "version", "kv-cache"} <= named(checks, "pass")
     return checks
 
@@ -63,6 +62,6 @@ def test_server_that_does_not_do_what_it_was_told(
     profiles = kernel_trace.flags(tmp_path / "profiles")
     plan = serving.launch(server.plan.python, server.plan.model, *profiles, *flags, **variables)
     with Server(plan, tmp_path / "server.log") as told:
-        checks = gate.run(POLICY, CPU, observed(told))
+        checks = judged(told)
     assert name in named(checks, "fail")
     kill(mutant=mutant, gate="G3", sound=sound, mutant_checks=checks)

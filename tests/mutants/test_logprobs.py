@@ -75,8 +75,7 @@ class JudgedServer(NamedTuple):
     def checks(self) -> dict[str, Check]:
         """Return what G5 says of the server."""
         _, policy, flags, left_out = SERVERS[self.name]
-        identity = ServerIdentity("c" * 64, "m" * 64, {}, flags, {})
-        found = logprobs.run(policy, self.broken.client(), self.reference, served=identity)
+        found = logprobs.run(policy, self.broken.client(), self.reference, served=ServerIdentity("c" * 64, "m" * 64, {}, flags, {}))
         return {check.name: check for check in found if check.name not in left_out}
 
 

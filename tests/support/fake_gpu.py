@@ -28,16 +28,15 @@ SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {
 
 def shrink(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the check *name* its shapes of `SMALL`."""
-    operator = operators.OPERATORS[name]
-    small = operator._replace(shapes=SMALL.get(name, operator.shapes))
-    monkeypatch.setitem(operators.OPERATORS, name, small)
+    make, shapes = operators.OPERATORS[name]
+    monkeypatch.setitem(operators.OPERATORS, name, (make, SMALL.get(name, shapes)))
 
 
 def environment(folder: Path, fault: str = "") -> Path:
     """Return an interpreter with the tests' torch, whose operators have *fault*."""
     python = folder / "python"
     variables = (
-        f"PYTHONPATH='{ROOT / 'tests' / 'support' / 'fake_torch'}' SPARKWRIGHT_FAULT='{fault}'"
+        f"PYTHONPATH='{ROOT / 'tests' / 'support' / 'fake_torch'}:{ROOT / 'ci'}' SPARKWRIGHT_FAULT='{fault}'"
     )
     python.write_text(f'#!/bin/sh\nexec env {variables} {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -61,5 +60,4 @@ def driver(folder: Path, body: str) -> Path:
 def check(name: str, scratch: Path, fault: str = "") -> Check:
     """Return the check *name* of the tests' operators, which have *fault*."""
     scratch.mkdir()
-    command = [str(environment(scratch, fault)), str(device.SCRIPT)]
-    return device.operator_check(name, POLICY.operators, command, (), scratch)
+    return device.operator_check(name, POLICY.operators, [str(environment(scratch, fault)), str(device.SCRIPT)], (), scratch)

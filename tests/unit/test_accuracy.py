@@ -40,9 +40,7 @@ def context(store: Store, tmp_path: Path) -> RunContext:
 
 def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> TaskResult:
     """Return the answers of a server to the task ``largest``."""
-    keys = tuple(f"{number:016x}" for number in range(len(correct)))
-    settings = harness.settings_digest(context, POLICY.tasks["largest"])
-    return TaskResult(identity, "toy", "largest", settings, keys, correct)
+    return TaskResult(identity, "toy", "largest", harness.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
 Judge = Callable[..., dict[str, Check]]

@@ -12,7 +12,6 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from email.message import Message
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,9 +233,10 @@ def test_record_is_checked_against_the_bytes(
 
     assert rules(report) == ["record-mismatch", "record-missing", "record-surplus"]
     show(report, result=True)
-    assert "record-surplus" in capsys.readouterr().out
-    with refusal("audit-failed"):
+    assert "fail for sm_121f" in capsys.readouterr().out
+    with refusal("audit-failed") as caught:
         raise_for_findings(report)
+    assert "record-surplus: probe/c.py" in caught.value.details[-1]
 
 
 # Host code.
@@ -304,8 +304,7 @@ def test_host_code_outside_its_policy_is_found(
         ["-O2", "a.c", "-lm", *options, "-o", "a.so"],
     ):
         subprocess.run(["cc", "-shared", "-fPIC", *words], cwd=tmp_path, check=True)
-    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}, tag=tag)
-    report = audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)
+    report = audit(write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}, tag=tag), policy({**HOST_ONLY, **wants}), NOWHERE)
 
     assert rules(report) == list(expected)
     assert all(expected[finding.rule] in finding.message for finding in report.findings)
@@ -367,10 +366,8 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
 ) -> None:
     """The platform tag, the oldest Python and the required torch, against what the library takes from others."""
     (tmp_path / "a.c").write_text(PROMISING.replace("CALL", call))
-    words = ["cc", "-shared", "-fPIC", "-fno-builtin", "a.c", "-lm", "-o", "a.so"]
-    subprocess.run(words, cwd=tmp_path, check=True)
-    files = {LIBRARY: (tmp_path / "a.so").read_bytes()}
-    wheel = write_wheel(tmp_path, files, tag=tag, more=metadata)
+    subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "a.c", "-lm", "-o", "a.so"], cwd=tmp_path, check=True)
+    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}, tag=tag, more=metadata)
 
     assert rules(audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)) == expected
 
@@ -416,8 +413,7 @@ def test_code_for_another_target_is_found(
     """By the note in the cubin, since its name and flags are the same for several targets."""
     pairs = [text.partition(" as ")[::2] for text in targets]
     images = [ptx(name[4:]) if name.startswith("ptx ") else cubin(tmp_path, name, listed=listed) for name, listed in pairs]
-    wheel = write_wheel(tmp_path, {LIBRARY: fatbins.library(tmp_path, *([image] for image in images))})
-    report = audit(wheel, policy({}), NOWHERE)
+    report = audit(write_wheel(tmp_path, {LIBRARY: fatbins.library(tmp_path, *([image] for image in images))}), policy({}), NOWHERE)
 
     assert {finding.rule for finding in report.findings} == expected.keys()
     assert all(expected[finding.rule] in finding.message for finding in report.findings)
@@ -427,8 +423,7 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
     """One library that cannot be read does not hide another."""
     good = fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f")])
     bad = good.replace(bytes.fromhex("50ed55ba"), bytes(4))
-    wheel = write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good})
-    report = audit(wheel, policy({}), NOWHERE)
+    report = audit(write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good}), policy({}), NOWHERE)
 
     assert rules(report) == ["device-unreadable", "library-unknown"]
     assert report.libraries[1].cubins == {"sm_121f": 1}
@@ -452,8 +447,7 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
     digests = []
     for units, source, python in (([one, two], "", b"1"), ([two, one], "int a;", b"2"), ([one], "", b"1")):
         library = fatbins.library(tmp_path, *units, source=source)
-        wheel = write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python})
-        report = audit(wheel, policy({}), NOWHERE)
+        report = audit(write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python}), policy({}), NOWHERE)
         assert report.libraries[0].spark == {"native": len(units)}, "a fatbin is a unit"
         digests.append(report.device_code)
 
@@ -486,8 +480,7 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
     lines = [".text.quantise:", *(f"  /*0000*/ {text}" for text in instructions)]
     write_program(tmp_path, "".join(f"echo '{line}'\n" for line in lines))
     library = fatbins.library(tmp_path, [cubin(tmp_path, target, kernels=("quantise",))])
-    wants = policy({"opcodes": [FP4], "trap_free": [NO_TRAP]})
-    report = audit(write_wheel(tmp_path, {LIBRARY: library}), wants, tmp_path, judged=judged)
+    report = audit(write_wheel(tmp_path, {LIBRARY: library}), policy({"opcodes": [FP4], "trap_free": [NO_TRAP]}), tmp_path, judged=judged)
 
     assert rules(report) == expected
     assert report.libraries[0].spark == {gain: 1}
@@ -498,9 +491,7 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
 
 def unit(name: str, *images: fatbins.Image) -> CompiledUnit:
     """Return the unit ``csrc/<name>.cu`` of the target ``_C``."""
-    code = tuple((listed, sha256_bytes(payload)) for _, listed, payload in images)
-    gencode = ("compute_121f:sm_121f",)
-    return CompiledUnit(f"csrc/{name}.cu", "_C", f"{name}.o", LIBRARY, gencode, code)
+    return CompiledUnit(f"csrc/{name}.cu", "_C", f"{name}.o", LIBRARY, ("compute_121f:sm_121f",), tuple((listed, sha256_bytes(payload)) for _, listed, payload in images))
 
 
 def findings(
@@ -635,7 +626,7 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, table: str,
     with contextlib.suppress(ElfUnreadable):
         found = elf.shared_object(bad)
         assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
-        LibraryAudit(OPERATOR, ABOUT, Contents((), Message()), LIBRARY).check_host(bad, found)
+        LibraryAudit(OPERATOR, ABOUT, Contents({}), LIBRARY).check_host(bad, found)
 
 
 # Fatbins.
@@ -728,7 +719,7 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
         host = elf.shared_object(data)
         found = list(elf.fatbin_entries(data, host.fatbins))
         ours = Counter(sha256_bytes(elf.unpack(data, item)) for item in found)
-        images = device_code.read(data, host, "sm_12", compiled=True).images
+        images = device_code.read(data, host, 12, compiled=True).images
     assert ours == Counter(map(sha256_file, theirs.iterdir()))
     targets = ["sm_80", "sm_90a", "sm_120f", "sm_121a", "sm_80", "sm_121f"]
     assert Counter(image.target for image in images) == Counter(targets)

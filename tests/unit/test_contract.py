@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.badserver import Listener, Say, completing, head
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import LayerContract, Recipe
@@ -18,9 +17,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import ObservedServer
-from sparkwright.gates.contract.kernel_trace import BackendTable
-from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.contract.gate import BackendTable, ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -76,15 +73,22 @@ def trace(path: Path, prefill: tuple[str, ...] = SERVING, decode: tuple[str, ...
     return path
 
 
-def judged(folder: Path, text: str = LOG, recipe: Recipe = RECIPE, baseline: Path | None = None, **known: Any) -> dict[str, Check]:
-    """Return the checks of a log and a trace by name."""
+def served(log: Path, **ended: str) -> Any:
+    """Return a server with that log, which does not answer; *ended* is why the gate ended it."""
+    client = Client("http://127.0.0.1:9")
+    return SimpleNamespace(log=log, client=lambda: client, **{"failure": "", "reason": "", **ended})
+
+
+def judged(
+    folder: Path, text: str = LOG, recipe: Recipe = RECIPE, baseline: Path | None = None, profile: Path | None = None, **ended: str
+) -> dict[str, Check]:
+    """Return the checks of a log and a trace by name, but that of a server which answers."""
     log = folder / "server.log"
     log.write_text(text)
-    profile = known.pop("trace", None) or trace(folder / "trace.json.gz")
-    checks = gate.run(POLICY, recipe, ObservedServer(log, trace=profile, **known), OWN, baseline)
+    server, *checks = gate.run(POLICY, recipe, served(log, **ended), profile or trace(folder / "trace.json.gz"), OWN, baseline)
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.reason in gate.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
-    return {check.name: check for check in checks}
+    return {check.name: check for check in ([server, *checks] if ended else checks)}
 
 
 def states(checks: dict[str, Check], *wanted: State) -> set[str]:
@@ -192,7 +196,7 @@ TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, set[str], 
 @pytest.mark.parametrize("fault", TRACE_FAULTS)
 def test_kernels_decide_although_the_log_is_clean(fault: str, tmp_path: Path) -> None:
     prefill, decode, graphs, failing, reason = TRACE_FAULTS[fault]
-    checks = judged(tmp_path, trace=trace(tmp_path / "t.gz", prefill, decode, graphs=graphs))
+    checks = judged(tmp_path, profile=trace(tmp_path / "t.gz", prefill, decode, graphs=graphs))
     assert states(checks, "fail") == failing
     assert reason in {checks[name].reason for name in failing}
 
@@ -221,8 +225,8 @@ def test_file_that_is_no_annotated_trace_is_invalid(data: bytes, reason: str, tm
     """Nor do numbers without end, or a file that is not there, end the gate."""
     path = tmp_path / "t"
     path.write_bytes(data)
-    assert judged(tmp_path, trace=path)["no-fallback-kernel"].reason == reason
-    assert judged(tmp_path, trace=tmp_path)["no-fallback-kernel"].reason == "profile-unreadable"
+    assert judged(tmp_path, profile=path)["no-fallback-kernel"].reason == reason
+    assert judged(tmp_path, profile=tmp_path)["no-fallback-kernel"].reason == "profile-unreadable"
 
 
 @pytest.mark.parametrize("bound", ["MOST_OBJECTS", "LARGEST"])
@@ -233,9 +237,9 @@ def test_trace_is_bounded(bound: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def recorded(folder: Path, identity: ServerIdentity = STOCK, **changes: Any) -> Path:
     """Write the backend table of the sound server, with *changes*, as a baseline."""
-    sound = kernel_trace.kernels(kernel_trace.read(trace(folder / "sound.gz")), POLICY, RECIPE.contract)
+    sound = gate.kernels(kernel_trace.read(trace(folder / "sound.gz")), POLICY, RECIPE.contract)
     table = BackendTable(identity, RECIPE.name, {**sound, **changes.pop("kernels", {})})
-    kernel_trace.save(replace(table, **changes), folder / "backends.json")
+    gate.save(replace(table, **changes), folder / "backends.json")
     return folder / "backends.json"
 
 
@@ -280,8 +284,8 @@ def test_baseline_that_flatters_is_refused(tmp_path: Path, changes: dict[str, An
 def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> None:
     """A file that was not named rightly is no failure of what serves; the profile counts."""
     for log in (tmp_path / "absent", tmp_path):
-        server = ObservedServer(log, trace=trace(tmp_path / "trace.json.gz"))
-        checks = {check.name: check for check in gate.run(POLICY, RECIPE, server, OWN)}
+        profile = trace(tmp_path / "trace.json.gz")
+        checks = {check.name: check for check in gate.run(POLICY, RECIPE, served(log), profile, OWN)}
         assert checks["log"].reason == "log-unreadable"
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 
@@ -299,25 +303,8 @@ def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
     assert (check.state, check.reason) == ("fail", "graph-memory-negative")
 
 
-@pytest.mark.parametrize(
-    ("metrics", "state", "reason"),
-    [
-        (b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="811008"} 1.0\n', "pass", ""),
-        (b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="405504"} 1.0\n', "invalid", "kv-differs"),
-        (b'vllm:cache_config_info{block_size="16"} 1.0\n', "pass", ""),
-        (b"<html>\n", "invalid", "answer-unreadable"),
-    ],
-)
-def test_log_of_another_start_of_the_same_release_is_invalid(
-    metrics: bytes, state: str, reason: str, tmp_path: Path, listen: Callable[[Say], Listener]
-) -> None:
-    client = Client(listen(completing(head("text/plain") + metrics)).url, deadline=60)
-    check = judged(tmp_path, client=client)["kv-cache"]
-    assert (check.state, check.reason) == (state, reason)
-
-
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
     """A profile that is unreadable is no good launch; a contract without kernels is for G3."""
-    launches: tuple[dict[str, Any], ...] = ({}, {"recipe": _PLAIN}, {"trace": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
+    launches: tuple[dict[str, Any], ...] = ({}, {"recipe": _PLAIN}, {"profile": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
     faults = [gate.contract_fault([*judged(tmp_path, **launch).values()]) for launch in launches]
     assert [fault and fault.reason for fault in faults] == [None, None, "profile-unreadable", "backend-wrong"]

@@ -11,7 +11,7 @@ from tests.support.fake_gpu import POLICY
 
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import CHECKS, Gpu, WheelCode
+from sparkwright.gates.device.gate import CHECKS, Gpu
 
 GB10 = Gpu("a GB10", 12, 1, 13000)
 
@@ -34,7 +34,7 @@ def test_the_architecture_comes_from_the_wheel(
     """Without a wheel nothing runs, and a GPU that does not load its code is foreign."""
     body = 'for _ in cubins if command == "load" else (): print(json.dumps(dict(functions=2, error="")))'
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    monkeypatch.setattr(device, "unpack", lambda *_: code(tmp_path))
+    monkeypatch.setattr(device, "unpack", lambda *_: (cubins(tmp_path), []))
     wheel = Path("a.whl") if target else None
     checks = {one.name: one for one in device.run(POLICY, tmp_path, wheel=wheel, target=target)}
     assert [*checks] == [entry.name for entry in CHECKS]
@@ -50,10 +50,9 @@ def test_the_architecture_comes_from_the_wheel(
     }
 
 
-def code(folder: Path, count: int = 3) -> WheelCode:
-    """Return a wheel's device code of *count* cubins."""
-    cubins = [(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)]
-    return WheelCode(cubins, [], [])
+def cubins(folder: Path, count: int = 3) -> device.Cubins:
+    """Return the names and paths of *count* cubins of a wheel."""
+    return [(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_every_cubin_has_to_load(
 ) -> None:
     """One that the driver refuses fails; one at which it crashes or hangs is invalid, and named."""
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = device.load_check(code(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
+    check = device.load_check(cubins(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     if reason in ("probe-crashed", "probe-slow"):
         assert "unit 1" in check.message
@@ -91,10 +90,8 @@ def test_every_cubin_has_to_load(
         assert [figure.value for figure in check.figures] == [3, 6, 0]
 
 
-@pytest.mark.parametrize(("unreadable", "reason"), [([], "code-foreign"), ([("_C.so", "cut off")], "code-unreadable")])
-def test_a_wheel_without_fitting_or_readable_code_does_not_pass(unreadable: list[tuple[str, str]], reason: str, tmp_path: Path) -> None:
-    """No cubin for the GPU fails; a damaged library is invalid."""
-    assert device.load_check(WheelCode([], unreadable, []), 1, tmp_path).reason == reason
+def test_a_wheel_without_code_for_the_gpu_does_not_pass(tmp_path: Path) -> None:
+    assert device.load_check([], 1, tmp_path).reason == "code-foreign"
 
 
 @pytest.mark.parametrize(

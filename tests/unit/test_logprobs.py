@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from scipy.special import rel_entr, softmax
 from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Step, ended, only
 
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -23,7 +24,6 @@ from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.logprobs.distributions import (
     LogprobsPolicy,
     Reference,
-    ReferenceInvalid,
     Scores,
 )
 
@@ -247,7 +247,7 @@ def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path
     """A tokenizer with very long tokens leaves too few of them."""
     monkeypatch.setattr(distributions, "LENGTH", 40)
 
-    with pytest.raises(ReferenceInvalid, match="corpus-too-short"):
+    with pytest.raises(ServerInvalid, match="corpus-too-short"):
         logprobs.record(POLICY, server.client, OFFICIAL)
 
 
@@ -260,7 +260,7 @@ def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
         (tmp_path / str(number)).write_bytes(bad)
     os.truncate(path, 1 << 40)
     for damaged in (*tmp_path.iterdir(), tmp_path / "none.json", tmp_path):
-        with pytest.raises(ReferenceInvalid, match="reference-damaged"):
+        with pytest.raises(ServerInvalid, match="reference-damaged"):
             distributions.load(damaged)
 
 

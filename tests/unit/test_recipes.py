@@ -22,7 +22,7 @@ from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import PublishedFigure, Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
-from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)

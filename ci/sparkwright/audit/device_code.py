@@ -26,13 +26,13 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from sparkwright.audit.policy import is_generation
+from sparkwright.audit.policy import parsed
 from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
@@ -46,7 +46,6 @@ _ARCH_OPTION = re.compile(rb"[\s\0](?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=[\s\0
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.
 _PTX_HEAD = 1 << 14
-_TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
 #: From best to worst: what a GPU gets from a compiled unit.
 SupportLevel = Literal["native", "family", "plain", "jit", "nothing"]
@@ -89,12 +88,6 @@ class DeviceImage(msgspec.Struct, frozen=True):
     sha256: str = ""
     kernels: tuple[str, ...] = ()
 
-    @property
-    def contradicted(self) -> bool:
-        """True when the table states one target and the code another."""
-        stated = self.kind == "cubin" and not self.target.endswith("?")
-        return stated and self.listed != self.target
-
 
 class DeviceCode(msgspec.Struct, frozen=True):
     """
@@ -114,7 +107,7 @@ class DeviceCode(msgspec.Struct, frozen=True):
         numbers = Counter(_targets(self.images, kind))
         return {
             name: numbers[name]
-            for name in sorted(numbers, key=lambda name: (_parsed(name.rstrip("?")), name))
+            for name in sorted(numbers, key=lambda name: (parsed(name.rstrip("?")), name))
         }
 
 
@@ -125,7 +118,7 @@ def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> li
 def read(
     data: elf.Buffer,
     library: elf.SharedObject,
-    generation: str,
+    generation: int,
     *,
     compiled: bool,
     visit: Callable[[DeviceImage, bytes], None] | None = None,
@@ -134,7 +127,7 @@ def read(
     Return the device code of the library in *data*.
 
     Args:
-        generation: See `AuditPolicy.generation`; cubins of others are listed, and not unpacked.
+        generation: 12 for SM 12.x; cubins of others are listed, and not unpacked.
         compiled: The library was compiled here, so that its PTX is read, too, and its digest is
             that of its images.
         visit: Called with each image and its unpacked bytes, one at a time: all of them together
@@ -144,10 +137,21 @@ def read(
         return DeviceCode()
     images = list[DeviceImage]()
     try:
-        for image, content in _images(data, library, generation, with_ptx=compiled):
-            images.append(image)
+        for entry in elf.fatbin_entries(data, library.fatbins):
+            is_cubin, target, kernels = entry.kind == "cubin", entry.arch, tuple[str, ...]()
+            unpacked = parsed(entry.arch)[0] == generation if is_cubin else compiled
+            content = elf.unpack(data, entry) if unpacked else b""
+            if is_cubin and unpacked:
+                target, kernels = _read_cubin(content)
+            elif match := _PTX_TARGET.search(content[:_PTX_HEAD]):
+                target = match[1].decode()
+            sha256 = sha256_bytes(content) if unpacked else ""
+            target = target or f"{entry.arch}?"
+            images.append(
+                DeviceImage(entry.kind, entry.container, entry.arch, target, sha256, kernels)
+            )
             if visit:
-                visit(image, content)
+                visit(images[-1], content)
     except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
     hashes = sorted(image.sha256 for image in images if image.sha256)
@@ -170,32 +174,7 @@ def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
     return sha.hexdigest()
 
 
-def _images(
-    data: elf.Buffer, library: elf.SharedObject, generation: str, *, with_ptx: bool
-) -> Iterator[tuple[DeviceImage, bytes]]:
-    """
-    Yield the images of the library in *data*, with the unpacked bytes of its cubins of *generation*
-    and, *with_ptx*, of its PTX.
-
-    Raises:
-        elf.ElfUnreadable: As `elf.fatbin_entries` and `elf.unpack`, or a cubin cannot be read.
-    """
-    for entry in elf.fatbin_entries(data, library.fatbins):
-        kind, number, listed = entry.kind, entry.container, entry.arch
-        unpacked = is_generation(listed, generation) if kind == "cubin" else with_ptx
-        content = elf.unpack(data, entry) if unpacked else b""
-        sha256 = sha256_bytes(content) if unpacked else ""
-        if unpacked and kind == "cubin":
-            target, kernels = read_cubin(content)
-            image = DeviceImage(kind, number, listed, target or f"{listed}?", sha256, kernels)
-        else:
-            match = _PTX_TARGET.search(content[:_PTX_HEAD])
-            target = match[1].decode() if match else listed
-            image = DeviceImage(kind, number, listed, target, sha256)
-        yield image, content
-
-
-def read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
+def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
     """
     Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note
     is missing or of an unknown version), and the mangled names of its kernels.
@@ -206,13 +185,13 @@ def read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
     target, kernels = "", []
     for section in elf.sections(data):
         if section.name == ".note.nv.tkinfo" and section.size <= _LARGEST_NOTE:
-            target = note_target(data[section.offset : section.offset + section.size])
+            target = _note_target(data[section.offset : section.offset + section.size])
         elif section.name.startswith(".text."):
             kernels.append(section.name.removeprefix(".text."))
     return target, tuple(sorted(kernels))
 
 
-def note_target(data: bytes) -> str:
+def _note_target(data: bytes) -> str:
     """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
     for match in _TKINFO.finditer(data):
         size = int.from_bytes(match[1], "little")
@@ -226,20 +205,15 @@ def note_target(data: bytes) -> str:
 # What a GPU gets.
 
 
-def _parsed(target: str) -> tuple[int, int, str]:
-    match = _TARGET.fullmatch(target)
-    return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
-
-
 def loads(target: str, device: tuple[int, int]) -> bool:
     """Return whether a GPU of capability *device* loads machine code for *target*."""
-    major, minor, suffix = _parsed(target)
+    major, minor, suffix = parsed(target)
     return major == device[0] and (minor == device[1] if suffix == "a" else minor <= device[1])
 
 
 def compiles(target: str, device: tuple[int, int]) -> bool:
     """Return whether the driver compiles PTX for *target* for a GPU of capability *device*."""
-    major, minor, suffix = _parsed(target)
+    major, minor, suffix = parsed(target)
     if suffix == "a":
         return (major, minor) == device
     return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
@@ -255,11 +229,11 @@ def support_level(
     """
 
     def nearest(target: str) -> tuple[int, int, int]:
-        major, minor, suffix = _parsed(target)
+        major, minor, suffix = parsed(target)
         return major, minor, ("", "f", "a").index(suffix)
 
     if loadable := [target for target in cubins if loads(target, device)]:
-        _, minor, suffix = _parsed(max(loadable, key=nearest))
+        _, minor, suffix = parsed(max(loadable, key=nearest))
         return "plain" if not suffix else "native" if minor == device[1] else "family"
     return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
 
@@ -296,21 +270,17 @@ def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str
     """
     if not (program := folder / "nvdisasm").is_file():
         raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
-    counts, current = dict[str, Counter[str]](), Counter[str]()
-
-    def on_line(line: str) -> None:
-        nonlocal current
-        match = _LINE.match(line)
-        if match and match["kernel"]:
-            current = counts.setdefault(match["kernel"], Counter())
-        elif match:
-            current[match["opcode"]] += 1
-
-    seconds = max(deadline - time.monotonic(), 0.001)
+    log, seconds = cubin.with_name("sass"), max(deadline - time.monotonic(), 0.001)
     process.run(
         ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", cubin],
-        log=cubin.with_name("sass"),
-        on_line=on_line,
+        log=log,
         what=f"{program.name} cannot read a cubin, or takes longer than for any wheel.",
     )
+    counts, current = dict[str, Counter[str]](), Counter[str]()
+    with log.open(encoding="utf-8") as lines:
+        for match in filter(None, map(_LINE.match, lines)):
+            if match["kernel"]:
+                current = counts.setdefault(match["kernel"], Counter())
+            else:
+                current[match["opcode"]] += 1
     return counts

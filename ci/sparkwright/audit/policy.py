@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 
+_TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
+
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every record of the file; an unknown field is an error."""
@@ -185,18 +187,9 @@ class AuditPolicy(_Record, frozen=True):
         return "sm_" + self.arch.replace(".", "")
 
     @property
-    def generation(self) -> str:
-        """
-        The beginning of every arch name whose cubins a GPU of this arch may load: ``12.1f`` →
-        ``sm_12``.
-        """
-        return "sm_" + self.arch.partition(".")[0]
-
-    @property
     def device(self) -> tuple[int, int]:
         """The compute capability of the stack's GPU: ``12.1f`` → ``(12, 1)``."""
-        major, _, minor = self.arch.rstrip("af").partition(".")
-        return int(major), int(minor)
+        return parsed(self.target)[:2]
 
     def library(self, distribution: str, name: str) -> LibraryPolicy | None:
         """Return the first policy of *distribution* whose glob matches the member *name*."""
@@ -205,12 +198,10 @@ class AuditPolicy(_Record, frozen=True):
         return next((policy for policy in policies if fnmatchcase(name, policy.glob)), None)
 
 
-def is_generation(arch: str, generation: str) -> bool:
-    """
-    Return whether *arch* (``sm_120a``) belongs to *generation* (``sm_12``): the last digit is the
-    minor version.
-    """
-    return arch.rstrip("af")[:-1] == generation
+def parsed(target: str) -> tuple[int, int, str]:
+    """Return ``sm_121f`` as ``(12, 1, "f")``; zeros and an empty text for what is no target."""
+    match = _TARGET.fullmatch(target)
+    return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
 
 
 def load(path: Path, arch: str) -> AuditPolicy:
@@ -236,5 +227,8 @@ def load(path: Path, arch: str) -> AuditPolicy:
         }
         return AuditPolicy(arch, common.needed, distributions)
     except ValueError as error:
-        what = f"The policy of {path.stem} contradicts itself."
-        raise FileError("file-invalid", what, details=[str(error), str(path)]) from error
+        raise FileError(
+            "file-invalid",
+            f"The policy of {path.stem} contradicts itself.",
+            details=[str(error), str(path)],
+        ) from error

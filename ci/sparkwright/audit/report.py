@@ -12,8 +12,7 @@ from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
 from sparkwright.core.errors import Advice, SparkwrightError
 
-#: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the
-#: report hold all.
+#: A tampered wheel may have a finding per member; people read the first ones, ``--json`` has all.
 SHOWN = 40
 #: Translation units that a line of a table names.
 SHOWN_UNITS = 5
@@ -196,26 +195,27 @@ def raise_for_findings(*reports: AuditReport) -> None:
     Raise for the first of *reports* that did not pass.
 
     Raises:
-        audit-failed: The details are the findings, one a line.
+        audit-failed: The details are the first findings, one a line.
     """
-    for report in reports:
-        if report.passed:
-            continue
-        libraries = len({finding.library for finding in report.findings})
-        file = report.subject.file
+    for report in filter(lambda report: not report.passed, reports):
+        file, findings = report.subject.file, report.findings
+        places = len({finding.library for finding in findings})
+        details = [
+            f"{finding.rule}: {finding.library or file}: {finding.text}"
+            for finding in findings[:SHOWN]
+        ]
+        if (more := len(findings) - SHOWN) > 0:
+            details.append(f"and {more} more")
         raise AuditError(
             "audit-failed",
-            f"{file} has {len(report.findings)} finding(s) in {libraries} place(s).",
-            details=[
-                f"{finding.rule}: {finding.library or file}: {finding.text}"
-                for finding in report.findings
-            ],
+            f"{file} has {len(findings)} finding(s) in {places} place(s).",
+            details=details,
         )
 
 
 def show(*reports: AuditReport, result: bool = False) -> None:
     """
-    Print *reports*, each with the libraries of its wheel and the findings.
+    Print *reports*, each with the libraries of its wheel.
 
     Args:
         result: It is what the verb was asked for (`Console.table`).
@@ -227,27 +227,13 @@ def show(*reports: AuditReport, result: bool = False) -> None:
         verdict = f"{'pass' if report.passed else 'fail'} for {report.target}{judged}"
         hashes = f"sha256 {about.sha256[:16]}…, device code {report.device_code[:16] or '–'}"
         say(f"{about.file}: {verdict}, {as_size(about.size)}, {hashes}")
-        libraries = [
-            [*_cells(library), _count(broken[library.name])] for library in report.libraries
-        ]
+        libraries = [[*_cells(library), str(broken[library.name])] for library in report.libraries]
         if libraries:
             columns = ["library", "role", ">size", "cubins", "PTX", "opcodes"]
-            columns += [f"on {report.target}", "verdict"]
+            columns += [f"on {report.target}", ">findings"]
             console.table("", columns, libraries, result=result)
         for sentence in report.deviations:
             say(sentence)
-        findings = [
-            [finding.rule, finding.library or "(the wheel)", finding.text]
-            for finding in report.findings[:SHOWN]
-        ]
-        if (more := len(report.findings) - SHOWN) > 0:
-            findings.append(["", "", f"and {more} more"])
-        if findings:
-            console.table("", ["rule", "library", "finding"], findings, result=result)
-
-
-def _count(findings: int) -> str:
-    return f"{findings} finding{'s' if findings > 1 else ''}" if findings else "pass"
 
 
 def _cells(library: AuditedLibrary) -> list[str]:

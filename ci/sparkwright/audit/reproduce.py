@@ -19,10 +19,9 @@ from typing import Literal
 import msgspec
 
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import AuditReport
-from sparkwright.audit.wheel import audit
+from sparkwright.audit.wheel import audit, members
 from sparkwright.builder import BuildError, pipeline
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.core.zips import zip_file, zip_members
@@ -32,6 +31,9 @@ from sparkwright.forks.stack import MACHINES, Project, SourceError
 #: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
 #: on them, and cost records, which plan memory and are no result of a build.
 SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
+
+#: Ends of the names of members that another host compiler changes.
+HOST = (".so", *(f".dist-info/{name}" for name in (BUILD_RECORD, SBOM, "RECORD")))
 
 Verdict = Literal["identical", "same-device-code", "different"]
 
@@ -102,8 +104,11 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
     inputs = pipeline.reviewed(pipeline.inputs(changed, fork))
     names = [*inputs, *sorted(record.inputs.keys() - inputs.keys())]
     if differing := [name for name in names if inputs.get(name) != record.inputs.get(name)]:
-        what = f"{path.name} was made from other inputs than this checkout holds."
-        raise BuildError("inputs-differ", what, details=differing)
+        raise BuildError(
+            "inputs-differ",
+            f"{path.name} was made from other inputs than this checkout holds.",
+            details=differing,
+        )
     return changed
 
 
@@ -131,8 +136,12 @@ def reproduce(
     """
     Build the wheel at *path* again in *context*, which has a separate store, and compare the two.
     """
-    again = pipeline.wheel_path(context, pipeline.build(context, record.source.fork))
-    return compare(path, again, policy, context.store.folder("work"))
+    return compare(
+        path,
+        pipeline.wheel_path(context, pipeline.build(context, record.source.fork)),
+        policy,
+        context.store.folder("work"),
+    )
 
 
 def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Rebuild:
@@ -145,50 +154,32 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `audit`.
     """
-    (report, rows), (new_report, new_rows) = (
-        _read(path, policy, scratch) for path in (first, again)
+    old, new = (
+        audit(path, policy, scratch, scratch=scratch, judged="any") for path in (first, again)
     )
-    codes, new_codes = (
-        {library.name: library.device_code for library in audited.libraries}
-        for audited in (report, new_report)
+    files, new_files = (
+        {member.name: member.sha256 for member in members(path, scratch)} for path in (first, again)
     )
-    names = sorted(rows.keys() | new_rows.keys())
-    members = [name for name in names if rows.get(name) != new_rows.get(name)]
-    host = (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+    differing = sorted({name for name, _ in files.items() ^ new_files.items()})
+    codes = {(library.name, library.device_code) for library in old.libraries}
+    changed = {name for name, _ in codes ^ {(one.name, one.device_code) for one in new.libraries}}
     unexplained = [
         name
-        for name in members
-        if name not in rows
-        or name not in new_rows
-        or not name.endswith(host)
-        or codes.get(name) != new_codes.get(name)
+        for name in differing
+        if name in changed or not name.endswith(HOST) or (name in files) != (name in new_files)
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    sha256, new_sha256 = report.subject.sha256, new_report.subject.sha256
-    same: Verdict = "identical" if sha256 == new_sha256 else "same-device-code"
+    same: Verdict = "identical" if old.subject.sha256 == new.subject.sha256 else "same-device-code"
     return Rebuild(
         first.name,
         "different" if unexplained else same,
-        sha256,
-        new_sha256,
-        (report.device_code, new_report.device_code),
-        tuple(members),
+        old.subject.sha256,
+        new.subject.sha256,
+        (old.device_code, new.device_code),
+        tuple(differing),
         tuple(unexplained),
     )
-
-
-def _read(
-    wheel: Path, policy: AuditPolicy, scratch: Path
-) -> tuple[AuditReport, dict[str, tuple[str, str]]]:
-    """Return the audit of *wheel*, and the hash and size of each member."""
-    report = audit(wheel, policy, scratch, scratch=scratch, judged="any")
-    with zip_file(wheel) as archive:
-        listed, info = zip_members(archive, wheel.name), WheelName.of(wheel.name).info
-        rows = records(archive, listed, info, wheel.name)
-    # A member that RECORD does not state truly has another hash than that.
-    untrue = [finding for finding in report.findings if finding.rule.startswith("record-")]
-    return report, rows | {finding.library: (finding.message, "") for finding in untrue}
 
 
 def raise_for_difference(rebuild: Rebuild) -> None:
@@ -202,5 +193,8 @@ def raise_for_difference(rebuild: Rebuild) -> None:
     for name in rebuild.members:
         console.result(f"  differs: {name}")
     if rebuild.verdict == "different":
-        what = f"{rebuild.wheel}, built again from the same inputs, differs."
-        raise BuildError("rebuild-differs", what, details=rebuild.unexplained)
+        raise BuildError(
+            "rebuild-differs",
+            f"{rebuild.wheel}, built again from the same inputs, differs.",
+            details=rebuild.unexplained,
+        )

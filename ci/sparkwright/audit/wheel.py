@@ -22,17 +22,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import hashlib
 import re
 import shutil
 import tempfile
 import time
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from email.message import Message
-from email.parser import BytesParser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -40,15 +36,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
+from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.audit import device_code
+from sparkwright.audit.device_code import DeviceImage
 from sparkwright.audit.policy import (
     AuditPolicy,
     DistributionPolicy,
     LibraryPolicy,
-    is_generation,
     load,
+    parsed,
 )
 from sparkwright.audit.report import (
     AuditedLibrary,
@@ -71,7 +69,7 @@ from sparkwright.forks.context import RunContext
 FORM = 12
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
-_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
+_UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 #: Bytes that the device code of all libraries may unpack to: minutes of work.
 MOST_UNPACKED = 64 * 1024**3
 #: Seconds from the beginning of an audit to the end of its last disassembly; that of the official
@@ -105,13 +103,21 @@ _TORCH_STABLE = ("torch_", "aoti_torch_")
 # Reading.
 
 
-class Binary(msgspec.Struct, frozen=True):
-    """An ELF member: its name in the wheel, the path of its copy, its sha256 and its size."""
+class Member(NamedTuple):
+    """
+    A file of a wheel.
+
+    Attributes:
+        name: In the wheel.
+        path: A copy of it, until the next member is read.
+        is_elf: Whether it begins like an ELF file.
+    """
 
     name: str
     path: Path
     sha256: str
     size: int
+    is_elf: bool
 
 
 class Record(msgspec.Struct):
@@ -127,21 +133,19 @@ class Record(msgspec.Struct):
     deviations: tuple[str, ...] = ()
 
 
-class Contents(NamedTuple):
+class Contents(msgspec.Struct):
     """
-    The statements of a wheel's directory and metadata.
+    What a wheel states of itself.
 
     Attributes:
-        names: Of all members.
         metadata: METADATA.
-        ours: Whether it holds a build record of sparkwright.
-        record: That record.
+        rows: RECORD: member → (digest, size).
+        record: The build record of sparkwright; None without one.
     """
 
-    names: tuple[str, ...]
-    metadata: Message
-    ours: bool = False
-    record: Record = Record()
+    metadata: RawMetadata
+    rows: dict[str, tuple[str, str]] = {}
+    record: Record | None = None
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -154,123 +158,107 @@ def read_subject(wheel: Path) -> AuditedWheel:
     """
     sha, entries = hashlib.sha256(), 0
     try:
-        if wheel.exists() and not wheel.is_file():
-            raise OSError("It is not a regular file.")
+        if not wheel.is_file():
+            raise OSError("There is no such file.")
         name, version, _, tags = parse_wheel_filename(wheel.name)
         with wheel.open("rb") as stream:
             while block := stream.read(1 << 20):
                 sha.update(block)
                 entries += block.count(_ENTRY)
     except (InvalidWheelFilename, OSError) as error:
-        what = f"{wheel.name} is not a wheel."
-        raise WheelError("wheel-invalid", what, details=[str(error)]) from error
+        raise WheelError(
+            "wheel-invalid", f"{wheel.name} is not a wheel.", details=[str(error)]
+        ) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; archives that
     # are members count a little too.
     if entries > 2 * zips.MOST_MEMBERS:
-        what = f"{wheel.name} has more than {zips.MOST_MEMBERS} members."
-        raise WheelError("wheel-invalid", what)
-    platforms = tuple(sorted({tag.platform for tag in tags}))
+        raise WheelError(
+            "wheel-invalid", f"{wheel.name} has more than {zips.MOST_MEMBERS} members."
+        )
     return AuditedWheel(
-        wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms
+        wheel.name,
+        sha.hexdigest(),
+        wheel.stat().st_size,
+        name,
+        str(version),
+        tuple(sorted({tag.platform for tag in tags})),
     )
-
-
-def _metadata(
-    archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: AuditedWheel
-) -> tuple[str, Message]:
-    """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
-    folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
-    if len(folders) != 1:
-        what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
-        raise WheelError("wheel-invalid", what, details=folders)
-    text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
-    metadata = BytesParser().parsebytes(text, headersonly=True)
-    name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
-    if (name, version) != (about.name, about.version):
-        what = f"{about.file} holds another distribution."
-        raise WheelError("wheel-invalid", what, details=[f"METADATA: {name} {version}"])
-    return folders[0], metadata
 
 
 def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
     """
-    Return what the directory and the metadata of *wheel* state.
+    Return METADATA, RECORD and build record of *wheel*.
 
     Raises:
-        wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
+        wheel-invalid: The archive is damaged, holds more than any wheel, is another distribution
+            than its name states, or has a build record that is not one.
+        archive-unsafe: A member's name leaves its folder, or it is a link.
     """
     with zips.zip_file(wheel) as archive:
         listed = zips.zip_members(archive, about.file)
-        folder, metadata = _metadata(archive, listed, about)
-        name = f"{folder}/{BUILD_RECORD}"
-        text = member_text(archive, listed, name, about.file) if name in listed else b"{}"
-        record = msgspec.json.decode(text, type=Record)
-    return Contents(tuple(sorted(listed)), metadata, name in listed, record)
+        folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
+        if len(folders) != 1:
+            raise WheelError(
+                "wheel-invalid",
+                f"{about.file} has {len(folders)} .dist-info folders instead of one.",
+                details=folders,
+            )
+        text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
+        metadata, _ = parse_email(text)
+        name, version = metadata.get("name", ""), metadata.get("version", "")
+        if (canonicalize_name(name), version) != (about.name, about.version):
+            raise WheelError(
+                "wheel-invalid",
+                f"{about.file} holds another distribution.",
+                details=[f"METADATA: {name} {version}"],
+            )
+        rows = records(archive, listed, folders[0], about.file)
+        name, record = f"{folders[0]}/{BUILD_RECORD}", None
+        if name in listed:
+            text = member_text(archive, listed, name, about.file)
+            record = msgspec.json.decode(text, type=Record)
+    return Contents(metadata, rows, record)
 
 
-def walk(
-    wheel: Path, about: AuditedWheel, scratch: Path, visit: Callable[[Binary], None]
-) -> tuple[AuditFinding, ...]:
+def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
     """
-    Read every member of *wheel* once, and return the differences between RECORD and the members.
+    Yield each file of *wheel*, one at a time.
 
     Args:
-        scratch: An existing folder that holds an ELF member while *visit* is called with it, up to
-            half a gigabyte for vLLM.
+        scratch: An existing folder for the copies, up to half a gigabyte for vLLM; the system's
+            temporary folder by default.
 
     Raises:
-        wheel-invalid: The archive is damaged, holds more than any wheel, or is another distribution
-            than its name states.
+        wheel-invalid: The archive is damaged, or holds more than any wheel.
         archive-unsafe: A member's name leaves its folder, or it is a link.
         disk-full: There is no room for a member.
     """
     damage_guard = partial(zips.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
-    findings, unpacked = list[AuditFinding](), 0
+    unpacked = 0
     with (
         zips.opened(wheel) as archive,
-        translate_disk_full(scratch),
+        translate_disk_full(scratch or Path(tempfile.gettempdir())),
         tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
     ):
-        # Errors of *visit* are no damage of the archive.
-        with damage_guard():
-            listed = zips.zip_members(archive, about.file)
-            info_folder, _ = _metadata(archive, listed, about)
-            rows = records(archive, listed, info_folder, about.file)
-        unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         copy = Path(folder, "member")
+        with damage_guard():
+            listed = zips.zip_members(archive, wheel.name)
         for name, info in sorted(listed.items()):
             with damage_guard(), archive.open(info) as stream, copy.open("w+b") as output:
                 shutil.copyfileobj(stream, output, 1 << 20)
                 output.seek(0)
-                is_binary = output.read(4) == elf.MAGIC
-                output.seek(0)
-                sha256 = hashlib.file_digest(output, "sha256").hexdigest()
-            if name not in unsigned:
-                findings += _differences(name, rows.get(name), sha256, info.file_size)
-            if is_binary:
+                is_elf = output.read(len(elf.MAGIC)) == elf.MAGIC
+            if is_elf:
                 with contextlib.suppress(elf.ElfUnreadable), elf.mapped(copy) as data:
                     for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
                         unpacked += entry.size
-                if unpacked > MOST_UNPACKED:
-                    what = f"{about.file} holds more device code than any wheel."
-                    raise WheelError("wheel-invalid", what, details=[f"library: {name}"])
-                visit(Binary(name, copy, sha256, info.file_size))
-    message = "RECORD lists it, the wheel does not hold it"
-    lost = rows.keys() - listed.keys() - unsigned
-    findings += [AuditFinding(name, "record-surplus", message) for name in lost]
-    return tuple(sorted(findings))
-
-
-def _differences(
-    name: str, row: tuple[str, str] | None, sha256: str, size: int
-) -> Iterator[AuditFinding]:
-    digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
-    if row is None:
-        yield AuditFinding(name, "record-missing", "RECORD does not list it")
-    elif row[0].rstrip("=") != digest or row[1] not in ("", str(size)):
-        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
-        message = f"RECORD has {stated}; it is {digest}, {size} bytes"
-        yield AuditFinding(name, "record-mismatch", message)
+            if unpacked > MOST_UNPACKED:
+                raise WheelError(
+                    "wheel-invalid",
+                    f"{wheel.name} holds more device code than any wheel.",
+                    details=[f"library: {name}"],
+                )
+            yield Member(name, copy, sha256_file(copy), info.file_size, is_elf)
 
 
 # The audit.
@@ -318,35 +306,38 @@ def audit(
 
     Args:
         programs: The folder of nvdisasm.
-        scratch: An existing folder for the libraries while they are read; the system's temporary
-            folder by default.
+        scratch: As of `members`.
         judged: See `AuditReport.judged`; None for ``stack`` if the wheel holds our build record,
             else ``any``.
 
     Raises:
-        wheel-invalid: It is not a wheel, is damaged, is too large, or is another distribution than
-            its name states.
-        archive-unsafe: A member's name leaves its folder, or it is a link.
+        wheel-invalid, archive-unsafe: As `read_subject`, `read_contents` and `members`.
         tool-missing: *programs* lacks nvdisasm, and a kernel is to be read.
         disk-full: There is no room for the largest library and its cubins.
     """
     deadline = time.monotonic() + MOST_SECONDS
     about = read_subject(wheel)
     contents = read_contents(wheel, about)
-    judged = judged or ("stack" if contents.ours else "any")
-    libraries, findings = list[AuditedLibrary](), list[AuditFinding]()
-    parent = scratch or Path(tempfile.gettempdir())
-
-    def visit(binary: Binary) -> None:
-        audited = LibraryAudit(policy, about, contents, binary.name, ours=judged == "stack")
-        with tempfile.TemporaryDirectory(prefix="cubins-", dir=parent) as cubins:
-            libraries.append(audited.inspect(binary, programs, Path(cubins), deadline))
-        findings.extend(audited.findings)
-
-    with translate_disk_full(parent):
-        findings += walk(wheel, about, parent, visit)
+    judged = judged or ("stack" if contents.record else "any")
+    libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
+    for member in members(wheel, scratch):
+        names.add(member.name)
+        findings += _member_findings(member, contents.rows.get(member.name))
+        if member.is_elf:
+            audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
+            libraries.append(audited.inspect(member, programs, deadline))
+            findings += audited.findings
+    message = "RECORD lists it, the wheel does not hold it"
+    findings += [
+        AuditFinding(name, "record-surplus", message)
+        for name in contents.rows.keys() - names
+        if not _UNSIGNED.fullmatch(name)
+    ]
     listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
-    findings += _check_members(about, contents.names, listed)
+    if listed.size_max is not None and about.size > listed.size_max:
+        findings.append(
+            AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
+        )
     present = [policy.library(about.name, library.name) for library in libraries]
     findings += [
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")
@@ -357,28 +348,42 @@ def audit(
         subject=about,
         target=policy.target,
         policy=sha256_bytes(canonical(policy)),
-        libraries=tuple(sorted(libraries, key=lambda library: library.name)),
+        libraries=tuple(libraries),
         findings=tuple(sorted(findings)),
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
-        deviations=contents.record.deviations,
+        deviations=contents.record.deviations if contents.record else (),
     )
 
 
-def _check_members(
-    about: AuditedWheel, names: Sequence[str], listed: DistributionPolicy
-) -> Iterator[AuditFinding]:
-    """Yield findings about the wheel's size, and copies of others' libraries among its members."""
-    if listed.size_max is not None and about.size > listed.size_max:
-        yield AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
-    for name in names:
-        folder, _, file = name.rpartition("/")
-        if _DRIVER_FILES.fullmatch(file):
-            message = "the driver is the machine's own, and a copy of another version breaks it"
-            yield AuditFinding(name, "vendored-driver", message)
-        elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
-            message = "two copies of a library in one process do not share their state"
-            yield AuditFinding(name, "vendored-library", message)
+def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[AuditFinding]:
+    """Yield the differences from the *row* of RECORD, and that it is a copy of others' library."""
+    name = member.name
+    digest = base64.urlsafe_b64encode(bytes.fromhex(member.sha256)).rstrip(b"=").decode()
+    if _UNSIGNED.fullmatch(name):
+        pass
+    elif row is None:
+        yield AuditFinding(name, "record-missing", "RECORD does not list it")
+    elif row[0].rstrip("=") != f"sha256={digest}" or row[1] not in ("", str(member.size)):
+        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
+        yield AuditFinding(
+            name,
+            "record-mismatch",
+            f"RECORD has {stated}; it is sha256={digest}, {member.size} bytes",
+        )
+    folder, _, file = name.rpartition("/")
+    if _DRIVER_FILES.fullmatch(file):
+        yield AuditFinding(
+            name,
+            "vendored-driver",
+            "the driver is the machine's own, and a copy of another version breaks it",
+        )
+    elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
+        yield AuditFinding(
+            name,
+            "vendored-library",
+            "two copies of a library in one process do not share their state",
+        )
 
 
 class LibraryAudit:
@@ -402,20 +407,21 @@ class LibraryAudit:
         ours: bool = True,
     ) -> None:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
-        self._library_policy = wants = policy.library(about.name, name)
+        wants = policy.library(about.name, name)
+        self._role = wants.role if wants else "unknown"
+        self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device
-        self._policy = replace(policy, arch=wants.arch) if wants and wants.arch else policy
-        #: The policy of a library whose kernels a Spark needs; None for another.
-        self._target = wants if wants and wants.role == "target" else None
+        self._policy = replace(policy, arch=self._wants.arch or policy.arch)
         #: Units of this library, and those that are linked into several.
-        self._units = [unit for unit in contents.record.units if unit.library in (name, "")]
+        units = contents.record.units if contents.record else ()
+        self._units = [unit for unit in units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
 
     def _find(
         self,
         rule: str,
         message: str,
-        images: Iterable[device_code.DeviceImage] = (),
+        images: Iterable[DeviceImage] = (),
         units: Iterable[CompiledUnit] = (),
     ) -> None:
         """Add a finding about the library, these *units* and those that *images* come from."""
@@ -424,30 +430,27 @@ class LibraryAudit:
         names = tuple(unit.name for unit in (*units, *sources))
         self.findings.append(AuditFinding(self._name, rule, message, names))
 
-    def inspect(
-        self, binary: Binary, programs: Path, scratch: Path, deadline: float
-    ) -> AuditedLibrary:
+    def inspect(self, member: Member, programs: Path, deadline: float) -> AuditedLibrary:
         """
         Return what the library holds, and report the differences from the policy.
 
         Args:
-            programs: The folder of nvdisasm.
-            scratch: Takes the cubins that are disassembled, until *deadline* by `time.monotonic`.
+            programs: The folder of nvdisasm, which runs until *deadline* by `time.monotonic`.
 
         Raises:
             tool-missing: nvdisasm is not there, and a kernel is to be read.
+            disk-full: There is no room for a cubin beside the library.
         """
-        wants = self._library_policy
-        role = wants.role if wants else "unknown"
-        library = AuditedLibrary(binary.name, binary.sha256, binary.size, role)
-        if wants is None and self._ours:
+        library = AuditedLibrary(member.name, member.sha256, member.size, self._role)
+        if self._role == "unknown" and self._ours:
             self._find("library-unknown", f"no policy for {self._about.name} names it")
         try:
-            with elf.mapped(binary.path) as data:
+            with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
                 library = replace(library, machine=shared.machine)
                 self.check_host(data, shared)
-                return self.check_device(library, data, shared, programs, scratch, deadline)
+                disassemble = partial(self._opcodes, member.path.parent, programs, deadline)
+                return self.check_device(library, data, shared, disassemble)
         except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
             return library
@@ -459,13 +462,16 @@ class LibraryAudit:
         machine, platforms = shared.machine, self._about.platforms
         if machine in ("x86_64", "aarch64"):
             if not all(platform.endswith(machine) for platform in platforms):
-                message = f"it is for {machine}, the wheel for {', '.join(platforms)}"
-                self._find("machine-foreign", message)
+                self._find(
+                    "machine-foreign", f"it is for {machine}, the wheel for {', '.join(platforms)}"
+                )
             promised, required = elf.promised_glibc(platforms), elf.required_glibc(shared)
             if promised and (not required or required > promised):
                 needs = f"glibc {elf.version_text(required)}" if required else "more than any has"
-                message = f"it needs {needs}, the tag promises glibc {elf.version_text(promised)}"
-                self._find("tag-newer", message)
+                self._find(
+                    "tag-newer",
+                    f"it needs {needs}, the tag promises glibc {elf.version_text(promised)}",
+                )
         if self._name.endswith(".abi3.so"):
             self._check_python(shared)
         self._check_torch(shared)
@@ -477,16 +483,15 @@ class LibraryAudit:
 
     def _check_policy(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
         """Report needs, search paths, symbols and operators that the policy does not have so."""
-        wants = self._library_policy or LibraryPolicy("", "target")
         for entry in shared.rpath:
             self._find("rpath-present", f"it looks for shared libraries in {entry}")
-        for name in wants.symbols:
+        for name in self._wants.symbols:
             if name not in shared.symbols:
                 self._find("symbol-missing", f"it does not define {name}")
-        for name in wants.operators:
+        for name in self._wants.operators:
             if missing := _missing_operator(data, name):
                 self._find("operator-missing", f"{name}: {missing}")
-        allowed = (*self._policy.needed, *wants.needed)
+        allowed = (*self._policy.needed, *self._wants.needed)
         for name in shared.needed:
             if not any(fnmatchcase(name, pattern) for pattern in allowed):
                 self._find("needed-foreign", f"it wants {name}")
@@ -497,10 +502,16 @@ class LibraryAudit:
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
-        floors = ["3.2", self._library_policy.python if self._library_policy else ""]
+        from abi3info import DATAS, FUNCTIONS
+
+        added = {
+            symbol.name: (entry.added.major, entry.added.minor)
+            for symbol, entry in (*FUNCTIONS.items(), *DATAS.items())
+        }
+        floors = ["3.2", self._wants.python]
         floors += [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
-        floors += _AT_LEAST_PYTHON.findall(str(self._metadata["Requires-Python"]))
-        added, floor = _limited_api(), max(map(elf.version_key, floors))
+        floors += _AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", ""))
+        floor = max(map(elf.version_key, floors))
         names = [
             name
             for name in sorted(shared.imports | shared.symbols)
@@ -517,14 +528,13 @@ class LibraryAudit:
         from torch_abi_audit.torch_versions import minimum_version
 
         internal = [name for name in shared.imports if _TORCH_INTERNAL.search(name)]
-        if internal and self._library_policy and self._library_policy.torch == "stable":
-            message = f"it uses {len(internal)} symbols beside torch's stable ABI"
-            self._find("torch-unstable", message)
+        if internal and self._wants.torch == "stable":
+            self._find(
+                "torch-unstable", f"it uses {len(internal)} symbols beside torch's stable ABI"
+            )
         stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
         oldest, _, _ = minimum_version(stable)
-        # A line that is not ASCII is no string.
-        stated = map(str, self._metadata.get_all("Requires-Dist", []))
-        required = filter(_TORCH_REQUIRED.match, stated)
+        required = filter(_TORCH_REQUIRED.match, self._metadata.get("requires_dist", []))
         versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
             wants = f"the wheel requires {elf.version_text(max(versions))}"
@@ -537,65 +547,71 @@ class LibraryAudit:
         library: AuditedLibrary,
         data: elf.Buffer,
         shared: elf.SharedObject,
-        programs: Path,
-        scratch: Path,
-        deadline: float,
+        disassemble: Callable[[bytes], Mapping[str, Counter[str]]] = lambda _: {},
     ) -> AuditedLibrary:
-        """Return *library* with its device code, and report the differences from the policy."""
-        target = self._target
-        if target and not shared.fatbins:
+        """
+        Return *library* with its device code, and report the differences from the policy.
+
+        Args:
+            disassemble: From a cubin to the opcodes of its kernels.
+        """
+        compiled = self._role == "target"
+        if compiled and not shared.fatbins:
             linked = [unit for unit in self._units if unit.library]
             self._find("arch-missing", "it holds no device code at all", units=linked)
-        patterns = [re.compile(text) for text in target.kernels] if target and self._ours else []
-        cubins = dict[Path, device_code.DeviceImage]()
+        patterns = self._wants.kernels if self._ours else ()
+        kernels = list[tuple[str, Counter[str], DeviceImage]]()
 
-        def visit(image: device_code.DeviceImage, content: bytes) -> None:
-            if image.contradicted:
-                stated = f"the table says {image.listed}, the code {image.target}"
-                self._find("arch-contradicted", f"fatbin {image.container}: {stated}", [image])
-            if any(rule.search(name) for rule in patterns for name in image.kernels):
-                path = scratch / f"{len(cubins)}.cubin"
-                path.write_bytes(content)
-                cubins[path] = image
+        def visit(image: DeviceImage, content: bytes) -> None:
+            stated = image.kind == "cubin" and not image.target.endswith("?")
+            if stated and image.listed != image.target:
+                message = f"the table says {image.listed}, the code {image.target}"
+                self._find("arch-contradicted", f"fatbin {image.container}: {message}", [image])
+            if any(re.search(text, name) for text in patterns for name in image.kernels):
+                counts = disassemble(content)
+                kernels.extend((name, opcodes, image) for name, opcodes in counts.items())
 
-        generation = self._policy.generation
-        code = device_code.read(data, shared, generation, compiled=target is not None, visit=visit)
+        code = device_code.read(
+            data, shared, self._policy.device[0], compiled=compiled, visit=visit
+        )
         if code.fault:
             self._find("device-unreadable", code.fault)
-        library = replace(
+        levels = device_code.gains(code.images, self._device)
+        if compiled and code.images:
+            if self._ours:
+                self._check_archs(code.images)
+                self._check_units(code.images)
+                library = self._check_kernels(library, kernels)
+            elif not levels.keys() & {"native", "family", "plain"}:
+                device = elf.version_text(self._device)
+                self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
+        return replace(
             library,
             device_code=code.digest,
             cubins=code.counts("cubin"),
             ptx=code.counts("ptx"),
-            spark=device_code.gains(code.images, self._device),
+            spark=levels,
         )
-        if target is None or not code.images:
-            return library
-        if not self._ours:
-            if not library.spark.keys() & {"native", "family", "plain"}:
-                device = elf.version_text(self._device)
-                self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
-            return library
-        self._check_archs(code.images, target)
-        self._check_units(code.images)
+
+    def _opcodes(
+        self, folder: Path, programs: Path, deadline: float, cubin: bytes
+    ) -> Mapping[str, Counter[str]]:
+        """Return the opcodes of *cubin* by kernel, and report one that cannot be disassembled."""
         try:
-            kernels = [
-                (kernel, counts, image)
-                for path, image in cubins.items()
-                for kernel, counts in device_code.opcodes(path, programs, deadline).items()
-            ]
+            with translate_disk_full(folder):
+                (folder / "cubin").write_bytes(cubin)
+                return device_code.opcodes(folder / "cubin", programs, deadline)
         except CommandError as error:
             # A report is stored: that this machine was too slow once is nothing about the wheel.
             if error.reference != "command-failed" or time.monotonic() >= deadline:
                 raise
             self._find("device-unreadable", str(error))
-            return library
-        return self._check_kernels(library, kernels, target)
+            return {}
 
-    def _check_archs(self, images: Sequence[device_code.DeviceImage], wants: LibraryPolicy) -> None:
+    def _check_archs(self, images: Sequence[DeviceImage]) -> None:
         """Report code of other targets than the policy's, and a library without code for it."""
-        target, generation = self._policy.target, self._policy.generation
-        by_target: dict[tuple[str, str], list[device_code.DeviceImage]] = {("cubin", target): []}
+        target, generation = self._policy.target, self._policy.device[0]
+        by_target: dict[tuple[str, str], list[DeviceImage]] = {("cubin", target): []}
         for image in images:
             by_target.setdefault((image.kind, image.target), []).append(image)
         if not by_target.pop(("cubin", target)):
@@ -606,35 +622,39 @@ class LibraryAudit:
                 rule, what = "ptx-foreign", "PTX files"
             elif arch.endswith("?"):
                 rule = "arch-unknown"
-            elif is_generation(arch, generation):
+            elif parsed(arch)[0] == generation:
                 rule = "arch-folded"
-            allowed = wants.ptx if kind == "ptx" else wants.also
+            allowed = self._wants.ptx if kind == "ptx" else self._wants.also
             most = next((entry.most for entry in allowed if entry.arch == arch), 0)
             if len(group) > most:
                 self._find(rule, f"{what} for {arch}: {len(group)}, allowed: {most}", group)
 
-    def _check_units(self, images: Sequence[device_code.DeviceImage]) -> None:
+    def _check_units(self, images: Sequence[DeviceImage]) -> None:
         """Report units without code in the library or for the target, and code of no unit."""
         target = self._policy.target
         by_hash = {image.sha256: image for image in images if image.sha256}
-        native = {
-            image.sha256 for image in images if (image.kind, image.target) == ("cubin", target)
-        }
         linked = [unit for unit in self._units if unit.library]
         for unit in linked:
             # Cubins of other generations are not unpacked.
             code = [
                 sha256
                 for arch, sha256 in unit.code
-                if arch.startswith("compute_") or is_generation(arch, self._policy.generation)
+                if arch.startswith("compute_") or parsed(arch)[0] == self._policy.device[0]
             ]
+            present = [by_hash[sha256] for sha256 in code if sha256 in by_hash]
             planned = any(entry.endswith(f":{target}") for entry in unit.gencode)
-            if lost := len(set(code) - by_hash.keys()):
-                message = f"{lost} of the {len(code)} pieces of code in its object are not in it"
-                self._find("arch-missing", message, units=[unit])
-            elif planned and unit.code and native.isdisjoint(sha256 for _, sha256 in unit.code):
-                message = f"its object holds no cubin for {target}"
-                self._find("arch-missing", message, units=[unit])
+            if lost := len(code) - len(present):
+                self._find(
+                    "arch-missing",
+                    f"{lost} of the {len(code)} pieces of code in its object are not in it",
+                    units=[unit],
+                )
+            elif (
+                planned
+                and unit.code
+                and not any((image.kind, image.target) == ("cubin", target) for image in present)
+            ):
+                self._find("arch-missing", f"its object holds no cubin for {target}", units=[unit])
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
@@ -645,25 +665,26 @@ class LibraryAudit:
     def _check_kernels(
         self,
         library: AuditedLibrary,
-        kernels: Sequence[tuple[str, Counter[str], device_code.DeviceImage]],
-        wants: LibraryPolicy,
+        kernels: Sequence[tuple[str, Counter[str], DeviceImage]],
     ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
         totals, traps = list[OpcodeCount](), 0
-        for rule in wants.opcodes:
+        for rule in self._wants.opcodes:
             named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
-            matches = re.compile(rule.pattern).search
             total = sum(
                 count
                 for _, opcodes, _ in named
                 for opcode, count in opcodes.items()
-                if matches(opcode)
+                if re.search(rule.pattern, opcode)
             )
             totals.append(OpcodeCount(rule.pattern, total, rule.least))
             if total < rule.least:
-                message = f"{rule.pattern}: {total}, required: {rule.least}"
-                self._find("opcode-missing", message, [image for _, _, image in named])
-        for free in wants.trap_free:
+                self._find(
+                    "opcode-missing",
+                    f"{rule.pattern}: {total}, required: {rule.least}",
+                    [image for _, _, image in named],
+                )
+        for free in self._wants.trap_free:
             named = [entry for entry in kernels if re.search(free.kernels, entry[0])]
             if not named:
                 self._find("kernel-missing", f"no kernel matches {free.kernels}")
@@ -673,15 +694,6 @@ class LibraryAudit:
                     what = f"{count} {device_code.TRAP} in {kernel[:160]}"
                     self._find("trap-present", f"{what}: {free.reason}", [image])
         return replace(library, opcodes=tuple(totals), traps=traps)
-
-
-@functools.cache
-def _limited_api() -> dict[str, tuple[int, ...]]:
-    """Return the functions and data of Python's limited API, and the version that added each."""
-    from abi3info import DATAS, FUNCTIONS
-
-    entries = [*FUNCTIONS.items(), *DATAS.items()]
-    return {symbol.name: (entry.added.major, entry.added.minor) for symbol, entry in entries}
 
 
 def _missing_operator(data: elf.Buffer, operator: str) -> str:

@@ -15,7 +15,6 @@ import base64
 import contextlib
 import csv
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from email.parser import BytesParser
 from pathlib import Path
@@ -362,15 +361,13 @@ def _device_code(path: Path, subject: AuditedWheel, audit: AuditPolicy) -> list[
     """Return the digests of the device code of the ELF members."""
     digests: list[str] = []
 
-    def visit(binary: audit_wheel.Binary) -> None:
-        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
-            wants = audit.library(subject.name, binary.name)
+    for member in audit_wheel.members(path, None):
+        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(member.path) as data:
+            wants = audit.library(subject.name, member.name)
             compiled = wants is not None and wants.role == "target"
             shared = elf.shared_object(data)
-            code = device_code.read(data, shared, audit.generation, compiled=compiled)
+            code = device_code.read(data, shared, audit.device[0], compiled=compiled)
             digests.append(code.digest)
-
-    audit_wheel.walk(path, subject, Path(tempfile.gettempdir()), visit)
     return digests
 
 

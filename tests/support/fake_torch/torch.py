@@ -1,5 +1,5 @@
 """
-As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops; those that were right on an H100 and are judged by the same bounds as others are left out.
+As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops, and NVFP4 as tests/unit/test_nvfp4.py defines it; those that were right on an H100 and are judged by the same bounds as others are left out.
 
 ``SPARKWRIGHT_FAULT`` names one fault of `FAULTS`; without it every operator is right.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from sparkwright.gates.numerics import nvfp4
 
 FAULT = os.environ.get("SPARKWRIGHT_FAULT", "")
 Array = NDArray[Any]
@@ -52,9 +54,6 @@ def frombuffer(data: bytearray, dtype: Any) -> Tensor:
 
 cuda = SimpleNamespace(synchronize=lambda: None)
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
 _RUNS = itertools.count()
 
 
@@ -88,31 +87,19 @@ def _write(out: Any, values: Array) -> None:
         buffer[-100] = 0
 
 
-def _codes(packed: Any) -> Array:
-    low, high = np.asarray(packed) & 15, np.asarray(packed) >> 4
-    return np.stack([low, high], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-
-
-def _scales(swizzled: Any, rows: int, columns: int) -> Array:
-    """Return block scales from their tiles."""
-    flat = _wide(swizzled).reshape(-1)
-    row, column = np.indices((rows, columns))
-    tile = row // 128 * -(-columns // 4) + column // 4
-    place = row % 32 * 16 + row // 32 % 4 * 4 + column % 4
-    if faulty("scales in plain rows"):
-        place = row % 128 * 4 + column % 4
-    return np.asarray(flat[tile * 512 + place])
-
-
 def _fp4(packed: Any, swizzled: Any) -> Array:
-    codes = _codes(packed)
-    values = _E2M1.copy()
-    if faulty("code 1 decodes as 0.25"):
-        values[[1, 9]] /= 2
-    scales = _scales(swizzled, len(codes), codes.shape[1] // 16)
+    codes = nvfp4.unpack(np.asarray(packed))
+    rows, columns = len(codes), codes.shape[1] // 16
+    flat = np.asarray(swizzled).view(np.uint8).reshape(-1)
+    scales = nvfp4.unswizzle(flat, rows, columns)
+    if faulty("scales in plain rows"):
+        scales = flat[: rows * columns].reshape(rows, columns)
     if faulty("last block of K dropped"):
         scales[:, -1] = 0
-    return np.asarray(values[codes] * np.repeat(scales, 16, axis=1))
+    values = nvfp4.dequantise(codes, scales)
+    if faulty("code 1 decodes as 0.25"):
+        values[codes & 7 == 1] /= 2
+    return values
 
 
 def _scaled(values: Array, alpha: Any) -> Array:
@@ -128,17 +115,12 @@ def scaled_fp4_quant(input_: Any, input_scale: Any, is_sf_swizzled_layout: bool)
         factor = 1 / factor
     scales = np.minimum(factor * (amax * np.float32(1 / 6)), 448).astype(float8_e4m3fn)
     inverse = 1 / (scales.astype(np.float32) * (1 / factor))
-    codes = (blocks * inverse[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    codes = nvfp4.encode(blocks * inverse[..., None])
     if faulty("quantiser rounds ties away"):
         ties = np.abs(blocks * inverse[..., None])
         codes = np.where(ties % 0.5 == 0.25, codes + 1, codes).astype(np.uint8)
-    codes = codes.reshape(rows, columns)
-    tiles = np.zeros((-(-rows // 128) * 128, -(-columns // 64) * 4), np.uint8)
-    row, column = np.indices(scales.shape)
-    place = row % 32 * 16 + row // 32 % 4 * 4 + column % 4
-    place += (row // 128 * -(-scales.shape[1] // 4) + column // 4) * 512
-    tiles.reshape(-1)[place] = scales.view(np.uint8)
-    return (codes[:, ::2] | codes[:, 1::2] << 4).view(Tensor), tiles.view(Tensor)
+    packed = nvfp4.pack(codes.reshape(rows, columns))
+    return packed.view(Tensor), nvfp4.swizzle(scales.view(np.uint8)).view(Tensor)
 
 
 def cutlass_scaled_fp4_mm(

@@ -8,7 +8,7 @@ minus the margin, fails if it is below, and is inconclusive if the questions do 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -120,74 +120,72 @@ def run(
         file-invalid: The lock of lm-eval is invalid.
         source-mismatch, command-failed: lm-eval cannot be installed.
     """
-    before, check = _baseline(policy, name, context, baseline, identity)
-    checks = [check]
-    if before:
-        now, check = _candidate(policy.tasks[name], context, server, before, identity)
-        checks.append(check)
-        if now:
-            checks += [_paired(policy, before, now), _floor(policy, now, floor)]
-    missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
+    checks = list[Check]()
+    try:
+        for check in _judged(policy, name, context, server, baseline, identity, floor):
+            checks.append(check)
+    except ServerInvalid as error:
+        part = f"{name}-{PARTS[len(checks)]}"
+        if error.reason in ("harness-missing", "task-data-missing"):
+            checks.append(not_run(part, f"{error.message}.", error.reason))
+        else:
+            lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
+            tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
+            checks.append(invalid(part, f"{error.message}.", error.reason, samples=tail))
     message = f"{checks[-1].name} ended the task."
+    missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
     return (*checks, *(not_run(each, message, "not-measured") for each in missing))
 
 
-def _baseline(
-    policy: AccuracyPolicy, name: str, context: RunContext, path: Path, identity: ServerIdentity
-) -> tuple[TaskResult | None, Check]:
-    """Return the baseline's result, None if it cannot judge the candidate, and the check of it."""
-    check, task = f"{name}-baseline", policy.tasks[name]
+def _judged(
+    policy: AccuracyPolicy,
+    name: str,
+    context: RunContext,
+    server: Client,
+    baseline: Path,
+    identity: ServerIdentity,
+    floor: float,
+) -> Iterator[Check]:
+    """Yield the checks; raise `ServerInvalid` for the first that cannot be judged."""
+    task = policy.tasks[name]
     try:
         harness.obtain(context)
-        if task.dataset and not harness.has_data(context, task):
-            message = f"The data set {task.dataset} is not on this machine."
-            return None, not_run(check, message, "task-data-missing")
-        result = read_json(path, TaskResult, limit=harness.LARGEST)
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
-        return None, not_run(check, f"No lm-evaluation-harness: {error.what}", "harness-missing")
-    except FileError:
-        return None, invalid(check, f"{path.name} is no result.", "baseline-damaged")
-    settings = (name, harness.settings_digest(context, task))
-    reasons = {
-        "baseline-unnamed": not result.identity.wheel,
-        "baseline-is-candidate": result.identity.wheel == identity.wheel,
-        "baseline-other": (result.task, result.settings) != settings,
-        "task-uninformative": result.share < policy.informative,
-    }
-    reason = next((reason for reason, applies in reasons.items() if applies), "")
-    bound, count = 100 * policy.informative, len(result.correct)
-    figures = [Figure("right answers of the baseline", 100 * result.share, "%", count, bound=bound)]
-    message = f"The baseline answers {result.share:.1%} of {count} questions correctly."
-    if reason:
-        return None, invalid(check, f"{message} {REASONS[reason]}", reason, figures=figures)
-    return result, passed(check, message, figures=figures)
-
-
-def _candidate(
-    task: TaskPolicy,
-    context: RunContext,
-    server: Client,
-    before: TaskResult,
-    identity: ServerIdentity,
-) -> tuple[TaskResult | None, Check]:
-    """Return the candidate's result, None if it cannot be paired, and the check of it."""
-    check = f"{before.task}-answers"
+        raise ServerInvalid("harness-missing", f"no lm-evaluation-harness: {error.what}") from None
+    if task.dataset and not harness.has_data(context, task):
+        message = f"the data set {task.dataset} is not on this machine"
+        raise ServerInvalid("task-data-missing", message)
     try:
-        model = server.model()
-        if not same_model(identity, model, before.identity, before.model_name):
-            message = f"The candidate is {model!r}, the baseline {before.model_name!r}."
-            return None, invalid(check, message, "baseline-other-model")
-        result = harness.ask(context, before.task, task, server, identity)
-    except ServerInvalid as error:
-        lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
-        tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
-        return None, invalid(check, f"{error.message}.", error.reason, samples=tail)
-    if result.questions != before.questions:
-        message = "The candidate was asked other questions than the baseline."
-        return None, invalid(check, message, "baseline-other")
-    return result, passed(check, f"The candidate answered all {len(result.correct)} questions.")
+        before = read_json(baseline, TaskResult, limit=harness.LARGEST)
+    except FileError:
+        raise ServerInvalid("baseline-damaged", f"{baseline.name} is no result") from None
+    settings = (name, harness.settings_digest(context, task))
+    count = len(before.correct)
+    message = f"The baseline answers {before.share:.1%} of {count} questions correctly"
+    for reason, applies in {
+        "baseline-unnamed": not before.identity.wheel,
+        "baseline-is-candidate": before.identity.wheel == identity.wheel,
+        "baseline-other": (before.task, before.settings) != settings,
+        "task-uninformative": before.share < policy.informative,
+    }.items():
+        if applies:
+            raise ServerInvalid(reason, f"{message}. {REASONS[reason].removesuffix('.')}")
+    bound = 100 * policy.informative
+    figure = Figure("right answers of the baseline", 100 * before.share, "%", count, bound=bound)
+    yield passed(f"{name}-baseline", f"{message}.", figures=[figure])
+    model = server.model()
+    if not same_model(identity, model, before.identity, before.model_name):
+        message = f"the candidate is {model!r}, the baseline {before.model_name!r}"
+        raise ServerInvalid("baseline-other-model", message)
+    now = harness.ask(context, name, task, server, identity)
+    if now.questions != before.questions:
+        message = "the candidate was asked other questions than the baseline"
+        raise ServerInvalid("baseline-other", message)
+    yield passed(f"{name}-answers", f"The candidate answered all {len(now.correct)} questions.")
+    yield _paired(policy, before, now)
+    yield _floor(policy, now, floor)
 
 
 def _paired(policy: AccuracyPolicy, before: TaskResult, now: TaskResult) -> Check:
@@ -241,11 +239,17 @@ def _floor(policy: AccuracyPolicy, now: TaskResult, floor: float) -> Check:
     interval = test.proportion_ci(2 * policy.confidence - 1, method="wilson")
     low, high = float(interval.low), float(interval.high)
     figure = Figure("right answers", 100 * now.share, "%", count, bound=100 * floor)
-    message = (
-        f"The candidate answers {now.share:.1%} correctly, truly between {low:.1%} and "
-        f"{high:.1%}; the floor is {floor:.1%}."
+    return _decide(
+        f"{now.task}-floor",
+        (
+            f"The candidate answers {now.share:.1%} correctly, truly between {low:.1%} and "
+            f"{high:.1%}; the floor is {floor:.1%}."
+        ),
+        (low, high),
+        floor,
+        "below-floor",
+        [figure],
     )
-    return _decide(f"{now.task}-floor", message, (low, high), floor, "below-floor", [figure])
 
 
 def _decide(

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
+from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
@@ -56,7 +57,9 @@ QuestionKey = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 class HarnessFailed(ServerInvalid):
     """lm-eval gave no usable answers; *tail* is the end of its output."""
 
-    tail = ""
+    def __init__(self, reason: str, message: str, tail: str = "") -> None:
+        super().__init__(reason, message)
+        self.tail = tail
 
 
 class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,8 +161,9 @@ def ask(
         tempfile.TemporaryDirectory(dir=work_folder, prefix="accuracy-") as folder,
     ):
         source = str(context.project.root / TASKS / task.file) if task.file else name
-        path = _run(python, task, source, server.url, model_name, Path(folder))
-        answers = read_answers(task, path)
+        answers = read_answers(
+            task, _run(python, task, source, server.url, model_name, Path(folder))
+        )
     correct = "".join("1" if answer.exact_match == 1 else "0" for answer in answers)
     keys = tuple(
         sha256_bytes(f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}".encode())[:16]
@@ -170,19 +174,21 @@ def ask(
 
 def settings_digest(context: RunContext, task: TaskPolicy) -> str:
     """Return the digest of the settings that decide the questions and how answers are judged."""
-    wheels = pylock.select(context.project.root / LOCK)
     parts = {
         "settings": msgspec.structs.replace(task, seconds=1),
         "file": sha256_file(context.project.root / TASKS / task.file) if task.file else "",
-        "harness": [wheel for wheel in wheels if wheel[0] == "lm-eval"],
+        "harness": [wheel for wheel in _wheels(context) if wheel[0] == "lm-eval"],
     }
     return content_key("task-settings", parts)
 
 
+def _wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+    return pylock.select(context.project.root / LOCK)
+
+
 def environment(context: RunContext) -> Path:
     """Return the folder of the environment of lm-eval, which may not exist yet."""
-    wheels = pylock.select(context.project.root / LOCK)
-    key = content_key("harness", {"wheels": wheels, "python": platform.python_version()})
+    key = content_key("harness", {"wheels": _wheels(context), "python": platform.python_version()})
     return context.store.root / "environments" / f"harness-{key[:16]}"
 
 
@@ -194,10 +200,10 @@ def obtain(context: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full: As `pylock.download`.
         command-failed: The installer failed.
     """
-    root, wheels = environment(context), pylock.select(context.project.root / LOCK)
+    root = environment(context)
     with toolchain.fill_once(context.store, root) as lacking:
         if lacking:
-            toolchain.install(context, root, wheels, "lm-evaluation-harness")
+            toolchain.install(context, root, _wheels(context), "lm-evaluation-harness")
     return root / "bin" / "python"
 
 
@@ -205,9 +211,10 @@ def has_data(context: RunContext, task: TaskPolicy) -> bool:
     """Return whether the data set of *task* is in this machine's hub cache; nothing is fetched."""
     code = f"import datasets; datasets.load_dataset({task.dataset!r}, {task.subset!r})"
     with tempfile.TemporaryDirectory(dir=context.store.folder("work")) as folder:
-        command = _command(obtain(context), "-c", code)
-        limits = Limits(600, MEMORY, WRITTEN)
-        return process.run_limited(command, limits, Path(folder, "data.log")).status == 0
+        ended = process.run_limited(
+            _command(obtain(context), "-c", code), Limits(600, MEMORY, WRITTEN), Path(folder, "log")
+        )
+    return ended.status == 0
 
 
 def read_answers(task: TaskPolicy, path: Path) -> list[Answer]:
@@ -221,22 +228,24 @@ def read_answers(task: TaskPolicy, path: Path) -> list[Answer]:
     try:
         logged = msgspec.json.Decoder(Answer).decode_lines(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        message = f"its answers cannot be read: {error!s:.200}"
-        raise HarnessFailed("answers-unreadable", message) from error
+        raise HarnessFailed(
+            "answers-unreadable", f"its answers cannot be read: {error!s:.200}"
+        ) from error
     answers = [answer for answer in logged if answer.filter == task.filter]
     texts = [text for answer in answers for texts in answer.resps for text in texts]
     empty = sum(NO_ANSWER in text for text in texts)
     answers.sort(key=lambda answer: answer.doc_id)
     if empty or [answer.doc_id for answer in answers] != list(range(task.questions)):
-        message = f"{len(answers)} answers to {task.questions} questions, {empty} without a text"
-        raise HarnessFailed("answers-missing", message)
+        raise HarnessFailed(
+            "answers-missing",
+            f"{len(answers)} answers to {task.questions} questions, {empty} without a text",
+        )
     return answers
 
 
 def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work: Path) -> Path:
     """Run lm-eval in the folder *work* and return the file with its answers."""
-    numbers = [f"{number:03d}" for number in range(1000)]
-    questions = [{"digits": number, "answer": max(number)} for number in numbers]
+    questions = [{"digits": f"{n:03d}", "answer": max(f"{n:03d}")} for n in range(1000)]
     (work / "largest.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(questions))
     arguments = {
         "base_url": f"{url.rstrip('/')}/v1/completions",
@@ -255,15 +264,14 @@ def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work
         *(["--num_fewshot", str(task.fewshot)] if task.dataset else []),
         cache=None if task.dataset else work / "cache",
     )  # fmt: skip
-    limits = Limits(task.seconds, MEMORY, WRITTEN)
-    ended = process.run_limited(command, limits, work / "harness.log")
+    ended = process.run_limited(
+        command, Limits(task.seconds, MEMORY, WRITTEN), work / "harness.log"
+    )
     files = sorted((work / "answers").rglob("samples_*.jsonl"))
     if ended.late or ended.status or len(files) != 1:
         reason = "harness-slow" if ended.late else "harness-failed"
         message = f"lm-eval ended with status {ended.status}, {len(files)} files of answers"
-        error = HarnessFailed(reason, f"{message} and {task.seconds} s to give them")
-        error.tail = ended.tail
-        raise error
+        raise HarnessFailed(reason, f"{message} and {task.seconds} s to give them", ended.tail)
     return files[0]
 
 

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 from packaging.specifiers import SpecifierSet
 
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
+from sparkwright.bench.server.server_log import (
+    LogInvalid,
+    LogLines,
+    LogPattern,
+    compile_patterns,
+    scan,
+)
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_json
+from sparkwright.core.store import write_file
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
-from sparkwright.gates.contract.policy import UNWANTED, ContractPolicy
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, family
 from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity
 from sparkwright.gates.core.verdict import (
     ORDER,
@@ -39,8 +49,20 @@ from sparkwright.gates.core.verdict import (
 )
 
 if TYPE_CHECKING:
-    from sparkwright.bench.server.client import Client
     from sparkwright.bench.server.launch import Server
+
+#: Lines that the gate reads by name.
+LINES = frozenset(
+    {"version", "attention", "linear", "moe", "moe-tuned", "moe-untuned", "kv-gib", "kv-tokens"}
+)
+#: Check → the line that should not be in the log, the reason of its failure, and what a pass says.
+UNWANTED: Mapping[str, tuple[str, str, str]] = {
+    "no-emulation": ("emulation", "emulation", "it computes nothing by emulation"),
+    "no-refusal": ("refused", "backend-refused", "it refused no backend that it was told to use"),
+    "no-fallback": ("fallback", "fallback-unlisted", "it fell back to nothing unlisted"),
+    "no-unknown-variable": ("unknown", "variable-unknown", "it reads every variable that is set"),
+    "graph-memory": ("graph-memory", "graph-memory-negative", "no memory of graphs is negative"),
+}
 
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
@@ -64,9 +86,7 @@ REASONS: Mapping[str, str] = {
         "What this release of vLLM prints is not known. Read its sources, "
         "then add it to ci/gates/contract.yaml."
     ),
-    "version-differs": (
-        "The log names another release than the one that answers, so it belongs to another server."
-    ),
+    "version-differs": "The log names several releases, so it is not that of one server.",
     "backend-wrong": "The server chose something else than the recipe says. What it measures is "
     "not what the recipe promises.",
     "backend-refused": (
@@ -98,8 +118,6 @@ REASONS: Mapping[str, str] = {
         "The server fell back to something, and the recipe does not list "
         "that as harmless. Find out what it means."
     ),
-    "kv-differs": "Log and counters disagree about the size of the KV cache: the log is another "
-    "server's, or of an earlier start.",
     "kv-outside-plan": (
         "The KV cache does not have the size that the recipe plans. Other "
         "programs hold memory, or the flags differ."
@@ -124,44 +142,51 @@ REASONS: Mapping[str, str] = {
 }
 
 
-class ObservedServer(msgspec.Struct, frozen=True):
+class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What is known of a server from outside.
+    What vLLM prints, and what no server of a recipe may show.
 
     Attributes:
-        log: What it printed.
-        client: Asks it; None if it does not serve.
-        trace: A profile of one request (`kernel_trace.record`); None without one.
-        failure: Why it was ended before it served; empty if it serves.
-        reason: The reason of *failure*.
+        releases: Version specifier of the releases whose lines were read in their sources.
+        kv_tolerance: Share by which the KV cache may differ from the recipe's plan.
+        lines: Lines that state a choice; each pattern has a group *value*.
+        unwanted: Lines that should not be there.
+        layer_kinds: Regular expressions by which a kernel belongs to a kind of layer, where the
+            recipe's contract names none; the first that matches counts.
+        fallback_kernels: Regular expressions of kernels that may only serve a recipe that allows
+            them.
     """
 
-    log: Path
-    client: Client | None = None
-    trace: Path | None = None
-    failure: str = ""
-    reason: str = ""
+    releases: str
+    kv_tolerance: Annotated[float, Meta(gt=0, lt=1)]
+    lines: dict[str, LogPattern]
+    unwanted: dict[str, LogPattern]
+    layer_kinds: dict[str, str]
+    fallback_kernels: dict[str, str]
+
+    def __post_init__(self) -> None:
+        SpecifierSet(self.releases)
+        compile_patterns(*self.layer_kinds.values(), *self.fallback_kernels.values())
+        if missing := (LINES - set(self.lines)) | (
+            {line for line, _, _ in UNWANTED.values()} ^ set(self.unwanted)
+        ):
+            raise ValueError(f"lines: {', '.join(sorted(missing))} is missing or unknown")
+
+    def patterns(self) -> dict[str, LogPattern]:
+        """Return every kind of line to look for, by name."""
+        return self.lines | self.unwanted
 
 
-def observe(server: Server, profiles: Path) -> ObservedServer:
-    """Return *server* with a profile of one request, which it writes to *profiles* if it can."""
-    client = server.client() if server.ready else None
-    trace = None
+def profile(server: Server, folder: Path) -> Path | None:
+    """
+    Return a profile of one request, which *server* writes to *folder*; None if it cannot.
+
+    It was started with `kernel_trace.flags` of that folder, which only write while a profile is
+    taken.
+    """
     with contextlib.suppress(ServerInvalid):
-        trace = kernel_trace.record(client, profiles) if client else None
-    return ObservedServer(server.log, client, trace, server.failure, server.reason)
-
-
-def check_launch(
-    policy: ContractPolicy, recipe: Recipe, version: str, server: Server, profiles: Path
-) -> tuple[Check, ...]:
-    """
-    Profile one request of the running *server*, and return the checks of its contract.
-
-    The server was started with `kernel_trace.flags` of the folder *profiles*, which only write
-    while a profile is taken.
-    """
-    return check_contract(policy, recipe.contract_for(version), observe(server, profiles))
+        return kernel_trace.record(server.client(), folder) if server.ready else None
+    return None
 
 
 def contract_fault(checks: Sequence[Check]) -> Check | None:
@@ -181,7 +206,8 @@ def contract_fault(checks: Sequence[Check]) -> Check | None:
 def check_contract(
     policy: ContractPolicy,
     contract: KernelContract,
-    server: ObservedServer,
+    log: Path,
+    trace: Path | None,
     compare: Callable[[KernelTrace], Check] | None = None,
 ) -> tuple[Check, ...]:
     """
@@ -190,18 +216,16 @@ def check_contract(
     They hold for every launch whose measurements count, in G3 and in the throughput gate.
 
     Args:
+        log: What the server printed.
+        trace: A profile of one request; None without one.
         compare: A further check of the profile, if there is one.
     """
-    kernels = _kernels(policy, contract, server, compare)
+    kernels = _kernel_checks(policy, contract, trace, compare)
     try:
-        lines = scan(server.log, policy.patterns())
+        lines = scan(log, policy.patterns())
     except LogInvalid as error:
-        return (
-            invalid("log", f"the log cannot be used: {error}", "log-unreadable"),
-            *kernels,
-        )
-    backends = {kind: layer.backend for kind, layer in contract.layers.items()}
-    wanted = backends | contract.lines
+        return (invalid("log", f"the log cannot be used: {error}", "log-unreadable"), *kernels)
+    wanted = {kind: layer.backend for kind, layer in contract.layers.items()} | contract.lines
     return (
         *(_line(name, pattern, lines.get(name, LogLines())) for name, pattern in wanted.items()),
         *(_unwanted(name, lines, contract.harmless) for name in UNWANTED),
@@ -212,33 +236,33 @@ def check_contract(
 def run(
     policy: ContractPolicy,
     recipe: Recipe,
-    server: ObservedServer,
-    identity: ServerIdentity | None = None,
+    server: Server,
+    trace: Path | None,
+    identity: ServerIdentity,
     baseline: Path | None = None,
 ) -> tuple[Check, ...]:
     """
     Return the checks of a server of *recipe*.
 
     Args:
+        trace: See `profile`.
         identity: The wheel and the model that it serves.
         baseline: A recorded backend table; None if no baseline was named.
     """
     try:
         lines = scan(server.log, policy.patterns())
     except LogInvalid:  # `check_contract` reports it
-        return (_serves(server), *check_contract(policy, recipe.contract, server))
-    version = next(iter(lines["version"].values), "")
-    contract = recipe.contract_for(version)
-    own = identity or ServerIdentity()
+        return (_serves(server), *check_contract(policy, recipe.contract, server.log, trace))
+    contract = recipe.contract_for(next(iter(lines["version"].values), ""))
 
     def compare(trace: KernelTrace) -> Check:
-        return kernel_trace.check_backends(trace, policy, contract, own, recipe.name, baseline)
+        return check_backends(trace, policy, contract, identity, recipe.name, baseline)
 
     return (
         _serves(server),
-        _version(policy, lines["version"], server.client),
-        *check_contract(policy, contract, server, compare),
-        _kv(policy, recipe, lines, server.client),
+        _version(policy, lines["version"]),
+        *check_contract(policy, contract, server.log, trace, compare),
+        _kv(policy, recipe, lines),
         *([_configuration(lines)] if contract.moe else []),
     )
 
@@ -248,46 +272,50 @@ def _configuration(lines: Mapping[str, LogLines]) -> Check:
     name, missing, tuned = "moe-configuration", lines["moe-untuned"], lines["moe-tuned"]
     samples = [Sample("log", actual=text) for text in (*missing.texts, *tuned.texts)[:5]]
     if missing.count:
-        message = f"vLLM has no {', '.join(missing.values) or 'file'} for these experts"
-        return failed(name, message, "moe-untuned", samples=samples, required=False)
-    message = ", ".join(tuned.values) or "no kernel that serves reads a tuned configuration"
-    return passed(name, message, samples=samples, required=False)
+        return failed(
+            name,
+            f"vLLM has no {', '.join(missing.values) or 'file'} for these experts",
+            "moe-untuned",
+            samples=samples,
+            required=False,
+        )
+    return passed(
+        name,
+        ", ".join(tuned.values) or "no kernel that serves reads a tuned configuration",
+        samples=samples,
+        required=False,
+    )
 
 
-def _serves(server: ObservedServer) -> Check:
+def _serves(server: Server) -> Check:
     """Return whether it serves its model, and a short completion comes whole and counted right."""
-    name, client = "server", server.client
     if server.failure:
-        message = f"the server was ended before traffic: {server.failure}"
-        return failed(name, message, server.reason or "server-died")
-    if client is None:
-        message = "no server was given, only a log"
-        return not_run(name, message, "server-unreachable", required=False)
+        return failed(
+            "server",
+            f"the server was ended before traffic: {server.failure}",
+            server.reason or "server-died",
+        )
+    client = server.client()
     try:
         model, longest = client.model(), client.max_model_len()
         answer = client.complete("One, two, three,", max_tokens=16, ignore_eos=True)
     except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
+        return invalid("server", error.message, error.reason)
     message = f"it serves {model}, {longest} tokens at most"
-    return passed(name, f"{message}; a completion of {len(answer.tokens)} came whole")
+    return passed("server", f"{message}; a completion of {len(answer.tokens)} came whole")
 
 
-def _version(policy: ContractPolicy, lines: LogLines, client: Client | None) -> Check:
-    """Return whether the log and the server are of one release, whose lines somebody has read."""
+def _version(policy: ContractPolicy, lines: LogLines) -> Check:
+    """Return whether the log is of one release, whose lines somebody has read."""
     name, logged = "version", ", ".join(lines.values)
-    try:
-        answered = client.version() if client else logged
-    except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
-    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", answered, re.ASCII)
-    if not logged or not release:
+    if len(lines.values) > 1:
+        return invalid(name, f"the log is of vLLM {logged}", "version-differs")
+    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", logged, re.ASCII)
+    if not release:
         return invalid(name, "no line of the log tells the release of vLLM", "log-foreign")
-    if logged != answered or len(lines.values) > 1:
-        message = f"the log is of vLLM {logged}, and vLLM {answered} answers"
-        return invalid(name, message, "version-differs")
     if not SpecifierSet(policy.releases).contains(release[0]):
-        return invalid(name, f"{answered} is outside {policy.releases}", "version-unknown")
-    return passed(name, f"vLLM {answered} wrote the log" + (" and answers" if client else ""))
+        return invalid(name, f"{logged} is outside {policy.releases}", "version-unknown")
+    return passed(name, f"vLLM {logged} wrote the log")
 
 
 def _line(kind: str, pattern: str, lines: LogLines) -> Check:
@@ -296,17 +324,26 @@ def _line(kind: str, pattern: str, lines: LogLines) -> Check:
     logged = ", ".join(lines.values) or "nothing"
     samples = [Sample("log", pattern, text) for text in lines.texts[:5]]
     if pattern == UNRESOLVED:
-        message = f"the contract does not say what serves {kind}; the log says {logged}"
-        return not_run(name, message, "contract-incomplete")
+        return not_run(
+            name,
+            f"the contract does not say what serves {kind}; the log says {logged}",
+            "contract-incomplete",
+        )
     if not lines.values:
         if pattern:
-            message = f"the log never says {kind}; the recipe wants {pattern}"
-            return failed(name, message, "line-missing")
-        message = f"vLLM says nothing of {kind}, as expected"
-        return passed(name, message, figures=[Figure("lines", 0)])
+            return failed(
+                name, f"the log never says {kind}; the recipe wants {pattern}", "line-missing"
+            )
+        return passed(
+            name, f"vLLM says nothing of {kind}, as expected", figures=[Figure("lines", 0)]
+        )
     if not all(re.fullmatch(pattern, value) for value in lines.values):
-        message = f"{kind} is {logged}; the recipe wants {pattern}"
-        return failed(name, message, "backend-wrong", samples=samples)
+        return failed(
+            name,
+            f"{kind} is {logged}; the recipe wants {pattern}",
+            "backend-wrong",
+            samples=samples,
+        )
     return passed(name, f"{kind} is {logged}", samples=samples[:1])
 
 
@@ -324,53 +361,65 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
         return passed(name, message)
     samples = [Sample("log", actual=text) for text in texts or lines.texts]
     samples += [Sample(value, launch.removed_variable(value)) for value in lines.values]
-    message = f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}"
-    return failed(name, message, reason, samples=samples)
+    return failed(
+        name,
+        f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}",
+        reason,
+        samples=samples,
+    )
 
 
-def _kernels(
+def _kernel_checks(
     policy: ContractPolicy,
     contract: KernelContract,
-    server: ObservedServer,
+    path: Path | None,
     compare: Callable[[KernelTrace], Check] | None,
 ) -> list[Check]:
-    """Return the checks that the profile decides."""
+    """Return the checks that the profile at *path* decides."""
     name = "no-fallback-kernel"
-    if server.trace is None:
+    if path is None:
         return [not_run(name, "there is no profile", "profile-missing")]
     try:
-        trace = kernel_trace.read(server.trace)
+        trace = kernel_trace.read(path)
     except ServerInvalid as error:
         return [invalid(name, error.message, error.reason)]
-    table = kernel_trace.kernels(trace, policy, contract)
-    layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
-    layers += [compare(trace)] if compare else []
-    if "captured" in contract.lines:
-        graphs = Figure("kernels of decode steps in CUDA graphs", trace.graphs)
-        layers.append(_profiled("profile-graphs", "graphs-unseen", graphs))
-    if contract.lines.get("compile") == "VLLM_COMPILE":
-        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
-        figure = Figure("kernels of torch.compile in decode", count)
-        layers.append(_profiled("profile-compile", "compile-unseen", figure))
-    allowed = contract.allows
-    fallbacks = [pattern for key, pattern in policy.fallback_kernels.items() if key not in allowed]
+    excluded = [
+        *(text for key, text in policy.fallback_kernels.items() if key not in contract.allows),
+        *contract.forbidden,
+    ]
     samples = [
         Sample(phase, actual=f"{kernel[:200]} ({microseconds:.0f} µs)")
-        for phase, kernels in trace.items()
-        for kernel, microseconds in kernels.most_common()
-        if any(re.search(pattern, kernel) for pattern in (*fallbacks, *contract.forbidden))
+        for phase, counted in trace.items()
+        for kernel, microseconds in counted.most_common()
+        if any(re.search(pattern, kernel) for pattern in excluded)
     ]
+    message = "no kernel of the profile is one that the recipe excludes"
     if samples:
         message = f"the profile has {samples[0].actual}"
-        return [failed(name, message, "kernel-forbidden", samples=samples), *layers]
-    message = "no kernel of the profile is one that the recipe excludes"
-    return [passed(name, message), *layers]
+    checks = [judged(name, message, "kernel-forbidden", not samples, samples=samples)]
+    table = kernels(trace, policy, contract)
+    checks += [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
+    if compare:
+        checks.append(compare(trace))
+    if "captured" in contract.lines:
+        graphs = Figure("kernels of decode steps in CUDA graphs", trace.graphs)
+        checks.append(_profiled("profile-graphs", "graphs-unseen", graphs))
+    if contract.lines.get("compile") == "VLLM_COMPILE":
+        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
+        compiled = Figure("kernels of torch.compile in decode", count)
+        checks.append(_profiled("profile-compile", "compile-unseen", compiled))
+    return checks
 
 
 def _profiled(name: str, reason: str, figure: Figure) -> Check:
     """Return whether the profile shows the kernels of *figure*, which the log states."""
-    message = f"the profile has {figure.value or 'no'} {figure.name}"
-    return judged(name, message, reason, bool(figure.value), [figure])
+    return judged(
+        name,
+        f"the profile has {figure.value or 'no'} {figure.name}",
+        reason,
+        bool(figure.value),
+        [figure],
+    )
 
 
 def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[str, str]) -> Check:
@@ -385,8 +434,12 @@ def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[s
             samples.append(Sample(phase, pattern, matching[0][:200]))
         else:
             shown = [Sample(phase, pattern, kernel[:200]) for kernel, _ in kernels.most_common(10)]
-            message = f"none of {len(kernels)} kernels of {phase} is {pattern}"
-            return failed(name, message, "kernel-unseen", samples=shown)
+            return failed(
+                name,
+                f"none of {len(kernels)} kernels of {phase} is {pattern}",
+                "kernel-unseen",
+                samples=shown,
+            )
     if unresolved:
         message = f"the contract names no kernel of {kind}; served in {', in '.join(unresolved)}"
         return not_run(name, message[:600], "contract-incomplete")
@@ -402,34 +455,128 @@ def _numbers(lines: LogLines) -> list[float]:
     ]
 
 
-def _kv(
-    policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines], client: Client | None
-) -> Check:
-    """
-    Return whether the KV cache is as large as planned and holds one longest request.
-
-    The counters of a server, where they tell its size, show whether the log is its own.
-    """
+def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -> Check:
+    """Return whether the KV cache is as large as planned and holds one longest request."""
     name, plan = "kv-cache", recipe.plan
     sizes, counts = _numbers(lines["kv-gib"]), _numbers(lines["kv-tokens"])
     figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
     figures += [Figure("tokens in the cache", count, bound=plan.max_model_len) for count in counts]
     if not counts:
-        message = "the log does not say how large the KV cache is"
-        return failed(name, message, "line-missing", figures=figures)
-    try:
-        counters = " ".join(client.metrics()) if client else ""
-    except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
-    counted = re.findall(r'kv_cache_size_tokens="(\d{1,15})"', counters, re.ASCII)
-    if counted and {float(count) for count in counted} != set(counts):
-        message = f"the log says {counts} tokens of KV cache, the counters say {counted}"
-        return invalid(name, message, "kv-differs")
+        return failed(
+            name, "the log does not say how large the KV cache is", "line-missing", figures=figures
+        )
     far = any(abs(size - plan.cache) > policy.kv_tolerance * plan.cache for size in sizes)
     if far or min([*sizes, 1]) <= 0 or min(counts) < plan.max_model_len:
-        message = (
-            f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} "
-            f"tokens; planned {plan.cache:g} GiB, at least {plan.max_model_len:,} tokens"
+        return failed(
+            name,
+            (
+                f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} "
+                f"tokens; planned {plan.cache:g} GiB, at least {plan.max_model_len:,} tokens"
+            ),
+            "kv-outside-plan",
+            figures=figures,
         )
-        return failed(name, message, "kv-outside-plan", figures=figures)
     return passed(name, f"the KV cache holds {min(counts):,.0f} tokens", figures=figures)
+
+
+class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The kernels of one server, stored as the baseline of a recipe.
+
+    Attributes:
+        identity: The wheel, the model and the machine.
+        recipe: Name of the recipe.
+        kernels: ``decode moe`` and the like → `family` of the kernel that took most of the time.
+    """
+
+    identity: ServerIdentity
+    recipe: str
+    kernels: Annotated[dict[str, str], Meta(min_length=1)]
+    format: Literal[1] = 1
+
+
+def save(table: BackendTable, path: Path) -> None:
+    """Write *table* to *path*, whole or not at all."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
+
+
+def shares(
+    trace: KernelTrace, policy: ContractPolicy, contract: KernelContract
+) -> dict[str, Counter[str]]:
+    """Return ``decode moe`` and the like → the kernels of that kind with their microseconds."""
+    layers: dict[str, Counter[str]] = {}
+    for phase, kernels in trace.items():
+        own = {kind: getattr(layer, phase) for kind, layer in contract.layers.items()}
+        resolved = [(kind, pattern) for kind, pattern in own.items() if pattern != UNRESOLVED]
+        patterns = [*resolved, *policy.layer_kinds.items()]
+        for name, microseconds in kernels.items():
+            kind = next((kind for kind, pattern in patterns if re.search(pattern, name)), None)
+            if kind in contract.layers:
+                layers.setdefault(f"{phase} {kind}", Counter())[family(name)] += microseconds
+    return dict(sorted(layers.items()))
+
+
+def kernels(trace: KernelTrace, policy: ContractPolicy, contract: KernelContract) -> dict[str, str]:
+    """Return ``decode moe`` and the like → the kernel that took most of the time."""
+    layers = shares(trace, policy, contract)
+    return {layer: counted.most_common(1)[0][0] for layer, counted in layers.items()}
+
+
+def check_backends(
+    trace: KernelTrace,
+    policy: ContractPolicy,
+    contract: KernelContract,
+    identity: ServerIdentity,
+    recipe: str,
+    baseline: Path | None,
+) -> Check:
+    """
+    Return the check ``backends``: whether each layer has the kernel of the *baseline*.
+
+    A change that `KernelContract.changes` explains passes, and is shown.
+    """
+    name, table = "backends", kernels(trace, policy, contract)
+    figures = []
+    for layer, counted in shares(trace, policy, contract).items():
+        (kernel, microseconds), total = counted.most_common(1)[0], max(counted.total(), 1)
+        figures.append(Figure(f"{layer}: {kernel}"[:200], 100 * microseconds / total, "%"))
+    if baseline is None:
+        return Check(
+            name,
+            "not-run",
+            "name --against a folder that --record wrote, to compare its server's kernels",
+            "not-asked",
+            False,
+            tuple(figures),
+        )
+    try:
+        recorded = read_json(baseline, BackendTable)
+    except FileError:
+        return invalid(name, f"{baseline.name} is no backend table", "baseline-damaged")
+    if not recorded.identity.wheel:
+        return invalid(name, "the baseline does not name its wheel", "baseline-unnamed")
+    if identity.wheel == recorded.identity.wheel:
+        return invalid(name, "the baseline is the candidate itself", "baseline-is-candidate")
+    if recorded.recipe != recipe or identity.model not in ("", recorded.identity.model):
+        return invalid(
+            name,
+            f"the baseline is of {recorded.recipe}, or of other weights",
+            "baseline-other-model",
+        )
+    samples = [
+        Sample(layer, recorded.kernels.get(layer, "none"), table.get(layer, "none"))
+        for layer in sorted({*table, *recorded.kernels})
+        if recorded.kernels.get(layer) != table.get(layer)
+    ]
+    changed = [sample.case for sample in samples]
+    if unexplained := [layer for layer in changed if layer not in contract.changes]:
+        return failed(
+            name,
+            f"another kernel than in the baseline: {', '.join(unexplained)}",
+            "backend-changed",
+            figures=figures,
+            samples=samples,
+        )
+    message = f"the kernels of {len(table)} layers and phases are the baseline's"
+    message += f"; {', '.join(changed)} changed as the recipe explains" if changed else ""
+    return passed(name, message, figures=figures, samples=samples)

@@ -18,20 +18,11 @@ import secrets
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
-from msgspec.structs import replace
 
-from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_json
-from sparkwright.core.store import write_file
-from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -128,8 +119,10 @@ def read(path: Path) -> KernelTrace:
             raise ValueError(f"it has more than {LARGEST} bytes or {MOST_OBJECTS} objects")
         return _phases(msgspec.json.decode(data, type=_Trace).events)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        message = f"the profile is not an annotated trace of torch's profiler: {error}"
-        raise ServerInvalid("profile-unreadable", message) from None
+        raise ServerInvalid(
+            "profile-unreadable",
+            f"the profile is not an annotated trace of torch's profiler: {error}",
+        ) from None
 
 
 def _phases(events: list[_Event]) -> KernelTrace:
@@ -179,94 +172,3 @@ def family(name: str) -> str:
     function = _CUBLAS.sub(r"\1", function)
     traits = dict.fromkeys(_TRAITS.findall(name))
     return _TILES.sub("", function)[:120] + (f" [{', '.join(traits)}]" if traits else "")
-
-
-class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The kernels of one server, stored as the baseline of a recipe.
-
-    Attributes:
-        identity: The wheel, the model and the machine.
-        recipe: Name of the recipe.
-        kernels: ``decode moe`` and the like → `family` of the kernel that took most of the time.
-    """
-
-    identity: ServerIdentity
-    recipe: str
-    kernels: Annotated[dict[str, str], Meta(min_length=1)]
-    format: Literal[1] = 1
-
-
-def save(table: BackendTable, path: Path) -> None:
-    """Write *table* to *path*, whole or not at all."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
-
-
-def shares(
-    trace: KernelTrace, policy: ContractPolicy, contract: KernelContract
-) -> dict[str, Counter[str]]:
-    """Return ``decode moe`` and the like → the kernels of that kind with their microseconds."""
-    layers: dict[str, Counter[str]] = {}
-    for phase, kernels in trace.items():
-        own = {kind: getattr(layer, phase) for kind, layer in contract.layers.items()}
-        resolved = [(kind, pattern) for kind, pattern in own.items() if pattern != UNRESOLVED]
-        patterns = [*resolved, *policy.layer_kinds.items()]
-        for name, microseconds in kernels.items():
-            kind = next((kind for kind, pattern in patterns if re.search(pattern, name)), None)
-            if kind in contract.layers:
-                layers.setdefault(f"{phase} {kind}", Counter())[family(name)] += microseconds
-    return dict(sorted(layers.items()))
-
-
-def kernels(trace: KernelTrace, policy: ContractPolicy, contract: KernelContract) -> dict[str, str]:
-    """Return ``decode moe`` and the like → the kernel that took most of the time."""
-    layers = shares(trace, policy, contract)
-    return {layer: counted.most_common(1)[0][0] for layer, counted in layers.items()}
-
-
-def check_backends(
-    trace: KernelTrace,
-    policy: ContractPolicy,
-    contract: KernelContract,
-    identity: ServerIdentity,
-    recipe: str,
-    baseline: Path | None,
-) -> Check:
-    """
-    Return the check ``backends``: whether each layer has the kernel of the *baseline*.
-
-    A change that `KernelContract.changes` explains passes, and is shown.
-    """
-    name, table = "backends", kernels(trace, policy, contract)
-    figures = []
-    for layer, counted in shares(trace, policy, contract).items():
-        (kernel, microseconds), total = counted.most_common(1)[0], max(counted.total(), 1)
-        figures.append(Figure(f"{layer}: {kernel}"[:200], 100 * microseconds / total, "%"))
-    if baseline is None:
-        message = "name --against a folder that --record wrote, to compare its server's kernels"
-        return replace(not_run(name, message, "not-asked", required=False), figures=(*figures,))
-    try:
-        recorded = read_json(baseline, BackendTable)
-    except FileError:
-        return invalid(name, f"{baseline.name} is no backend table", "baseline-damaged")
-    weights = recorded.identity.model
-    other = recorded.recipe != recipe or (identity.model and identity.model != weights)
-    if not recorded.identity.wheel:
-        return invalid(name, "the baseline does not name its wheel", "baseline-unnamed")
-    if identity.wheel == recorded.identity.wheel:
-        return invalid(name, "the baseline is the candidate itself", "baseline-is-candidate")
-    if other:
-        message = f"the baseline is of {recorded.recipe}, or of other weights"
-        return invalid(name, message, "baseline-other-model")
-    both = [
-        (layer, recorded.kernels.get(layer, "none"), table.get(layer, "none"))
-        for layer in sorted({*table, *recorded.kernels})
-    ]
-    samples = [Sample(layer, old, new) for layer, old, new in both if old != new]
-    changed = [sample.case for sample in samples]
-    if unexplained := [layer for layer in changed if layer not in contract.changes]:
-        message = f"another kernel than in the baseline: {', '.join(unexplained)}"
-        return failed(name, message, "backend-changed", figures=figures, samples=samples)
-    message = f"the kernels of {len(table)} layers and phases are the baseline's"
-    message += f"; {', '.join(changed)} changed as the recipe explains" if changed else ""
-    return passed(name, message, figures=figures, samples=samples)

@@ -31,7 +31,7 @@ from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.kernel_trace import BackendTable
+from sparkwright.gates.contract.gate import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
@@ -195,7 +195,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 return contract.run(
                     policies.contract,
                     recipe,
-                    contract.observe(server.started, self._profiles),
+                    server.started,
+                    contract.profile(server.started, self._profiles),
                     server.identity,
                     options.against / BACKENDS if options.against else None,
                 )
@@ -309,9 +310,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             if recipe and self._options.python:
                 trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
                 own = recipe.contract_for(wheel_identity.version(self._options.python))
-                kernels = kernel_trace.kernels(trace, self._policies.contract, own)
+                kernels = contract.kernels(trace, self._policies.contract, own)
                 written.append(folder / BACKENDS)
-                kernel_trace.save(BackendTable(identity, recipe.name, kernels), written[-1])
+                contract.save(BackendTable(identity, recipe.name, kernels), written[-1])
             # Without a floor, G6 refuses the recipe.
             if recipe is None or task in recipe.floors:
                 rules = self._policies.accuracy.tasks[task]

@@ -18,7 +18,7 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
 from sparkwright.gates.core.verdict import Declared, GateError
 from sparkwright.gates.device.gate import DevicePolicy

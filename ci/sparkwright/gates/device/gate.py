@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 
 from sparkwright.audit import device_code
 from sparkwright.audit import wheel as wheel_audit
+from sparkwright.audit.policy import parsed
 from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.process import Ended, Limits
+from sparkwright.core.store import translate_disk_full
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -61,7 +63,7 @@ GUARD = 4096
 Seconds = Annotated[float, Meta(gt=0)]
 
 #: The checks that need FP4 instructions.
-NEEDS_FP4 = {"fp4-conversion", *(name for name, one in operators.OPERATORS.items() if one.fp4)}
+NEEDS_FP4 = {"fp4-conversion", *(name for name in operators.OPERATORS if name.startswith("fp4-"))}
 
 CHECKS = (
     *declare("gpu"),
@@ -83,7 +85,6 @@ REASONS: Mapping[str, str] = {
     "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
     "nan-differs": "The GPU converts NaN to another code than PTX defines (+6).",
     "kernel-unloadable": "The driver refuses machine code that is named for this GPU.",
-    "code-unreadable": "The device code of a library is damaged; see the audit.",
     "code-foreign": "The wheel has no machine code for this GPU; see the audit.",
     "op-absent": "The wheel has no such operator, or one with other arguments. A recipe that needs "
     "it cannot be served.",
@@ -155,19 +156,8 @@ class Gpu(msgspec.Struct, frozen=True):
     driver: int
 
 
-class WheelCode(NamedTuple):
-    """
-    The device code of a wheel that a GPU loads, and its operators.
-
-    Attributes:
-        cubins: A name for people, and the path, of each cubin.
-        unreadable: A name, and the reason, of each library whose device code cannot be read.
-        libraries: Copies of the libraries with operators.
-    """
-
-    cubins: list[tuple[str, Path]]
-    unreadable: list[tuple[str, str]]
-    libraries: list[Path]
+#: A name for people, and the path, of each cubin.
+Cubins = list[tuple[str, Path]]
 
 
 def run(
@@ -177,7 +167,6 @@ def run(
     wheel: Path | None = None,
     target: str = "",
     python: Path | None = None,
-    script: Path = SCRIPT,
 ) -> tuple[Check, ...]:
     """
     Return the checks of *wheel* on the first GPU.
@@ -191,7 +180,7 @@ def run(
         wheel-invalid, archive-unsafe, disk-full: The wheel cannot be read.
     """
     required = {"gpu", "cubins", "fp4-conversion", *policy.operators.required}
-    if target and int(target.removeprefix("sm_").rstrip("af")[:-1]) < FP4_GENERATION:
+    if 0 < parsed(target)[0] < FP4_GENERATION:
         required -= NEEDS_FP4
     checks = list[Check]()
     gpu = ask(policy.seconds, scratch)
@@ -203,21 +192,21 @@ def run(
         message = f"the wheel is for {target}; {gpu.name} is SM {gpu.major}.{gpu.minor}"
         checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]
     else:
-        checks += _checks(policy, scratch, gpu, wheel, python, script)
+        checks += _checks(policy, scratch, gpu, wheel, python)
     return tuple(
         msgspec.structs.replace(check, required=check.name in required) for check in checks
     )
 
 
 def _checks(
-    policy: DevicePolicy, scratch: Path, gpu: Gpu, wheel: Path, python: Path | None, script: Path
+    policy: DevicePolicy, scratch: Path, gpu: Gpu, wheel: Path, python: Path | None
 ) -> Iterator[Check]:
     """Yield the checks on a GPU that runs the code of *wheel*."""
     message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
     yield passed("gpu", message)
     with console.step("device code of the wheel"):
-        code = unpack(wheel, gpu, policy.operators.libraries, scratch)
-        yield load_check(code, policy.seconds, scratch)
+        cubins, libraries = unpack(wheel, gpu, policy.operators.libraries, scratch)
+        yield load_check(cubins, policy.seconds, scratch)
     for name in ("fp4-conversion", *operators.OPERATORS):
         with console.step(name):
             if gpu.major < FP4_GENERATION and name in NEEDS_FP4:
@@ -227,8 +216,9 @@ def _checks(
             elif python is None:
                 yield not_run(name, "no environment was named", "no-environment")
             else:
-                command = [str(python), str(script)]
-                yield operator_check(name, policy.operators, command, code.libraries, scratch)
+                yield operator_check(
+                    name, policy.operators, [str(python), str(SCRIPT)], libraries, scratch
+                )
     for name, operator in operators.UNTESTED.items():
         yield not_run(name, f"no case calls {operator}", "op-untested")
 
@@ -245,15 +235,18 @@ def run_script(command: Sequence[str], seconds: float, log: Path) -> tuple[Ended
 
 def ask(seconds: float, scratch: Path) -> Gpu | str:
     """Return the first GPU, or the reason why none answers."""
-    command = [sys.executable, str(DRIVER), "facts"]
-    ended, records = run_script(command, seconds, scratch / "facts.log")
+    ended, records = run_script(
+        [sys.executable, str(DRIVER), "facts"], seconds, scratch / "facts.log"
+    )
     try:
         return msgspec.convert(records[-1], Gpu)
     except (IndexError, msgspec.ValidationError):
         return f"no GPU answers: {ended.tail[-200:] or f'status {ended.status}'}"
 
 
-def unpack(wheel: Path, gpu: Gpu, libraries: Sequence[str], scratch: Path) -> WheelCode:
+def unpack(
+    wheel: Path, gpu: Gpu, libraries: Sequence[str], scratch: Path
+) -> tuple[Cubins, list[Path]]:
     """
     Write the cubins of *wheel* that *gpu* loads, and its libraries with operators, into *scratch*.
 
@@ -261,47 +254,43 @@ def unpack(wheel: Path, gpu: Gpu, libraries: Sequence[str], scratch: Path) -> Wh
         libraries: Globs of the libraries with operators.
 
     Raises:
-        wheel-invalid, archive-unsafe, disk-full: See `sparkwright.audit.wheel.walk`.
+        wheel-invalid, archive-unsafe, disk-full: See `sparkwright.audit.wheel.members`.
     """
-    code, device = WheelCode([], [], []), (gpu.major, gpu.minor)
+    cubins, copies = Cubins(), list[Path]()
+    for member in wheel_audit.members(wheel, scratch):
+        # G0 is about libraries that cannot be read.
+        with (
+            translate_disk_full(scratch),
+            contextlib.suppress(elf.ElfUnreadable),
+            elf.mapped(member.path) as data,
+        ):
+            for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
+                if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
+                    path = scratch / f"{len(cubins)}.cubin"
+                    path.write_bytes(elf.unpack(data, entry))
+                    cubins.append((f"{member.name}, unit {entry.container}", path))
+            if any(fnmatchcase(member.name, glob) for glob in libraries):
+                copies.append(scratch / Path(member.name).name)
+                shutil.copy(member.path, copies[-1])
+    return cubins, copies
 
-    def visit(binary: wheel_audit.Binary) -> None:
-        if any(fnmatchcase(binary.name, glob) for glob in libraries):
-            copy = shutil.copy(binary.path, scratch / Path(binary.name).name)
-            code.libraries.append(Path(copy))
-        try:
-            with elf.mapped(binary.path) as data:
-                for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
-                    if entry.kind == "cubin" and device_code.loads(entry.arch, device):
-                        path = scratch / f"{len(code.cubins)}.cubin"
-                        path.write_bytes(elf.unpack(data, entry))
-                        code.cubins.append((f"{binary.name}, unit {entry.container}", path))
-        except elf.ElfUnreadable as error:
-            code.unreadable.append((binary.name, str(error)))
 
-    wheel_audit.walk(wheel, wheel_audit.read_subject(wheel), scratch, visit)
-    return code
-
-
-def load_check(code: WheelCode, seconds: float, scratch: Path) -> Check:
-    """Return the check that the driver loads every cubin of *code*."""
-    if code.unreadable:
-        samples = [Sample(library, "device code", reason) for library, reason in code.unreadable]
-        message = f"the device code of {len(samples)} libraries cannot be read"
-        return invalid("cubins", message, "code-unreadable", samples=samples)
-    if not code.cubins:
+def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
+    """Return the check that the driver loads every one of *cubins*."""
+    if not cubins:
         return failed("cubins", "the wheel has no machine code for this GPU", "code-foreign")
     listed = scratch / "cubins.json"
-    listed.write_bytes(msgspec.json.encode([str(path) for _, path in code.cubins]))
-    command = [sys.executable, str(DRIVER), "load", str(listed)]
-    ended, records = run_script(command, seconds, scratch / "load.log")
+    listed.write_bytes(msgspec.json.encode([str(path) for _, path in cubins]))
+    ended, records = run_script(
+        [sys.executable, str(DRIVER), "load", str(listed)], seconds, scratch / "load.log"
+    )
     results = [record for record in records if "error" in record]
-    if len(results) < len(code.cubins):
-        name = code.cubins[len(results)][0]
+    if len(results) < len(cubins):
+        name = cubins[len(results)][0]
         return _unanswered("cubins", ended, f"the driver's process ended at {name}")
     samples = [
         Sample(name, "loads", result["error"])
-        for (name, _), result in zip(code.cubins, results, strict=True)
+        for (name, _), result in zip(cubins, results, strict=True)
         if result["error"]
     ]
     figures = [
@@ -309,17 +298,25 @@ def load_check(code: WheelCode, seconds: float, scratch: Path) -> Check:
         Figure("kernels", sum(result["functions"] for result in results)),
         Figure("cubins that do not load", len(samples), bound=0),
     ]
-    message = f"{len(samples)} of {len(results)} cubins do not load"
-    return judged("cubins", message, "kernel-unloadable", not samples, figures, samples)
+    return judged(
+        "cubins",
+        f"{len(samples)} of {len(results)} cubins do not load",
+        "kernel-unloadable",
+        not samples,
+        figures,
+        samples,
+    )
 
 
 def conversion_check(gpu: Gpu, seconds: float, scratch: Path, ptx: Path = PTX) -> Check:
     """Return the check of the GPU's conversion of all FP32 values to E2M1, by the kernel *ptx*."""
     source = scratch / "probe.ptx"
-    text = ptx.read_text("utf-8").replace("TARGET", f"sm_{gpu.major}{gpu.minor}a")
-    source.write_text(text, "utf-8")
-    command = [sys.executable, str(DRIVER), "sweep", str(source)]
-    ended, records = run_script(command, seconds, scratch / "probe.log")
+    source.write_text(
+        ptx.read_text("utf-8").replace("TARGET", f"sm_{gpu.major}{gpu.minor}a"), "utf-8"
+    )
+    ended, records = run_script(
+        [sys.executable, str(DRIVER), "sweep", str(source)], seconds, scratch / "probe.log"
+    )
     if not records or "counters" not in records[-1]:
         return _unanswered("fp4-conversion", ended, "the sweep has no result")
     numbers, nans, bits = records[-1]["counters"]
@@ -354,8 +351,9 @@ def operator_check(
     ]
     document = {"libraries": [str(path) for path in libraries], "jobs": jobs}
     (folder / "jobs.json").write_bytes(msgspec.json.encode(document))
-    arguments = [*command, str(folder / "jobs.json")]
-    ended, records = run_script(arguments, policy.seconds, folder / "log")
+    ended, records = run_script(
+        [*command, str(folder / "jobs.json")], policy.seconds, folder / "log"
+    )
     for record in records:
         if message := record.get("absent") or record.get("unloadable"):
             return not_run(name, message, "op-absent")
@@ -430,8 +428,9 @@ def _results(case: Case, repeats: int, path: Path) -> dict[str, NDArray[np.uint8
     sizes |= {name: array.nbytes for name, array in case.returned.items()}
     with path.open("rb") as stream:
         written = np.frombuffer(stream.read(repeats * sum(sizes.values()) + 1), np.uint8)
-    runs = written.reshape(repeats, sum(sizes.values()))
-    parts = np.split(runs, np.cumsum(list(sizes.values()))[:-1], axis=1)
+    parts = np.split(
+        written.reshape(repeats, sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1], axis=1
+    )
     return dict(zip(sizes, parts, strict=True))
 
 

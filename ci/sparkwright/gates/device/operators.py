@@ -88,28 +88,10 @@ class Case(msgspec.Struct, frozen=True, eq=False):
     repeatable: bool = True
 
 
-class Operator(NamedTuple):
-    """
-    The operators of one check.
-
-    Attributes:
-        make: Returns a case, from a random generator, the bounds and one of *shapes*.
-        shapes: Those of models' layers, and odd numbers of rows.
-        fp4: Whether they need FP4 instructions; Marlin has none.
-    """
-
-    make: Callable[..., Case]
-    shapes: tuple[tuple[Any, ...], ...]
-    fp4: bool = False
-
-
 def cases(name: str, bounds: ErrorBounds) -> dict[str, Case]:
     """Return the cases of the check *name* by their shapes, the same each time."""
-    random, operator = np.random.default_rng(0), OPERATORS[name]
-    return {
-        " × ".join(map(str, shape)): operator.make(random, bounds, *shape)
-        for shape in operator.shapes
-    }
+    random, (make, shapes) = np.random.default_rng(0), OPERATORS[name]
+    return {" × ".join(map(str, shape)): make(random, bounds, *shape) for shape in shapes}
 
 
 def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
@@ -280,8 +262,9 @@ def _by_expert(
     def derived(results: Results) -> Results:
         return {name: results["out"][at] for name, at in chosen.items()}
 
-    outputs = {"out": unwritten(BF16, len(rows), weights.shape[1])}
-    return Case(outputs, steps, expected, derived=derived)
+    return Case(
+        {"out": unwritten(BF16, len(rows), weights.shape[1])}, steps, expected, derived=derived
+    )
 
 
 def _fp4_moe(
@@ -518,24 +501,25 @@ _FP4_SHAPES = ((1, 4096, 4096), (17, 7168, 4096), (129, 256, 384))
 _MARLIN_SHAPES = ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336))
 _EXPERTS = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048))
 
-#: Check → its operators.
-OPERATORS: dict[str, Operator] = {
-    "fp4-quantise": Operator(_fp4_quantise, ((1, 4096), (17, 7168), (150, 64)), fp4=True),
-    "fp4-gemm": Operator(_fp4_gemm, _FP4_SHAPES, fp4=True),
-    "fp4-moe": Operator(_fp4_moe, _EXPERTS, fp4=True),
-    "marlin-fp4": Operator(partial(_marlin, True), _MARLIN_SHAPES),
-    "marlin-fp4-moe": Operator(_marlin_moe, ((37, 16, 1024, 2048),)),
-    "marlin-int4": Operator(partial(_marlin, False), _MARLIN_SHAPES),
-    "fp8-quantise": Operator(_fp8_quantise, ((1, 4096), (129, 5120))),
-    "fp8-gemm": Operator(partial(_scaled_mm, FP8), _SHAPES),
-    "int8-gemm": Operator(partial(_scaled_mm, np.dtype(np.int8)), _SHAPES[:2]),
-    "moe-align": Operator(_moe_align, ((1, 8, 64, 16), (257, 8, 128, 64))),
-    "moe-sum": Operator(_moe_sum, ((129, 4, 4096),)),
-    "topk-softmax": Operator(_topk_softmax, ((257, 128, 8),)),
-    "activation": Operator(_activation, ((1, 14336), (333, 11008))),
-    "rms-norm": Operator(_rms_norm, ((7, 4096), (1025, 5120))),
-    "rotary": Operator(_rotary, ((33, 8),)),
-    "cache": Operator(_cache, ((37,),)),
+#: Check → what makes a case, from a random generator, the bounds and a shape; and the shapes: those
+#: of layers of models, and odd numbers of rows. Those named ``fp4-…`` need FP4 instructions.
+OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = {
+    "fp4-quantise": (_fp4_quantise, ((1, 4096), (17, 7168), (150, 64))),
+    "fp4-gemm": (_fp4_gemm, _FP4_SHAPES),
+    "fp4-moe": (_fp4_moe, _EXPERTS),
+    "marlin-fp4": (partial(_marlin, True), _MARLIN_SHAPES),
+    "marlin-fp4-moe": (_marlin_moe, ((37, 16, 1024, 2048),)),
+    "marlin-int4": (partial(_marlin, False), _MARLIN_SHAPES),
+    "fp8-quantise": (_fp8_quantise, ((1, 4096), (129, 5120))),
+    "fp8-gemm": (partial(_scaled_mm, FP8), _SHAPES),
+    "int8-gemm": (partial(_scaled_mm, np.dtype(np.int8)), _SHAPES[:2]),
+    "moe-align": (_moe_align, ((1, 8, 64, 16), (257, 8, 128, 64))),
+    "moe-sum": (_moe_sum, ((129, 4, 4096),)),
+    "topk-softmax": (_topk_softmax, ((257, 128, 8),)),
+    "activation": (_activation, ((1, 14336), (333, 11008))),
+    "rms-norm": (_rms_norm, ((7, 4096), (1025, 5120))),
+    "rotary": (_rotary, ((33, 8),)),
+    "cache": (_cache, ((37,),)),
 }
 
 #: Check → an operator of the wheel that no case calls.

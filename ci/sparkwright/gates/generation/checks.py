@@ -14,7 +14,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import median
 from typing import Annotated, Literal
@@ -247,95 +247,58 @@ def entropy(top: Mapping[int, float]) -> float:
     return -sum(share * math.log(share) for share in (*listed, rest) if share > 0.0)
 
 
-class Detector(msgspec.Struct, frozen=True):
-    """
-    One measure of an answer.
-
-    Attributes:
-        name: Of the check. *reason*: why it fails. *label*: what is measured.
-        measure: From the tokens and the text of an answer.
-        bound: Its field of `DetectorBounds`.
-        above: Whether it alarms from the bound on, or below it.
-    """
-
-    name: str
-    reason: str
-    label: str
-    measure: Callable[[Sequence[int], str], float]
-    bound: str
-    above: bool = True
+#: Check → the reason of its alarm, what is measured, and its field of `DetectorBounds`.
+DETECTORS: Mapping[str, tuple[str, str, str]] = {
+    "nan-tokens": ("token-zero-run", "longest run of token 0", "zeros"),
+    "same-token-run": ("token-run", "longest run of a token", "run"),
+    "top-token-share": ("token-share", "share of the most frequent token", "share"),
+    "distinct-4-grams": ("repetition", "share of distinct 4-grams", "distinct"),
+    "zlib-ratio": ("compressible", "zlib ratio", "ratio"),
+    "replacement-characters": ("unreadable", "share of U+FFFD", "replacement"),
+    "answer-length": ("answer-short", "tokens", "short"),
+}
+#: Fields whose alarm is a measure below the bound.
+_LOWER_BOUNDS = ("distinct", "short")
 
 
-#: In the order in which they are reported.
-DETECTORS: tuple[Detector, ...] = (
-    Detector(
-        "nan-tokens",
-        "token-zero-run",
-        "longest run of token 0",
-        lambda tokens, _: longest_run(tokens, 0),
-        "zeros",
-    ),
-    Detector(
-        "same-token-run",
-        "token-run",
-        "longest run of a token",
-        lambda tokens, _: longest_run(tokens),
-        "run",
-    ),
-    Detector(
-        "top-token-share",
-        "token-share",
-        "share of the most frequent token",
-        lambda tokens, _: top_share(tokens),
-        "share",
-    ),
-    Detector(
-        "distinct-4-grams",
-        "repetition",
-        "share of distinct 4-grams",
-        lambda tokens, _: distinct(tokens),
-        "distinct",
-        above=False,
-    ),
-    Detector("zlib-ratio", "compressible", "zlib ratio", lambda _, text: zlib_ratio(text), "ratio"),
-    Detector(
-        "replacement-characters",
-        "unreadable",
-        "share of U+FFFD",
-        lambda _, text: replacement_share(text),
-        "replacement",
-    ),
-    Detector(
-        "answer-length", "answer-short", "tokens", lambda tokens, _: len(tokens), "short", False
-    ),
-)
-
-
-def detected(
-    answers: Mapping[str, Completion], detector: Detector, bounds: DetectorBounds
-) -> Check:
-    """Return whether *detector* is silent on every answer."""
-    values = {
-        name: float(detector.measure(answer.tokens, answer.text))
-        for name, answer in answers.items()
+def measures(answer: Completion) -> dict[str, float]:
+    """Return the measures of *answer* by their fields of `DetectorBounds`."""
+    return {
+        "zeros": longest_run(answer.tokens, 0),
+        "run": longest_run(answer.tokens),
+        "share": top_share(answer.tokens),
+        "distinct": distinct(answer.tokens),
+        "ratio": zlib_ratio(answer.text),
+        "replacement": replacement_share(answer.text),
+        "short": len(answer.tokens),
     }
-    bound = float(getattr(bounds, detector.bound))
-    worst = (max if detector.above else min)(values.values())
-    side = "below" if detector.above else "at least"
-    samples = [
-        Sample(name, f"{side} {bound:g}", f"{value:.4g}: {one_line(answers[name].text, 160)}")
-        for name, value in values.items()
-        if (value >= bound) == detector.above
-    ]
-    figure = Figure(detector.label, worst, count=len(answers), bound=bound)
-    message = f"{detector.label}: {worst:.4g} at the worst of {len(answers)} answers"
-    return judged(detector.name, message, detector.reason, not samples, [figure], samples)
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the index of the first token that differs, or the length of the shorter answer."""
-    shared = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(shared) if a != b), min(len(one), len(other)))
+def detected(answers: Mapping[str, Completion], bounds: DetectorBounds) -> Iterator[Check]:
+    """Yield for each detector whether it is silent on every answer."""
+    measured = {name: measures(answer) for name, answer in answers.items()}
+    for name, (reason, label, field) in DETECTORS.items():
+        bound, lower = float(getattr(bounds, field)), field in _LOWER_BOUNDS
+        values = {case: float(values[field]) for case, values in measured.items()}
+        samples = [
+            Sample(
+                case,
+                f"{'at least' if lower else 'below'} {bound:g}",
+                f"{value:.4g}: {one_line(answers[case].text, 160)}",
+            )
+            for case, value in values.items()
+            if (value < bound) == lower
+        ]
+        worst = min(values.values()) if lower else max(values.values())
+        figure = Figure(label, worst, count=len(answers), bound=bound)
+        yield judged(
+            name,
+            f"{label}: {worst:.4g} at the worst of {len(answers)} answers",
+            reason,
+            not samples,
+            [figure],
+            samples,
+        )
 
 
 def same_tokens(
@@ -350,15 +313,23 @@ def same_tokens(
     """
     samples = []
     for case, (one, other) in pairs.items():
-        index = first_difference(one.tokens, other.tokens)
+        shared = enumerate(zip(one.tokens, other.tokens, strict=False))
+        shorter = min(len(one.tokens), len(other.tokens))
+        index = next((index for index, (a, b) in shared if a != b), shorter)
         step, rival = other.logprobs[index : index + 1], one.tokens[index : index + 1]
         near = step and rival and max(step[0].values()) - step[0].get(rival[0], -math.inf) <= tie
         if one.tokens != other.tokens and not near:
             shown = (" ".join(map(str, pair.tokens[index : index + 8])) for pair in (one, other))
             samples.append(Sample(f"{case}, token {index}", *shown))
     figure = Figure("prompts that differ", len(samples), count=len(pairs), bound=0)
-    message = f"{len(samples)} of {len(pairs)} prompts got other tokens the second time"
-    return judged(name, message, reason, not samples, [figure], samples)
+    return judged(
+        name,
+        f"{len(samples)} of {len(pairs)} prompts got other tokens the second time",
+        reason,
+        not samples,
+        [figure],
+        samples,
+    )
 
 
 def collapse(answers: Mapping[str, Completion], minimum: float) -> Check:
@@ -368,8 +339,13 @@ def collapse(answers: Mapping[str, Completion], minimum: float) -> Check:
         return failed("entropy", "a log probability is not a number", "not-a-number")
     mean = math.fsum(map(entropy, steps)) / len(steps)
     figure = Figure("mean entropy, lower bound", mean, "nat", len(steps), bound=minimum)
-    message = f"mean entropy {mean:.4g} nat over {len(steps)} tokens, {minimum:g} is the least"
-    return judged("entropy", message, "entropy-collapsed", mean >= minimum, [figure])
+    return judged(
+        "entropy",
+        f"mean entropy {mean:.4g} nat over {len(steps)} tokens, {minimum:g} is the least",
+        "entropy-collapsed",
+        mean >= minimum,
+        [figure],
+    )
 
 
 def right(
@@ -383,8 +359,14 @@ def right(
     ]
     count = len(answers) - len(samples)
     figure = Figure("right answers", count, count=len(answers), bound=least)
-    message = f"{count} of {len(answers)} answers are right; {least} are needed"
-    return judged(name, message, reason, count >= least, [figure], samples)
+    return judged(
+        name,
+        f"{count} of {len(answers)} answers are right; {least} are needed",
+        reason,
+        count >= least,
+        [figure],
+        samples,
+    )
 
 
 def _holds(answer: str, text: str) -> bool:
@@ -408,8 +390,11 @@ def corrupted(before: Mapping[str, float], after: Mapping[str, float]) -> Check:
     """Return whether the counter of requests with NaN logits exists and never counted."""
     name = "vllm:corrupted_requests_total"
     if name not in after:
-        message = "VLLM_COMPUTE_NANS_IN_LOGITS=1 is not set, so the server does not count them"
-        return not_run("corrupted-requests", message, "counter-absent")
+        return not_run(
+            "corrupted-requests",
+            "VLLM_COMPUTE_NANS_IN_LOGITS=1 is not set, so the server does not count them",
+            "counter-absent",
+        )
     most = max(after[name], before.get(name, 0.0), key=abs)
     message = f"{most:g} requests had NaN logits since the server's start"
     clean = after[name] == before.get(name, 0.0) == 0
@@ -468,14 +453,15 @@ def chat_fault(chat: Chat, answer: ChatAnswer) -> str:
     return "" if _holds(chat.answer, text) else one_line(text, 160)
 
 
-def damaged_from(distances: Sequence[tuple[int, float]], limit: float) -> int | None:
+def sound_tokens(distances: Sequence[tuple[int, float]], limit: float, count: int) -> int:
     """
-    Return the depth from which on the median of three *distances* in a row is beyond *limit* nat.
+    Return the depth from which on the median of three *distances* in a row is beyond *limit* nat;
+    *count*, the number of all tokens, if there is none.
 
-    A mixture of experts may go another way at one token without damage; None if nothing is damaged.
+    A mixture of experts may go another way at one token without damage.
     """
     for index in range(len(distances) - 2):
         window = distances[index : index + 3]
         if not median(kl for _, kl in window) <= limit:
             return next(depth for depth, kl in window if not kl <= limit)
-    return None
+    return count

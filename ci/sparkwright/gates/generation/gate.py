@@ -48,7 +48,7 @@ ABILITIES: Mapping[Ability, str] = {
 
 #: The checks of the prompts' answers, and those of further questions.
 ANSWERED = (
-    *(detector.name for detector in checks.DETECTORS),
+    *checks.DETECTORS,
     *("identical-reruns", "entropy", "answers", "corrupted-requests"),
 )
 FURTHER = (*ABILITIES.values(), "deep-decode", "speculation")
@@ -187,15 +187,18 @@ def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> 
         if not checks.encodable(text, client.detokenize(client.tokenize(text)))
     ]
     if bad:
-        message = f"the tokenizer cannot hold {len(bad)} of {len(texts)} prompts"
-        yield invalid("prompts", message, "prompt-unencodable", samples=map(Sample, bad))
+        yield invalid(
+            "prompts",
+            f"the tokenizer cannot hold {len(bad)} of {len(texts)} prompts",
+            "prompt-unencodable",
+            samples=map(Sample, bad),
+        )
         return
     yield passed("prompts", f"{len(texts)} prompts come back from the tokenizer as they were")
     before = client.metrics()
     try:
         first = _complete(client, texts, policy.tokens)
-        for detector in checks.DETECTORS:
-            yield checks.detected(first, detector, policy.bounds)
+        yield from checks.detected(first, policy.bounds)
         yield checks.right("answers", "answers-wrong", policy.prompts, first, kind.answers)
         text = next(iter(texts.values()))
         answer = client.complete(text, max_tokens=policy.tokens, ignore_eos=True)
@@ -229,8 +232,9 @@ def _complete(
     answers = {}
     with console.progress("answers", len(texts)) as line:
         for name, text in texts.items():
-            salt = uuid.uuid4().hex
-            answers[name] = client.complete(text, max_tokens=tokens, logprobs=top, cache_salt=salt)
+            answers[name] = client.complete(
+                text, max_tokens=tokens, logprobs=top, cache_salt=uuid.uuid4().hex
+            )
             line.update(len(answers))
     return answers
 
@@ -247,15 +251,24 @@ def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Ch
         questions = {
             fact.name: wrap.replace("{prompt}", f"{text}{fact.text}") for fact in policy.facts
         }
-        answers = _complete(server.client, questions, FACT_TOKENS)
-        yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
+        yield checks.right(
+            name,
+            "facts-missing",
+            policy.facts,
+            _complete(server.client, questions, FACT_TOKENS),
+            len(policy.facts),
+        )
 
 
 def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
     """Return the check that did not run, as the server's limit is below, perhaps by design."""
     designed = server.recipe is not None and server.recipe.plan.max_model_len <= server.limit
-    message = f"{tokens} tokens are needed, and --max-model-len is {server.limit}"
-    return not_run(name, message, "context-too-short", required=not designed)
+    return not_run(
+        name,
+        f"{tokens} tokens are needed, and --max-model-len is {server.limit}",
+        "context-too-short",
+        required=not designed,
+    )
 
 
 def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
@@ -264,16 +277,26 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
     for ability, name in ABILITIES.items():
         if recipe is None or ability not in recipe.abilities:
             reason = "not-asked" if recipe is None else "ability-not-declared"
-            message = f"no recipe declares that the model has the ability {ability}"
-            yield not_run(name, message, reason, required=recipe is None)
+            yield not_run(
+                name,
+                f"no recipe declares that the model has the ability {ability}",
+                reason,
+                required=recipe is None,
+            )
             continue
         chats = [chat for chat in policy.chats if chat.ability == ability]
         faults = {chat.name: _chat_fault(server.client, chat) for chat in chats}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
         count = len(chats) - len(samples)
         figure = Figure("right chats", count, count=len(chats), bound=len(chats))
-        message = f"{len(samples)} of {len(chats)} chats failed"
-        yield judged(name, message, f"{name}-wrong", not samples, [figure], samples)
+        yield judged(
+            name,
+            f"{len(samples)} of {len(chats)} chats failed",
+            f"{name}-wrong",
+            not samples,
+            [figure],
+            samples,
+        )
 
 
 def _chat_fault(client: Client, chat: Chat) -> str:
@@ -304,12 +327,10 @@ def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
         return _too_short(name, policy.deep.prompt + wanted, server)
     depths = _depths(policy, server.kind, server.client)
     figures = [
-        Figure(
-            f"sound tokens, {variant}", wanted if depth is None else depth, "tokens", bound=wanted
-        )
+        Figure(f"sound tokens, {variant}", depth, "tokens", bound=wanted)
         for variant, depth in depths.items()
     ]
-    damaged = {variant: depth for variant, depth in depths.items() if depth is not None}
+    damaged = {variant: depth for variant, depth in depths.items() if depth < wanted}
     message = f"{wanted} tokens follow from their text, with a cold and with a cached prompt"
     if damaged:
         words = ", ".join(f"from token {depth} on ({name})" for name, depth in damaged.items())
@@ -327,14 +348,14 @@ def _cause(policy: GenerationPolicy, server: QuestionedServer) -> str:
                 depths = _depths(policy, server.kind, client)
         except ServerInvalid as error:
             return f"without {' and '.join(switches)} no answer arrived: {error.message}"
-        if all(depth is None for depth in depths.values()):
+        if min(depths.values()) >= server.kind.deep:
             return f"{switches[-1]} decides: without it the tokens are sound"
     return "neither graphs nor speculation decides"
 
 
-def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str, int | None]:
+def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str, int]:
     """
-    Return, for a cold and a cached prompt, from where on a long generation is damaged; or None.
+    Return, for a cold and a cached prompt, how many tokens of a long generation are sound.
 
     The distribution behind a generated token is compared with the one that prefill gives for the
     same text, each under a salt of its own: with blocks from the prefix cache, a wrong cache would
@@ -343,7 +364,7 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
     deep, salt = policy.deep, uuid.uuid4().hex
     prompt = client.tokenize(long_text(policy.line, deep.prompt))[: deep.prompt]
     every = min(deep.every, kind.deep // 8)
-    damaged = dict[str, int | None]()
+    depths = dict[str, int]()
     for variant in ("prefix miss", "prefix hit"):
         answer = client.complete(
             prompt,
@@ -372,11 +393,9 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
         unsound = distributions.unsound(p) | distributions.unsound(q)
         kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
         distances = list(zip(places, kl.tolist(), strict=True))
-        depth = checks.damaged_from(distances, deep.kl_max)
         # An answer that ends although it must not is damaged from its end on.
-        ended = len(answer.tokens) if len(answer.tokens) < kind.deep else None
-        damaged[variant] = ended if depth is None else depth
-    return damaged
+        depths[variant] = checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
+    return depths
 
 
 def _speculation(

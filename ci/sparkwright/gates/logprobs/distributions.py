@@ -226,10 +226,6 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [text(number) for number in range(self.texts)]
 
 
-class ReferenceInvalid(ServerInvalid):
-    """A reference, or a server compared with it, does not count."""
-
-
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What a server reported.
@@ -266,17 +262,18 @@ def load(path: Path) -> Reference:
     Return the reference in the file at *path*, in bounded time and memory.
 
     Raises:
-        ReferenceInvalid: It is too large, no such file, cut short or changed.
+        ServerInvalid: It is too large, no such file, cut short or changed.
     """
     try:
         with path.open("rb") as stream:
             digest, _, body = stream.read(LARGEST).partition(b"\n")
         if sha256_bytes(body).encode() != digest:
             raise ValueError("it was changed after it was written, or is incomplete")
-        known = msgspec.json.decode(body, type=Reference)
-        if len(known.rows) != known.shape[0] * (known.shape[1] - 1):
+        reference = msgspec.json.decode(body, type=Reference)
+        if len(reference.rows) != reference.shape[0] * (reference.shape[1] - 1):
             raise ValueError("its sizes do not agree")
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{path.name} is no recorded reference: {error!s:.200}"
-        raise ReferenceInvalid("reference-damaged", message) from error
-    return known
+        raise ServerInvalid(
+            "reference-damaged", f"{path.name} is no recorded reference: {error!s:.200}"
+        ) from error
+    return reference

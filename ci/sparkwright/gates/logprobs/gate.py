@@ -44,7 +44,6 @@ from sparkwright.gates.logprobs.distributions import (
     Floats,
     LogprobsPolicy,
     Reference,
-    ReferenceInvalid,
     Row,
     Scores,
 )
@@ -158,8 +157,15 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     distances = {"divergence": kl, "best-token": other}
     distances |= {name: mode.kl for name, mode in decoded.items()}
     floors = {name: values.tolist() for name, values in distances.items()}
-    acceptance = decoded["decode-greedy"].acceptance
-    return Reference(served, server.model(), policy.shape, texts, rows, floors, acceptance)
+    return Reference(
+        served,
+        server.model(),
+        policy.shape,
+        texts,
+        rows,
+        floors,
+        decoded["decode-greedy"].acceptance,
+    )
 
 
 def run(
@@ -176,10 +182,11 @@ def run(
     try:
         for check in _judged(policy, candidate, against, served):
             found[check.name] = check
-        message = "The candidate gave a distribution at each position."
-        found["candidate"] = passed("candidate", message)
+        found["candidate"] = passed(
+            "candidate", "The candidate gave a distribution at each position."
+        )
     except ServerInvalid as error:
-        name, make, reason = ("candidate" if found else "reference"), invalid, error.reason
+        name, make, reason = "candidate" if found else "reference", invalid, error.reason
         if reason == "not-a-number":
             make, reason = (failed, reason) if found else (invalid, "reference-unsound")
         found[name] = make(name, f"The {name}: {error.message}.", reason)
@@ -192,68 +199,72 @@ def _judged(
     policy: LogprobsPolicy, candidate: Client, against: Path, served: ServerIdentity
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
-    known = _reference(policy, against, served)
+    known = distributions.load(against)
+    reference = _check_reference(policy, known, served)
     expected = _sound(policy, known.rows)
-    yield _stability(policy, known)
+    yield reference
     same = same_model(served, candidate.model(), known.served, known.name)
     if not same or _tokens(policy, candidate) != known.texts:
-        message = f"the reference is of {known.name}, its tokenizer or other texts"
-        raise ReferenceInvalid("reference-other-model", message)
+        raise ServerInvalid(
+            "reference-other-model",
+            f"the reference is of {known.name}, its tokenizer or other texts",
+        )
     measured = _sound(policy, _score(policy, known.texts, candidate))
     # The floor of another machine says nothing about this one.
     own = float(known.served.host == served.host)
     floors = {name: own * np.array(values) for name, values in known.floors.items()}
     kl, other, shift = _distances(policy, expected, measured).T
-    reasons = ("distribution-differs", "text-differs")
-    yield _kl_check(policy, "divergence", reasons, kl, floors["divergence"])
+    yield _kl_check(
+        policy, "divergence", ("distribution-differs", "text-differs"), kl, floors["divergence"]
+    )
     limit = policy.other_best_rise + float(floors["best-token"].mean())
-    label = "share of other best tokens"
-    yield _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
-    label = "change of ln perplexity"
-    yield _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)
+    yield _mean_check(
+        policy, "best-token", "share of other best tokens", other, min(policy.other_best_max, limit)
+    )
+    yield _mean_check(policy, "perplexity", "change of ln perplexity", shift, policy.perplexity_max)
     decoded = dict[str, Decoded]()
     for name in MODES:
         mode = decoded[name] = _decode(policy, known.texts, candidate, name)
         if name == "cached-prefix" and not mode.cache_hits:
             # Without a prefix cache by design there is nothing to compare.
             required = "--no-enable-prefix-caching" not in (served.flags or ())
-            message = "The server found no prefix in its cache."
-            yield not_run(name, message, "prefix-cache-unused", required=required)
-            continue
-        reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-        yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
+            yield not_run(
+                name,
+                "The server found no prefix in its cache.",
+                "prefix-cache-unused",
+                required=required,
+            )
+        else:
+            reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
+            yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
     yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
     yield _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance)
 
 
-def _reference(policy: LogprobsPolicy, against: Path, served: ServerIdentity) -> Reference:
-    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another wheel."""
-    known = distributions.load(against)
+def _check_reference(policy: LogprobsPolicy, known: Reference, served: ServerIdentity) -> Check:
+    """
+    Return the check of the reference; raise `ServerInvalid` unless it was recorded from another
+    wheel by this policy, and agrees with itself.
+    """
     identity = known.served
     required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
     if missing := [name for name, value in required.items() if value in ("", None)]:
-        raise ReferenceInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
+        raise ServerInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
     if identity.wheel == served.wheel:
         message = "it was recorded from the candidate's own wheel"
-        raise ReferenceInvalid("reference-is-candidate", message)
+        raise ServerInvalid("reference-is-candidate", message)
     if known.shape != policy.shape or {*known.floors} != {"divergence", "best-token", *MODES}:
         message = "it has other texts, tokens or logarithms than the policy"
-        raise ReferenceInvalid("reference-other-policy", message)
-    return known
-
-
-def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
-    """Return the check of the reference; raise `ReferenceInvalid` if it disagrees with itself."""
+        raise ServerInvalid("reference-other-policy", message)
     floor, other = (fmean(known.floors[name]) for name in ("divergence", "best-token"))
     message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
-    if not (floor <= policy.floor_max and other <= policy.other_best_max):
-        raise ReferenceInvalid("reference-unstable", message)
     # A reference that is damaged in decode would widen the limits for the same damage.
-    most = max(policy.floor_max, policy.decode_kl_max)
-    for name in MODES:
-        if not (decoded := fmean(known.floors[name])) <= most:
-            message = f"its generated tokens ({name}) differ from prefill by {decoded:.2g} nat"
-            raise ReferenceInvalid("reference-unstable", message)
+    decoded = max(fmean(known.floors[name]) for name in MODES)
+    if not decoded <= max(policy.floor_max, policy.decode_kl_max):
+        message = f"its generated tokens differ from prefill by {decoded:.2g} nat"
+        raise ServerInvalid("reference-unstable", message)
+    if not (floor <= policy.floor_max and other <= policy.other_best_max):
+        raise ServerInvalid("reference-unstable", message)
     figures = [
         Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
         Figure("A/A other best tokens", other, count=policy.texts, bound=policy.other_best_max),
@@ -262,11 +273,12 @@ def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
 
 
 def _tokens(policy: LogprobsPolicy, server: Client) -> list[list[int]]:
-    """Return the first tokens of each text; raise `ReferenceInvalid` if one has too few."""
+    """Return the first tokens of each text; raise `ServerInvalid` if one has too few."""
     tokens = [[*server.tokenize(text)[: policy.tokens]] for text in policy.corpus_texts()]
     if (shortest := min(map(len, tokens))) < policy.tokens:
-        message = f"a text has {shortest} tokens instead of {policy.tokens}"
-        raise ReferenceInvalid("corpus-too-short", message)
+        raise ServerInvalid(
+            "corpus-too-short", f"a text has {shortest} tokens instead of {policy.tokens}"
+        )
     return tokens
 
 
@@ -288,14 +300,14 @@ def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> lis
 
 
 def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
-    """Return *rows* as arrays; raise `ReferenceInvalid` if a position is no distribution."""
+    """Return *rows* as arrays; raise `ServerInvalid` if a position is no distribution."""
     scores = distributions.scores(rows, policy.top + 1)
     if wrong := int(distributions.unsound(scores).sum()):
-        message = f"{wrong} of {len(rows)} positions are no distribution"
-        raise ReferenceInvalid("not-a-number", message)
+        raise ServerInvalid("not-a-number", f"{wrong} of {len(rows)} positions are no distribution")
     if few := int((scores.ids[:, policy.top - 1] == distributions.PADDING).sum()):
-        message = f"{few} positions have fewer than {policy.top} logarithms"
-        raise ReferenceInvalid("too-few-logprobs", message)
+        raise ServerInvalid(
+            "too-few-logprobs", f"{few} positions have fewer than {policy.top} logarithms"
+        )
     return scores
 
 
@@ -371,8 +383,12 @@ def _kl_check(
             Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
             for index in bad
         ]
-        message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average."
-        return failed(name, message, reasons[1], samples=samples)
+        return failed(
+            name,
+            f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average.",
+            reasons[1],
+            samples=samples,
+        )
     limit = max(mean_max, policy.kl_floors * float(floor.mean()))
     return _mean_check(policy, name, "mean KL in nat, lower bound", kl, limit, reasons[0])
 
@@ -389,10 +405,13 @@ def _mean_check(
     reasons: dict[State, str] = {
         "fail": reason or f"{name}-differs", "inconclusive": "texts-do-not-decide"
     }  # fmt: skip
-    message = (
-        f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}."
+    return decided(
+        name,
+        f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}.",
+        state,
+        reasons,
+        [figure],
     )
-    return decided(name, message, state, reasons, [figure])
 
 
 def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
@@ -417,8 +436,9 @@ def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | N
     """Return whether as many drafts are accepted as with the reference."""
     if known is None:
         reason = "no-speculation" if measured is None else "reference-without-speculation"
-        message = "The reference drafts no tokens."
-        return not_run("acceptance", message, reason, required=measured is not None)
+        return not_run(
+            "acceptance", "The reference drafts no tokens.", reason, required=measured is not None
+        )
     share, band = measured or 0.0, policy.acceptance_band
     message = f"{share:.1%} of the drafted tokens were accepted, {known:.1%} by the reference."
     figure = Figure("accepted drafts", share, bound=known - band)

@@ -168,14 +168,16 @@ class Program:
         folders = [f"-I{folder / 'empty'}", *(f"-I{self._tree / name}" for name in unit.folders)]
         folders += [f"-isystem{path}" for path in includes]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
-        preprocess = [*compiler, "-E", *folders, str(source), "-o", f"{program}.ii"]
-        self._run(preprocess, "compiler", "converter-uncompilable")
+        self._run(
+            [*compiler, "-E", *folders, str(source), "-o", f"{program}.ii"],
+            "compiler",
+            "converter-uncompilable",
+        )
         text = Path(f"{program}.ii").read_text("utf-8", "replace")
         Path(f"{program}.host.ii").write_text(inline_ptx(text, self._owns), "utf-8")
         # Without contraction, since a fused multiply-add rounds once where the text rounds twice.
         options = ["-O1", "-ffp-contract=off", "-x", "c++-cpp-output", f"{program}.host.ii"]
-        compile_host = [*compiler, *options, "-o", str(program)]
-        self._run(compile_host, "compiler", "converter-uncompilable")
+        self._run([*compiler, *options, "-o", str(program)], "compiler", "converter-uncompilable")
 
     def _header(self, unit: Unit) -> str:
         """Return the file to include, as ``#include`` names it."""
@@ -204,8 +206,9 @@ class Program:
         """Run *command*; raise with the reason *failure* if it does not succeed."""
         ended = process.run_limited(command, self._limits, self._folder / f"{name}.log")
         if ended.late:
-            message = f"the {name} did not end within {self._limits.seconds:g} s"
-            raise ConverterInvalid("converter-slow", message)
+            raise ConverterInvalid(
+                "converter-slow", f"the {name} did not end within {self._limits.seconds:g} s"
+            )
         if ended.status:
             text = re.sub(r"\S+/", "", ended.tail)
             lines = re.findall(r".*\berror\b.*", text) or text.splitlines()
@@ -225,12 +228,16 @@ class Program:
         source, result = self._folder / "inputs", self._folder / "results"
         source.write_bytes(inputs.tobytes())
         result.write_bytes(b"")
-        command = [str(self._folder / "driver"), converter.name, str(source), str(result)]
-        self._run(command, "converter", "converter-crashed")
+        self._run(
+            [str(self._folder / "driver"), converter.name, str(source), str(result)],
+            "converter",
+            "converter-crashed",
+        )
         size = result.stat().st_size
         if size != len(inputs) * RESULTS[converter.kind].itemsize:
-            message = f"{converter.name} wrote {size} bytes for {len(inputs)} inputs"
-            raise ConverterInvalid("converter-output", message)
+            raise ConverterInvalid(
+                "converter-output", f"{converter.name} wrote {size} bytes for {len(inputs)} inputs"
+            )
         return np.fromfile(result, RESULTS[converter.kind])
 
 
@@ -277,8 +284,10 @@ def _statement(body: str) -> str:
     template, _, operands = re.sub(r"(?m)^# \d.*$", "", body).partition(":")
     ptx = "".join(ast.literal_eval(f'"{text}"') for text in _STRING.findall(template)).strip()
     if not ptx or _STRING.sub("", template).strip():
-        message = f"an asm statement is not understood: {' '.join(body.split())[:120]}"
-        raise ConverterInvalid("converter-unreadable", message)
+        raise ConverterInvalid(
+            "converter-unreadable",
+            f"an asm statement is not understood: {' '.join(body.split())[:120]}",
+        )
     # Constraints stand between the operands' expressions, each in its parentheses.
     values = [value.strip(" \t\r\n,:") for value in _STRING.split(operands)[2::2]]
     named = {f"%{number}": value for number, value in enumerate(values)}
@@ -301,7 +310,8 @@ def python_header(unit: Unit, path: Path) -> str:
     """Return the C++ header of *unit* with the part of the Python file at *path* that it names."""
     match = re.search(unit.python, path.read_text("utf-8", "replace"), re.MULTILINE | re.DOTALL)
     if match is None:
-        message = f"{path.name} has no text that matches {unit.python}"
-        raise ConverterInvalid("converter-missing", message)
+        raise ConverterInvalid(
+            "converter-missing", f"{path.name} has no text that matches {unit.python}"
+        )
     part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
     return unit.header.replace("@", part)

@@ -179,8 +179,9 @@ def run(
 
 def _unjudged(converter: Converter, error: ConverterInvalid) -> Check:
     make = {"converter-missing": failed, "tree-missing": not_run, "headers-missing": not_run}
-    name = f"{converter.name}-{SUFFIXES[converter.kind]}"
-    return make.get(error.reason, invalid)(name, error.message, error.reason)
+    return make.get(error.reason, invalid)(
+        f"{converter.name}-{SUFFIXES[converter.kind]}", error.message, error.reason
+    )
 
 
 def _check(converter: Converter, program: Program) -> Check:

@@ -38,7 +38,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
@@ -277,9 +277,9 @@ class Experiment:
         """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
         profiles = self._logs / "profiles"
         assert isinstance(server, Server)
-        checks = contract.check_launch(
-            self._contract_policy, recipe, subjects[side].version, server, profiles
-        )
+        trace = contract.profile(server, profiles)
+        kernels = recipe.contract_for(subjects[side].version)
+        checks = contract.check_contract(self._contract_policy, kernels, server.log, trace)
         for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
             path.unlink()
         if side != "candidate":
