@@ -124,7 +124,7 @@ TARGET = {"role": "target", "glob": "*"}
                 ({**TARGET, "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
                 ({**TARGET, "ptx": [{"arch": "sm_80", "most": 1, "reason": ""}]}, "Expected `str`"),
                 ({**HOST_ONLY, "opcodes": [{"pattern": "x", "least": 1}]}, "only reported"),
-                ({**TARGET, "arch": "12.0f"}, "an arch of its own"),
+                ({**TARGET, "arch": "12.0f"}, "wants a reason"),
             )
         ),
     ],
@@ -236,7 +236,7 @@ def test_record_is_checked_against_the_bytes(
     assert "fail for sm_121f" in capsys.readouterr().out
     with refusal("audit-failed") as caught:
         raise_for_findings(report)
-    assert "record-surplus: probe/c.py" in caught.value.details[-1]
+    assert "record-surplus: probe/gone.py" in caught.value.details[-1]
 
 
 # Host code.

@@ -185,21 +185,15 @@ def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
     target, kernels = "", []
     for section in elf.sections(data):
         if section.name == ".note.nv.tkinfo" and section.size <= _LARGEST_NOTE:
-            target = _note_target(data[section.offset : section.offset + section.size])
+            note = data[section.offset : section.offset + section.size]
+            for match in _TKINFO.finditer(note):
+                size = int.from_bytes(match[1], "little")
+                option = _ARCH_OPTION.search(note[match.end() : match.end() + size])
+                if option and match.end() + size <= len(note):
+                    target = option[1].decode()
         elif section.name.startswith(".text."):
             kernels.append(section.name.removeprefix(".text."))
     return target, tuple(sorted(kernels))
-
-
-def _note_target(data: bytes) -> str:
-    """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
-    for match in _TKINFO.finditer(data):
-        size = int.from_bytes(match[1], "little")
-        description = data[match.end() : match.end() + size]
-        option = _ARCH_OPTION.search(description)
-        if option and len(description) == size:
-            return option[1].decode()
-    return ""
 
 
 # What a GPU gets.

@@ -108,20 +108,17 @@ class LibraryPolicy(_Record, frozen=True):
     torch: Literal["", "stable"] = ""
 
     def __post_init__(self) -> None:
-        reasoned, target = bool(self.reason.strip()), self.role == "target"
-        device_code = self.also or self.ptx or self.opcodes or self.trap_free
-        if not target and (device_code or not reasoned):
-            wants = "which wants a reason, and of which device code is only reported"
-            raise ValueError(f"{self.glob} is a base library, {wants}")
-        if self.arch and not (target and reasoned):
-            wants = "which wants the role of a target and a reason"
-            raise ValueError(f"{self.glob} has an arch of its own, {wants}")
+        code = self.arch or self.also or self.ptx or self.opcodes or self.trap_free
+        if self.role == "base" and code:
+            raise ValueError(f"{self.glob} is a base library, whose device code is only reported")
+        if (self.role == "base" or self.arch) and not self.reason.strip():
+            raise ValueError(f"{self.glob} is not compiled for the stack, which wants a reason")
         try:
             for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):
                 re.compile(pattern)
         except re.error as error:
-            what = f"{error.pattern!r} is not a regular expression"
-            raise ValueError(f"{what}: {error}") from error
+            message = f"{error.pattern!r} is not a regular expression: {error}"
+            raise ValueError(message) from error
 
     @property
     def kernels(self) -> tuple[str, ...]:

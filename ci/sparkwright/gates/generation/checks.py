@@ -211,11 +211,6 @@ def longest_run(tokens: Sequence[int], of: int | None = None) -> int:
     return max(runs, default=0)
 
 
-def top_share(tokens: Sequence[int]) -> float:
-    """Return the share of the most frequent token; 0 without tokens."""
-    return Counter(tokens).most_common(1)[0][1] / len(tokens) if tokens else 0.0
-
-
 def distinct(tokens: Sequence[int]) -> float:
     """Return the share of different runs among all runs of four tokens; 1 if there is none."""
     runs = [tuple(tokens[index : index + 4]) for index in range(len(tokens) - 3)]
@@ -263,10 +258,11 @@ _LOWER_BOUNDS = ("distinct", "short")
 
 def measures(answer: Completion) -> dict[str, float]:
     """Return the measures of *answer* by their fields of `DetectorBounds`."""
+    frequent = Counter(answer.tokens).most_common(1)
     return {
         "zeros": longest_run(answer.tokens, 0),
         "run": longest_run(answer.tokens),
-        "share": top_share(answer.tokens),
+        "share": frequent[0][1] / len(answer.tokens) if frequent else 0.0,
         "distinct": distinct(answer.tokens),
         "ratio": zlib_ratio(answer.text),
         "replacement": replacement_share(answer.text),

@@ -190,8 +190,14 @@ class Program:
         self._owns(str(paths[0]))
         if not unit.python:
             return f'"{paths[0]}"'
+        text = paths[0].read_text("utf-8", "replace")
+        match = re.search(unit.python, text, re.MULTILINE | re.DOTALL)
+        if match is None:
+            message = f"{paths[0].name} has no text that matches {unit.python}"
+            raise ConverterInvalid("converter-missing", message)
+        part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
         header = self._folder / "python.hpp"
-        header.write_text(python_header(unit, paths[0]), "utf-8")
+        header.write_text(unit.header.replace("@", part), "utf-8")
         return f'"{header}"'
 
     def _owns(self, name: str) -> bool:
@@ -304,14 +310,3 @@ def _statement(body: str) -> str:
         else:
             return f'{{ ::sparkwright::unreadable("{name}"); }}'
     return f"{{ {calls}}}"
-
-
-def python_header(unit: Unit, path: Path) -> str:
-    """Return the C++ header of *unit* with the part of the Python file at *path* that it names."""
-    match = re.search(unit.python, path.read_text("utf-8", "replace"), re.MULTILINE | re.DOTALL)
-    if match is None:
-        raise ConverterInvalid(
-            "converter-missing", f"{path.name} has no text that matches {unit.python}"
-        )
-    part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
-    return unit.header.replace("@", part)
