@@ -40,8 +40,8 @@ PLACE = ROOT / ".nox" / "newcomer"
 
 USER = "newcomer"
 CHECKOUT = "sparkwright"
-#: Code name → what the table says.
-RELEASES = {"bookworm": "Debian 12", "trixie": "Debian 13"}
+#: Debian 12 and 13.
+RELEASES = ("bookworm", "trixie")
 MODES = ("foreground", "background")
 #: The line that is run with --build alone, and the one that --again repeats.
 LONG, TESTS = "nox -s build", "nox -s tests"
@@ -281,8 +281,8 @@ def run(suite: str, mode: str, told: Sequence[str], limit: int, *, again: bool) 
     return []
 
 
-def arguments() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
+def main(words: Sequence[str]) -> int:
+    """Run the lines as asked for, say what became of each, and return 0 if every line passed."""
     parser = argparse.ArgumentParser(prog="nox -s newcomer --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{' or '.join(RELEASES)} (both)")
     for mode, text in (("foreground", "run the lines as typed, only"), ("background", "run nox under nohup, only")):
@@ -291,12 +291,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="ask what failed once more; what then passes was the machine's doing")
     parser.add_argument("--limit", type=int, default=LIMIT, metavar="SECONDS", help=f"for all lines of a run but the build ({LIMIT})")
     parser.add_argument("--check", action="store_true", help="say whether this machine can do it, and do nothing")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the lines as asked for, say what became of each, and return 0 if every line passed."""
-    options = arguments().parse_args(words)
+    options = parser.parse_args(words)
     told = [line for line in lines(ROOT / "README.md") if line != LONG or options.build]
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     rows = []
@@ -310,12 +305,11 @@ def main(words: Sequence[str]) -> int:
             for left in (PLACE / "roots").glob("*"):
                 remove(left)
             for suite in options.suites or RELEASES:
-                name = RELEASES[suite]
                 for mode in options.modes or MODES:
                     limit = BUILD_LIMIT if options.build else options.limit
                     ended = dict(row.split(" ", 1) for row in run(suite, mode, told, limit, again=options.again))
-                    rows += [(name, mode, line, *ended.get(str(number), "none 0").split()) for number, line in enumerate(told)]
-    except (CannotRun, KeyError) as error:
+                    rows += [(suite, mode, line, *ended.get(str(number), "none 0").split()) for number, line in enumerate(told)]
+    except CannotRun as error:
         sys.stdout.write(f"newcomer: {error}\n")
         return 1
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ class Command:
 
 
 def commands(page: Path) -> list[Command]:
-    """Return every command of *page*, comments taken off."""
+    """Return every command of *page*."""
     found = []
     for token in MarkdownIt().parse(page.read_text("utf-8")):
         if token.type == "fence" and token.info.strip() == "console":
@@ -39,15 +38,8 @@ def commands(page: Path) -> list[Command]:
             for number, line in enumerate(token.content.splitlines(), token.map[0] + 2):
                 if line.startswith("$ "):
                     refused = re.search(r"\s# → ([a-z-]+)$", line)
-                    found.append(Command(number, _bare(line[2:]), refused[1] if refused else ""))
+                    found.append(Command(number, line[2:], refused[1] if refused else ""))
     return found
-
-
-def _bare(line: str) -> str:
-    """Return *line* without the comment at its end; quotes may hold the mark."""
-    lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
-    lexer.commenters, lexer.whitespace_split = "", True
-    return line[: line.rindex(" # ")].rstrip() if "#" in list(lexer) else line
 
 
 def run(

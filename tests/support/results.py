@@ -156,13 +156,7 @@ def spoiled() -> Result:
     reason = Reason("server-died", "the server ended with signal 9")
     legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
     results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None)
-    return replace(
-        result,
-        state="invalid",
-        legs=legs,
-        cells=results,
-        calibration={name: [] for name in result.calibration},
-    )
+    return replace(result, state="invalid", legs=legs, cells=results, calibration={})
 
 
 def hostile() -> Result:
@@ -174,21 +168,16 @@ def hostile() -> Result:
         for index, leg in enumerate(result.legs)
     )  # fmt: skip
     results = (result.cells[0], replace(result.cells[1], name=HOSTILE))
-    texts = dict.fromkeys(
-        ("says", "recipe", "model", "quantization", "stack", "generator", "policy"), HOSTILE
-    )
-    calibration = {
-        name: [(HOSTILE, value) for _, value in values]
-        for name, values in result.calibration.items()
-    }
+    texts: dict[str, Any] = dict.fromkeys(("says", "recipe", "model", "quantization", "stack", "generator", "policy"), HOSTILE)
     return replace(
-        result, candidate=bad, baseline=bad, legs=legs, cells=results, calibration=calibration, culprits=(HOSTILE,),
-        host={HOSTILE: HOSTILE}, qualified=(HOSTILE,), added=(HOSTILE,), **texts,
+        result, candidate=bad, baseline=bad, legs=legs, cells=results, host={HOSTILE: HOSTILE},
+        qualified=(HOSTILE,), added=(HOSTILE,), **texts,
     )  # fmt: skip
 
 
 EXAMPLES: dict[str, Callable[[], Result]] = {
     "pass": lambda: gate(slower=-0.012), "fail": lambda: gate(slower=0.06), "undecided": lambda: gate(noise=0.02),
     "invalid": spoiled, "hostile": hostile, "nvfp4": bench, "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+    "once": lambda: bench(speed=0.05, quantization="FP8", blocks=1),
     "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
 }  # fmt: skip
