@@ -14,11 +14,10 @@ from securesystemslib.signer import CryptoSigner, SigstoreKey
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import ONE, TWO, User, World, wheel
 from tests.support import tufindex
-from tuf.api.metadata import Metadata, MetaFile
+from tuf.api.metadata import MetaFile
 
 from sparkwright.client import index as client_index
-from sparkwright.release import repository
-from sparkwright.release.keys import ROLES, Keys
+from sparkwright.release.keys import KEY_ROLES, Keys
 from sparkwright.release.repository import IndexFolder
 
 PAST = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
@@ -48,10 +47,7 @@ def rewrite(
         keys: Those of the publisher by default. *index*: as it was read before an earlier change.
     """
     index, held = index or IndexFolder(world.root), keys or world.keys
-    assert index.root
-    roles: dict[str, Metadata[Any]] = {
-        "root": index.root, "targets": index.targets, "snapshot": index.snapshot, "timestamp": index.timestamp,
-    }  # fmt: skip
+    roles = {name: index.metadata[name] for name in ("root", "targets", "snapshot", "timestamp")}
     change(roles[role].signed)
     # Each of the last three is named by the next one.
     for name in [role] if role == "root" else list(roles)[list(roles).index(role) :]:
@@ -61,8 +57,7 @@ def rewrite(
         for signer in held.for_new_index(name)[: count if name == role else 9]:
             metadata.sign(signer, append=True)
         version, data = metadata.signed.version, metadata.to_bytes()
-        file = repository.metadata_name(name, None if name == "timestamp" else version)
-        (world.root / "metadata" / file).write_bytes(data)
+        index.metadata_path(name, version).write_bytes(data)
         if name == "targets":
             roles["snapshot"].signed.meta["targets.json"] = MetaFile.from_data(
                 version, data, ["sha256"]
@@ -309,7 +304,7 @@ def test_old_client_follows_a_rotation(installed: User) -> None:
     world, old = installed.world, installed.world.keys
     new = tufindex.make_keys(world.folder / "new")
     both = Keys({name: [*old.by_file[name], *new.by_file[name]] for name in old.by_file})
-    for name, roles in ROLES.items():
+    for name, roles in KEY_ROLES.items():
         with IndexFolder(world.root).changing(both, tufindex.ROLES) as change:
             change.rotate(roles, [signer.public_key for signer in new.by_file[name]])
     world.keys = new

@@ -222,6 +222,11 @@ def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
     for project in ("foreign", "direct"):
         with refusal("set-unresolved"):
             resolved(index, [wheels.vllm(tmp_path / project, requires=[project])], tmp_path)
+    address = f"numpy @ {index.address}/files/numpy-2.4.0-py3-none-any.whl"
+    for requirement in (address, "numpy >< 2"):
+        numpy = wheels.vllm(tmp_path / "numpy", requires=["numpy"])
+        with refusal("set-unresolved"):
+            resolved(index, [numpy], tmp_path, overrides=(Override(requirement, "for the test"),))
     made = resolved(index, [wheels.vllm(tmp_path / "bare", requires=["bare"])], tmp_path)
     assert sha256_file(bare).encode() in made.lock
 

@@ -18,7 +18,7 @@ from tests.support.foldertree import tree
 from tests.support.publisher import IndexOwner
 
 from sparkwright.core.files import sha256_file
-from sparkwright.release import keys, locked_set
+from sparkwright.release import keys, locked_set, staging
 from sparkwright.release.policy import ReleasePolicy
 
 
@@ -75,16 +75,13 @@ def test_incomplete_release_is_a_candidate_until_new_verdicts_promote_it(
     assert (entry.state.channel, entry.state.missing, entry.release.missing) == ("verified", (), {})
     assert entry.release.notes
     notes = (owner.root / entry.release.notes.path).read_text()
-    assert "Nothing is missing" in notes
-
-
-def test_yank_keeps_the_files_and_says_why(owner: IndexOwner) -> None:
-    before = tree(owner.root / "files")
-    owner.publisher().yank("2026.11.1", 'it "hangs" <b>')
-    assert tree(owner.root / "files") == before
-    for page in ("simple/verified/vllm", "releases/2026.11.1"):
-        text = (owner.root / page / "index.html").read_text()
-        assert "it &#34;hangs&#34; &lt;b&gt;" in text
+    for says in (
+        "Nothing is missing",
+        "Changes since 2026.11.1",
+        "upstream: merged as",
+        "in 0, slower in 0 of 12",
+    ):
+        assert says in notes
 
 
 def test_pruned_names_stay_taken(owner: IndexOwner, tmp_path: Path) -> None:
@@ -174,14 +171,19 @@ def links(owner: IndexOwner, channel: str, project: str) -> list[DistributionPac
     return ProjectPage.from_html(project, page, publisher.URL).packages
 
 
-def test_reference_parser_reads_the_simple_pages(owner: IndexOwner) -> None:
-    owner.publisher().yank("2026.11.1", "it hangs")
+def test_yank_keeps_the_files_and_says_why(owner: IndexOwner) -> None:
+    """A parser of others reads hashes, METADATA, Pythons and the yank of the simple pages."""
+    before, reason = tree(owner.root / "files"), 'it "hangs" <b>'
+    owner.publisher().yank("2026.11.1", reason)
+    assert tree(owner.root / "files") == before
+    page = (owner.root / "releases/2026.11.1/index.html").read_text()
+    assert "it &#34;hangs&#34; &lt;b&gt;" in page
     [vllm] = links(owner, "verified", "vllm")
     [wheel] = [wheel for wheel in owner.index.files if wheel.name == vllm.filename]
-    assert vllm.digests == {"sha256": wheel.sha256}
     metadata = owner.root / f"{wheel.path}.metadata"
-    assert vllm.metadata_digests == {"sha256": sha256_file(metadata)}
-    assert (vllm.is_yanked, vllm.yanked_reason, vllm.requires_python) == (True, "it hangs", ">=3.9")
+    hashes = (vllm.digests["sha256"], (vllm.metadata_digests or {})["sha256"])
+    assert hashes == (wheel.sha256, sha256_file(metadata))
+    assert (vllm.is_yanked, vllm.yanked_reason, vllm.requires_python) == (True, reason, ">=3.9")
     assert links(owner, "candidate", "sparkwright-install")
 
 
@@ -264,16 +266,6 @@ def test_wheels_as_assets_of_github(
     signer.yank("2026.11.3", "it hangs")
 
 
-def test_notes_say_which_patches_are_needed(owner: IndexOwner, tmp_path: Path) -> None:
-    patch = (*wheels.PATCHES[0][:2], "another reason", 0)
-    owner.publish([wheels.vllm(tmp_path, label="spark.2026.11.2", patches=[patch])], "candidate")
-    files = [entry.release.notes for entry in owner.index.entries.values()]
-    first, second = ((owner.root / file.path).read_text() for file in files if file)
-    assert "| vllm | `#35568` | Use native FP4 conversion | carried | upstream: merged as" in first
-    assert "faster in 0, slower in 0 of 12 measured figures" in first
-    assert "| vllm | `#35568` | Use native FP4 conversion | dropped |" in second
-
-
 def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: list[Path]) -> None:
     start, step = shutil.copytree(owner.root, owner.root.with_name("start")), 40
     while processes.kill_at(step, lambda: owner.publish(new, "candidate")):
@@ -284,3 +276,15 @@ def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: 
         shutil.copytree(start, owner.root)
         step += 40
     assert step > 80
+
+
+def test_set_around_built_wheels_is_current(owner: IndexOwner) -> None:
+    """Another set takes its place, under the same name."""
+    context, gate = owner.publisher().context, owner.folder / "gate"
+    with refusal("usage"):
+        staging.install_built(context, owner.folder / "none", gate)
+    for name, version in (("first", "2026.11.p"), ("next", "2026.11.2.p")):
+        done = staging.install_built(context, owner.folder / name, gate)
+        assert done["state"] == "installed"
+        [info] = (gate / "current").glob("lib/*/site-packages/vllm-*.dist-info")
+        assert f"+spark.{version}" in info.name

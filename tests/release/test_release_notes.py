@@ -71,7 +71,8 @@ def test_release_before_decides_what_is_compared() -> None:
     )  # fmt: skip
     new = release(locks=(lock(torch="2.14.0", numpy="2.4.0", added="1.0", same="1"),))
     text = pages.notes(new, old)
-    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text, flags=re.M)
+    before_patches = text.partition("## Patches")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", before_patches, flags=re.M)
     assert rows[-4:] == [
         ("added", "–", "1.0"),
         ("gone", "1.0", "–"),

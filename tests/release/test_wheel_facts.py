@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
 from tests.refusals import allowed, refusal
 from tests.support import fatbins, installers, wheels
 
@@ -15,7 +19,7 @@ from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.release import wheel_facts
+from sparkwright.release import release_draft, wheel_facts
 from sparkwright.release.wheel_facts import WheelFacts
 
 Members = dict[str, bytes]
@@ -170,3 +174,26 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     assert wheel_facts.content_of_environment(site) not in (expected, {})
     (site / "vllm" / "__init__.py").unlink()
     assert wheel_facts.content_of_environment(site) == {}
+
+
+def test_every_kind_of_wheel_has_a_statement_of_in_toto_and_slsa(tmp_path: Path) -> None:
+    for facts in wheel_facts.read_all(wheels.release(tmp_path, judged=False)):
+        data = release_draft.provenance(facts, "ab" * 32)
+        statement: Any = Statement.copy_from_pb(json_format.Parse(data, statement_pb2.Statement()))
+        statement.validate()
+        assert dict(statement.pb.subject[0].digest) == {"sha256": facts.sha256}
+        document = json_format.MessageToDict(statement.pb.predicate)
+        predicate = json_format.ParseDict(document, provenance_pb2.Provenance())
+        materials = predicate.build_definition.resolved_dependencies
+        assert materials[0].name == facts.source.name
+    # The last one is a graft with patches.
+    assert [material.name for material in materials[1:]] == [
+        "clamp-the-samples.patch",
+        "35568.patch",
+        "the official wheel",
+        "lock.yaml",
+        "toolchain",
+    ]
+    pins = {"gitCommit": facts.source.pin, "gitTree": facts.source.tree}
+    assert dict(materials[0].digest) == pins
+    assert predicate.run_details.byproducts[0].name == "sbom"

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import re
 import threading
@@ -74,12 +75,8 @@ class World:
         self.spoil: Callable[[str, bytes], bytes] = lambda _, data: data
         self.lock = threading.RLock()
         self.hosts: dict[str, Server] = {}
-        self._next = 0
-
-    def number(self) -> int:
-        with self.lock:
-            self._next += 1
-            return self._next
+        #: Returns the next number of a release or an asset.
+        self.number = itertools.count(1).__next__
 
     @property
     def assets(self) -> dict[int, Asset]:

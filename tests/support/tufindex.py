@@ -36,7 +36,7 @@ ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
 
 def make_keys(folder: Path, *names: str) -> Keys:
     """Return keys in *folder*: one of each kind, or those of *names*."""
-    keys.make(folder, names or tuple(keys.ROLES))
+    keys.make(folder, names or tuple(keys.KEY_ROLES))
     return keys.load([folder])
 
 

@@ -83,6 +83,13 @@ class Host(NamedTuple):
         path = self.bundle / "bundle.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
+    def set_up(self, *commands: dict[str, Any]) -> None:
+        """Set the bundle up, with other commands if some are given."""
+        plain = {"seconds": 60, "after": [], "gpu": 0, "alone": False}
+        if commands:
+            self.change(commands=[{**plain, **command} for command in commands])
+        assert self.script("setup", self.bundle, self.root) == (0, "", "")
+
 
 @pytest.fixture(name="host")
 def _host(tmp_path: Path, cli: Cli) -> Host:
@@ -111,7 +118,7 @@ def results(root: Path) -> dict[str, Any]:
 def test_bundle_is_set_up_and_its_commands_run_once(host: Host, tmp_path: Path) -> None:
     """The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started."""
     assert len(json.loads((host.bundle / "bundle.json").read_text())["parts"]) > 2
-    assert host.script("setup", host.bundle, host.root) == (0, "", "")
+    host.set_up()
     name = "tiny-1-py3-none-any.whl"
     assert (host.root / "dist" / name).read_bytes() == (tmp_path / name).read_bytes()
     assert host.script("run", host.root) == (0, "", "")
@@ -130,11 +137,10 @@ def test_run_that_was_killed_continues(host: Host) -> None:
     """What has a result is not run again; what ran beside it is ended before it runs again."""
     marker = host.root / "second"
     wait = f"echo $$ >> {marker}; test $(wc -l < {marker}) = 2 || sleep 600"
-    host.change(commands=[
-        {"name": "first", "words": ["sh", "-c", "date +%N"], "seconds": 60, "after": [], "gpu": 0, "alone": False},
-        {"name": "second", "words": ["sh", "-c", wait], "seconds": 60, "after": ["first"], "gpu": 0, "alone": False},
-    ])  # fmt: skip
-    assert host.script("setup", host.bundle, host.root)[0] == 0
+    host.set_up(
+        {"name": "first", "words": ["sh", "-c", "date +%N"]},
+        {"name": "second", "words": ["sh", "-c", wait], "after": ["first"]},
+    )
     process, until = host.start("run", host.root), time.time() + 60
     while not marker.exists() or not marker.read_text().strip():
         assert time.time() < until
@@ -157,11 +163,8 @@ def test_run_that_was_killed_continues(host: Host) -> None:
 
 def test_named_commands_run_with_those_that_they_come_after(host: Host) -> None:
     """The others keep waiting; a name that is no command's runs nothing."""
-    host.change(commands=[
-        {"name": name, "words": ["true"], "seconds": 60, "after": after, "gpu": 0, "alone": False}
-        for name, after in (("model", []), ("other", []), ("soak", ["model"]), ("last", ["soak"]))
-    ])  # fmt: skip
-    assert host.script("setup", host.bundle, host.root)[0] == 0
+    order = {"model": [], "other": [], "soak": ["model"], "last": ["soak"]}
+    host.set_up(*({"name": name, "words": ["true"], "after": order[name]} for name in order))
     status, _, stderr = host.script("run", host.root, "soak", "sok")
     assert (status, stderr.split(": ")[1], results(host.root)) == (1, "command-unknown", {})
     assert host.script("run", host.root, "soak")[0] == 0
@@ -182,11 +185,12 @@ def test_commands_for_other_gpus_run_beside_one_that_runs_alone(
     shown = "echo $CUDA_VISIBLE_DEVICES; taskset --cpu-list --pid $$ | sed 's/.*: //'"
     meet = "touch {root}/$0; for i in $(seq 100); do test -e {root}/$1 && exit; sleep 0.1; done; exit 1"
     words = ["sh", "-c", f"{shown}; {meet}"]
-    host.change(commands=[
-        {"name": name, "words": [*words, name, other], "seconds": 60, "after": [], "gpu": gpu, "alone": True}
-        for name, other, gpu in (("a", "b", 0), ("b", "a", 1), ("c", "a", 2))
-    ])  # fmt: skip
-    assert host.script("setup", host.bundle, host.root)[0] == 0
+    host.set_up(
+        *(
+            {"name": name, "words": [*words, name, other], "gpu": gpu, "alone": True}
+            for name, other, gpu in (("a", "b", 0), ("b", "a", 1), ("c", "a", 2))
+        )
+    )
     assert host.script("run", host.root)[0] == 0
     assert {name: each["status"] for name, each in results(host.root).items()} == dict.fromkeys(
         "abc", 0
@@ -199,12 +203,11 @@ def test_commands_for_other_gpus_run_beside_one_that_runs_alone(
 
 def test_setup_that_was_cut_off_is_begun_again(host: Host) -> None:
     """A folder without its last mark is no bundle that is set up."""
-    assert host.script("setup", host.bundle, host.root)[0] == 0
+    host.set_up()
     (host.root / "results").rmdir()
     (host.root / "sites" / "extra" / "package" / "__init__.py").unlink()
-    refused = host.script("run", host.root)
-    assert refused[2].startswith("error: bundle-incomplete: ")
-    assert host.script("setup", host.bundle, host.root)[0] == 0
+    assert host.script("run", host.root)[2].startswith("error: bundle-incomplete: ")
+    host.set_up()
     assert (host.root / "sites" / "extra" / "package" / "__init__.py").is_file()
 
 

@@ -15,23 +15,29 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated
+from typing import IO, Annotated, ClassVar
 
 import msgspec
-from msgspec import Meta
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import StoreError
+from sparkwright.core.errors import Advice, SparkwrightError, StoreError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.release import bundle_host
-from sparkwright.release.errors import BundleError
 
 #: Names of the parts.
 PART = re.compile(r"part-\d{5}")
 #: Bytes that the compression looks back; unpacking needs as much memory, packing six times as much.
 DICTIONARY = 512 << 20
 #: A path below the folder of the bundle.
-Inside = Annotated[str, Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
+Inside = Annotated[str, msgspec.Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
+
+
+class BundleError(SparkwrightError):
+    """A bundle cannot be packed, or the script on its host refuses it."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        reference: Advice(*texts) for reference, texts in bundle_host.REFUSALS.items()
+    }
 
 
 class BundleEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,11 +67,11 @@ class BundleCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         alone: Whether nothing else may run beside it on its GPU.
     """
 
-    name: Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")]
-    words: Annotated[tuple[str, ...], Meta(min_length=1)]
-    seconds: Annotated[int, Meta(ge=1)]
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]+\Z")]
+    words: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    seconds: Annotated[int, msgspec.Meta(ge=1)]
     after: tuple[str, ...] = ()
-    gpu: Annotated[int, Meta(ge=0)] = 0
+    gpu: Annotated[int, msgspec.Meta(ge=0)] = 0
     alone: bool = False
 
 
@@ -79,10 +85,10 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         capability: The compute capability of its GPU, ``9.0``.
     """
 
-    python: Annotated[str, Meta(pattern=r"\A3\.\d+ [a-z0-9_]+\Z")]
+    python: Annotated[str, msgspec.Meta(pattern=r"\A3\.\d+ [a-z0-9_]+\Z")]
     torch: str
-    capability: Annotated[str, Meta(pattern=r"\A\d+\.\d\Z")]
-    environments: dict[Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")], BundleEnvironment]
+    capability: Annotated[str, msgspec.Meta(pattern=r"\A\d+\.\d\Z")]
+    environments: dict[Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]+\Z")], BundleEnvironment]
     commands: tuple[BundleCommand, ...]
 
     def __post_init__(self) -> None:

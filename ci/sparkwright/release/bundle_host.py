@@ -105,8 +105,8 @@ def read_plan(path: Path) -> dict[str, Any]:
         names = [name for name, _, _ in plan["parts"]]
         names += [command["name"] for command in plan["commands"]]
         for name, environment in plan["environments"].items():
-            names += [name, *environment["folders"], *environment["host"]]
-            names += [environment["wheel"]] if environment["wheel"] else []
+            wheel = environment["wheel"] or name
+            names += [name, wheel, *environment["folders"], *environment["host"]]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         refuse("bundle-incomplete", f"{path} is not what `release bundle` writes ({error!r})")
     require_inside(names)
@@ -155,9 +155,9 @@ def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
     # In one step: a half of it would be taken for a folder with other files.
     shutil.copy(bundle / "bundle.json", root / "bundle.json.part")
     (root / "bundle.json.part").replace(root / "bundle.json")
-    command = ["cat", "--", *(str(bundle / name) for name, _, _ in plan["parts"])]
+    names = [name for name, _, _ in plan["parts"]]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE) as parts,
+        subprocess.Popen(["cat", "--", *names], cwd=bundle, stdout=subprocess.PIPE) as parts,
         tarfile.open(fileobj=parts.stdout, mode="r|xz") as archive,
     ):
         # Python's own filter is not in 3.11.2, which Debian 12 has.
@@ -217,18 +217,18 @@ def end_processes(mark: str) -> bool:
 
     Return whether all are gone; one that waits for a hung driver cannot be ended.
     """
-    entry, running, until = f"{MARK}={mark}".encode(), True, time.time() + PATIENCE
-    while running and time.time() < until:
-        running = False
+    entry, until = f"{MARK}={mark}".encode(), time.time() + PATIENCE
+    while time.time() < until:
+        running = []
         for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
                 if entry in path.read_bytes().split(b"\0"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
-                    running = True
-            except OSError:  # it has ended, or is another user's
-                continue
+                    running.append(path)
+        if not running:
+            return True
         time.sleep(0.05)
-    return not running
+    return False
 
 
 class Command:
@@ -298,8 +298,8 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
             refuse("bundle-busy", f"{root} is in use")
         count, _ = check_host(plan)
         gpus = {command["name"]: command["gpu"] % count for command in plan["commands"]}
-        lanes, processors = sorted(set(gpus.values())), sorted(os.sched_getaffinity(0))
-        share = max(1, len(processors) // max(1, len(lanes)))
+        processors = sorted(os.sched_getaffinity(0))
+        share = max(1, len(processors) // (1 + max(gpus.values(), default=0)))
         done = {path.stem for path in (root / "results").glob("*.json")}
         chosen = set(names or gpus)
         if unknown := sorted(chosen - set(gpus)):
@@ -318,8 +318,7 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
                     free = not beside and command is first
                 if free and done.issuperset(command["after"]):
                     waiting.remove(command)
-                    lane = lanes.index(gpu) * share
-                    cpus = processors[lane : lane + share] or processors
+                    cpus = processors[gpu * share :][:share] or processors
                     running.append(Command(root, command, gpu, cpus))
             ended = [command for command in running if command.ended()]
             done |= {command.name for command in ended}
@@ -334,11 +333,12 @@ def wait(root: Path, seconds: float, names: Sequence[str] = ()) -> None:
     awaited = [results / f"{name}.json" for name in names or commands]
     while time.time() < until and not all(path.exists() for path in awaited):
         time.sleep(1)
+    begun = "was cut off; `run` goes on"
     with (results / "lock").open("a") as lock:
-        begun = "runs"
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            begun = "was cut off; `run` goes on"
+        except OSError:
+            begun = "runs"
     for name in commands:
         result, log = results / f"{name}.json", results / f"{name}.log"
         text = result.read_text() if result.exists() else begun if log.exists() else "waits"
@@ -362,24 +362,20 @@ def collect(root: Path, file: Path) -> None:
     """
     Pack the results into *file*.
 
-    Evidence is whole. Records are cut to `LARGEST_RECORD`, and the largest of them to less, until
-    they are within `LARGEST_TOTAL` together; ``cut.json`` states name, bytes and packed bytes.
+    Evidence is whole. Records are cut to `LARGEST_RECORD`, or to their equal share of
+    `LARGEST_TOTAL` if that is less; ``cut.json`` states name, bytes and packed bytes.
     """
     evidence, records = (
-        sorted(
-            path for path in {path for glob in globs for path in root.glob(glob)} if path.is_file()
-        )
+        {path for glob in globs for path in root.glob(glob) if path.is_file()}
         for globs in (EVIDENCE, RECORDS)
     )
-    sizes, limit = [path.stat().st_size for path in records], LARGEST_RECORD
-    while sum(min(size, limit) for size in sizes) > LARGEST_TOTAL:
-        limit = limit * 3 // 4
-    contents = {path: path.read_bytes() for path in evidence}
-    contents |= {path: shorten(path, limit) for path in records}
+    limit = min(LARGEST_RECORD, LARGEST_TOTAL // max(1, len(records)))
+    contents = {path: path.read_bytes() for path in sorted(evidence)}
+    contents |= {path: shorten(path, limit) for path in sorted(records)}
     cut = [
-        [str(path.relative_to(root)), size, len(contents[path])]
-        for path, size in zip(records, sizes, strict=True)
-        if size > limit
+        [str(path.relative_to(root)), path.stat().st_size, len(contents[path])]
+        for path in sorted(records)
+        if path.stat().st_size > limit
     ]
     contents[root / "cut.json"] = json.dumps(cut, indent=1).encode()
     with tarfile.open(file, "w:gz") as archive:

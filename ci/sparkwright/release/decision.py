@@ -31,9 +31,9 @@ from sparkwright.core.files import read_bytes
 from sparkwright.core.states import State
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, require_evidence
-from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, declarations
+from sparkwright.gates.core.verdict import ORDER, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
-from sparkwright.release.errors import ReleaseError, TrustError
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
 
@@ -78,7 +78,7 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
         verdict-hollow: A file states what does not follow from its own checks, or G8 was measured
             by another file than the one that lies there.
     """
-    stem, failure = wheel.name.removesuffix(".whl"), partial(TrustError, "evidence-invalid")
+    stem, failure = wheel.name.removesuffix(".whl"), partial(ReleaseError, "evidence-invalid")
     files = {
         kind: read_bytes(path, limit=LARGEST_EVIDENCE, failure=failure)
         for kind in ("verdicts", "throughput")
@@ -162,15 +162,12 @@ def decide(
         if (verdict.gate, verdict.state) == ("G8", "pass"):
             throughput_recheck.require(verdict, throughput, policy)
     rule = policy.file.forks.get(wheel.source.name)
-    recipes: tuple[str, ...] = ()
-    if rule:
-        gates = _Gates(wheel, rule, verdicts, policy)
-        missing = [*gates.missing(throughput), *_wheel(wheel, rule)]
-        missing += _companion(wheel, rule, serving)
-        recipes = gates.recipes
-    else:
+    required = rule or ForkRule(gates=())
+    missing, recipes = _gates(wheel, required, verdicts, policy, throughput)
+    missing += [*_wheel(wheel, required), *_companion(wheel, required, serving)]
+    if rule is None:
         text = f"there is no rule for {wheel.source.name}"
-        missing = [Missing("policy", "not-run", "fork-unknown", text)]
+        missing.append(Missing("policy", "not-run", "fork-unknown", text))
     states = ladder.states if ladder else {}
     baseline = throughput.baseline if throughput else None
     compared = throughput if throughput and throughput.kind == "gate" else None
@@ -182,7 +179,7 @@ def decide(
         gates=tuple(
             _gate_result(name, states.get(name), verdicts, policy)
             for name in GATES
-            if name in states or (rule and name in rule.gates)
+            if name in states or name in required.gates
         ),
         recipes=recipes,
         speeds=tuple(
@@ -203,24 +200,20 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
     Raises:
         verdict-foreign: They are about other bytes, other device code, or of another stack.
     """
-    about: dict[str, str] = {}
-    faults = []
+    stated: list[tuple[str, str, str]] = []
     if ladder := results.ladder:
-        about["the verdicts"] = ladder.wheel.sha256 if ladder.wheel else ""
-        about |= {verdict.gate: verdict.wheel for verdict in ladder.verdicts}
+        sha256 = ladder.wheel.sha256 if ladder.wheel else ""
+        stated += [("stack", ladder.stack, wheel.stack), ("the verdicts", sha256, wheel.sha256)]
+        stated += [(entry.gate, entry.wheel, wheel.sha256) for entry in ladder.verdicts]
         # Only G0 reads device code.
-        audited = ladder.device_code or any(verdict.gate == "G0" for verdict in ladder.verdicts)
-        if audited and ladder.device_code != wheel.device_code:
-            codes = f"{ladder.device_code or 'none'}, of the wheel: {wheel.device_code or 'none'}"
-            faults.append(f"device code: {codes}")
-        if wheel.stack and ladder.stack != wheel.stack:
-            faults.append(f"judged as of stack {ladder.stack}, built from {wheel.stack}")
+        if ladder.device_code or any(entry.gate == "G0" for entry in ladder.verdicts):
+            stated.append(("device code", ladder.device_code, wheel.device_code))
     if results.throughput:
-        about["the throughput"] = results.throughput.candidate.sha256
-    faults += [
-        f"{what}: {sha256 or 'no wheel'}"
-        for what, sha256 in about.items()
-        if sha256 != wheel.sha256
+        stated.append(("the throughput", results.throughput.candidate.sha256, wheel.sha256))
+    faults = [
+        f"{what}: about {other or 'none'}, and the wheel is {own or 'none'}"
+        for what, other, own in stated
+        if other != own
     ]
     if faults:
         raise ReleaseError(
@@ -230,93 +223,89 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
         )
 
 
-class _Gates:
+def _gates(
+    wheel: WheelFacts,
+    rule: ForkRule,
+    verdicts: Sequence[Verdict],
+    policy: ReleasePolicy,
+    throughput: Result | None,
+) -> tuple[list[Missing], tuple[str, ...]]:
     """
-    What the gates that *rule* requires lack.
+    Return what the gates that *rule* requires lack, and the recipes of the policy for which no gate
+    of a served model lacks anything.
 
-    Attributes:
-        recipes: The recipes of the policy for which no gate of a served model lacks anything.
+    Of each group of recipes one has to be shown; if none is, the one that lacks least counts. The
+    throughput counts for any recipe of the policy.
     """
+    known = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
 
-    def __init__(
-        self,
-        wheel: WheelFacts,
-        rule: ForkRule,
-        verdicts: Sequence[Verdict],
-        policy: ReleasePolicy,
-    ) -> None:
-        self._wheel, self._rule, self._policy = wheel, rule, policy
-        self._verdicts: dict[tuple[str, str | None], Verdict] = {
-            (verdict.gate, verdict.recipe): verdict for verdict in verdicts
+    def lacks(names: Iterable[str], recipe: str = "") -> list[Missing]:
+        return [
+            lack
+            for name in names
+            for lack in _lacks(wheel, policy, name, recipe, known.get((name, recipe)))
+        ]
+
+    served = [name for name in rule.gates if name in SERVED and name != "G8"]
+    groups = policy.file.recipes if served else {}
+    by_recipe = {recipe: lacks(served, recipe) for group in groups.values() for recipe in group}
+    missing = lacks(name for name in rule.gates if name not in SERVED)
+    for group in groups.values():
+        closest: list[Missing] = min((by_recipe[recipe] for recipe in group), key=len)
+        missing += closest
+    if "G8" in rule.gates:
+        compared = {
+            verdict.state: verdict
+            for verdict in verdicts
+            if verdict.gate == "G8" and verdict.recipe in by_recipe
         }
-        self._served = [name for name in rule.gates if name in SERVED and name != "G8"]
-        self._groups = policy.file.recipes if self._served else {}
-        self._by_recipe = {
-            recipe: [lack for name in self._served for lack in self._lacks(name, recipe)]
-            for group in self._groups.values()
-            for recipe in group
-        }
-        self.recipes = tuple(recipe for recipe, lacks in self._by_recipe.items() if not lacks)
+        best = compared[max(compared, key=ORDER.index)] if compared else None
+        missing += _lacks(wheel, policy, "G8", "", best)
+        if best and best.state == "pass" and throughput:
+            missing += throughput_recheck.missing(throughput, policy)
+    for recipe in policy.file.faulty if served else ():
+        states = {name: known[name, recipe].state for name in served if (name, recipe) in known}
+        # A fail is looked at below.
+        missing += lacks(
+            (name for name in served if states.get(name, "not-run") in ("pass", "not-run")), recipe
+        )
+    missing += [
+        Missing(verdict.gate, verdict.state, *_reason(verdict))
+        for verdict in verdicts
+        if verdict.state in ("fail", "invalid")
+        and verdict.gate in rule.gates
+        and not _excuse(verdict, policy)
+    ]
+    return missing, tuple(recipe for recipe, lacking in by_recipe.items() if not lacking)
 
-    def missing(self, throughput: Result | None) -> Iterator[Missing]:
-        """
-        Yield what is missing.
 
-        Of each group of recipes one has to be shown; if none is, the one that lacks least counts.
-        The throughput counts for any recipe of the policy.
-        """
-        for name in self._rule.gates:
-            if name not in SERVED:
-                yield from self._lacks(name)
-        for group in self._groups.values():
-            yield from min((self._by_recipe[recipe] for recipe in group), key=len)
-        if "G8" in self._rule.gates:
-            compared = {
-                verdict.state: verdict
-                for verdict in self._verdicts.values()
-                if verdict.gate == "G8" and verdict.recipe in self._by_recipe
-            }
-            best = max(compared, key=ORDER.index, default=None)
-            yield from self._lacks("G8", compared[best].recipe if best else None)
-            if best == "pass" and throughput:
-                yield from throughput_recheck.missing(throughput, self._policy)
-        for recipe in self._policy.file.faulty if self._served else ():
-            for name in self._served:
-                # A fail is looked at below.
-                verdict = self._verdicts.get((name, recipe))
-                if verdict is None or verdict.state in ("pass", "not-run"):
-                    yield from self._lacks(name, recipe)
-        for verdict in self._verdicts.values():
-            stops = verdict.state in ("fail", "invalid") and not _excuse(verdict, self._policy)
-            if stops and verdict.gate in self._rule.gates:
-                yield Missing(verdict.gate, verdict.state, *_reason(verdict))
-
-    def _lacks(self, name: str, recipe: str | None = "") -> Iterator[Missing]:
-        """Yield why the gate *name* is not the pass that the policy asks for with *recipe*."""
-        verdict = self._verdicts.get((name, recipe))
-        if verdict is None:
-            served = f" and the recipe {recipe}" if recipe else ""
-            text = f"{name} was not run with these bytes{served}: {GATES[name]}"
-            yield Missing(name, "not-run", "not-climbed", line(text))
-            return
-        if verdict.state != "pass":
-            yield Missing(name, verdict.state, *_reason(verdict))
-            return
-        rule = self._policy.file.gates[verdict.gate]
-        expected = self._policy.expected_digest(verdict.gate, self._wheel.stack, verdict.recipe)
-        if expected and verdict.policy != expected:
-            text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
-            yield Missing(verdict.gate, "invalid", "policy-other", line(text))
-        names = {check.name for check in verdict.checks if check.required}
-        if lacking := [name for name in rule.wanted if name not in names]:
-            text = f"it did not make {', '.join(lacking)}"
-            yield Missing(verdict.gate, "invalid", "checks-other", line(text))
-        gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
-        other = f"(SM {self._policy.file.gpu})" not in gpu
-        if rule.gpu and (other or self._wheel.machine not in ("any", machine)):
-            expected = f"SM {self._policy.file.gpu} ({self._wheel.machine})"
-            text = f"it ran on {gpu} ({machine or 'unknown'}), not on {expected}"
-            yield Missing(verdict.gate, "invalid", "machine-other", line(text))
+def _lacks(
+    wheel: WheelFacts, policy: ReleasePolicy, name: str, recipe: str, verdict: Verdict | None
+) -> Iterator[Missing]:
+    """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
+    if verdict is None:
+        served = f" and the recipe {recipe}" if recipe else ""
+        text = f"{name} was not run with these bytes{served}: {GATES[name]}"
+        yield Missing(name, "not-run", "not-climbed", line(text))
+        return
+    if verdict.state != "pass":
+        yield Missing(name, verdict.state, *_reason(verdict))
+        return
+    rule = policy.file.gates[name]
+    expected = policy.expected_digest(name, wheel.stack, verdict.recipe)
+    if expected and verdict.policy != expected:
+        text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
+        yield Missing(name, "invalid", "policy-other", line(text))
+    made = {check.name for check in verdict.checks if check.required}
+    if lacking := [check for check in rule.wanted if check not in made]:
+        text = f"it did not make {', '.join(lacking)}"
+        yield Missing(name, "invalid", "checks-other", line(text))
+    gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
+    other = f"(SM {policy.file.gpu})" not in gpu
+    if rule.gpu and (other or wheel.machine not in ("any", machine)):
+        expected = f"SM {policy.file.gpu} ({wheel.machine})"
+        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {expected}"
+        yield Missing(name, "invalid", "machine-other", line(text))
 
 
 def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: ReleasePolicy) -> None:
@@ -339,13 +328,8 @@ def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: Rele
 
 def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
     """Yield what the pass *verdict* lacks."""
-    checks: dict[str, Check] = {}
-    for check in verdict.checks:
-        if check.name in checks:
-            yield f"{verdict.gate}: {check.name} is there twice"
-        checks[check.name] = check
     for pattern in rule.checks:
-        matching = [check for name, check in checks.items() if fnmatchcase(name, pattern)]
+        matching = [check for check in verdict.checks if fnmatchcase(check.name, pattern)]
         if not any(check.required for check in matching):
             yield f"{verdict.gate}: no required check {pattern}"
         for check in matching:
@@ -353,36 +337,37 @@ def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
             if check.state != "pass" and (check.required or "*" not in pattern):
                 yield f"{verdict.gate}: {check.name} is {check.state}"
     table = gate_policy.declared(verdict.gate)
-    for name, check in checks.items():
-        declared = declarations(table, name)
+    for check in verdict.checks:
+        declared = declarations(table, check.name)
         if not declared:
-            yield f"{verdict.gate}: no such check is declared: {name}"
+            yield f"{verdict.gate}: no such check is declared: {check.name}"
         for fault in filter(None, (entry.fault(check) for entry in declared)):
-            yield f"{verdict.gate}: {name}: {fault}"
+            yield f"{verdict.gate}: {check.name}: {fault}"
 
 
-def _wheel(wheel: WheelFacts, rule: ForkRule) -> Iterator[Missing]:
-    """Yield what the wheel itself lacks."""
-    if rule.record and not wheel.source.resolved:
-        text = f"{wheel.source.origin}: pinned by {wheel.source.pin} only"
-        yield Missing("source", "not-run", "source-unresolved", line(text))
-    if rule.sbom and not wheel.sbom:
-        yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
-    if rule.isolated and wheel.isolated is not True:
-        text = "the compilation could have used the network"
-        yield Missing("isolation", "not-run", "not-isolated", text)
+def _wheel(wheel: WheelFacts, rule: ForkRule) -> list[Missing]:
+    """Return what the wheel itself lacks."""
+    origin = line(f"{wheel.source.origin}: pinned by {wheel.source.pin} only")
+    network = "the compilation could have used the network"
+    lacks = (
+        (rule.record and not wheel.source.resolved, "source", "source-unresolved", origin),
+        (rule.sbom and not wheel.sbom, "sbom", "sbom-missing", "the wheel holds no SBOM"),
+        (rule.isolated and not wheel.isolated, "isolation", "not-isolated", network),
+    )
+    return [
+        Missing(name, "not-run", reason, text) for lacking, name, reason, text in lacks if lacking
+    ]
 
 
 def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
     """Yield why the verdicts of the wheel that serves are not about this one, too."""
-    if not rule.served_by:
-        return
+    fork = rule.served_by
     bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
-    if not bound:
-        text = f"no verdict of {rule.served_by} says that it ran with this build of {wheel.project}"
+    if fork and not bound:
+        text = f"no verdict of {fork} says that it ran with this build of {wheel.project}"
         yield Missing("set", "not-run", "companion-unbound", text)
-    elif bound != wheel.content:
-        text = f"{rule.served_by} was gated with another build of {wheel.project}"
+    elif fork and bound != wheel.content:
+        text = f"{fork} was gated with another build of {wheel.project}"
         yield Missing("set", "invalid", "companion-other", text)
 
 

@@ -6,13 +6,26 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.release import bundle_host
 
 
 class ReleaseError(SparkwrightError):
-    """A release cannot be published or changed."""
+    """
+    A release cannot be published or changed, or a key, an identity or a file of the gates cannot be
+    trusted.
+    """
 
     references: ClassVar[Mapping[str, Advice]] = {
+        "evidence-invalid": Advice(
+            "A file beside the wheel is not what `sparkwright gate` writes: cut off, edited, or of"
+            " another version.",
+            "Run the gate again with this very wheel; do not edit what it writes.",
+        ),
+        "identity-unusable": Advice(
+            "The identity token is missing, expired or another identity's, or the services "
+            "that certify and log it did not answer.",
+            "In a workflow, give the job the right to ask for a token (id-token: write) and run"
+            " again; elsewhere sign with a key.",
+        ),
         "index-busy": Advice(
             "Another publisher works on this index right now.",
             "Wait until it ends and run again; nothing was changed.",
@@ -31,6 +44,17 @@ class ReleaseError(SparkwrightError):
         "index-unwritable": Advice(
             "The folder of the index, or something in it, cannot be written by this user.",
             "Correct its permissions or choose another folder; clients read the index as it was.",
+        ),
+        "key-invalid": Advice(
+            "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"
+            " is wrong, or a key would overwrite it.",
+            "Make keys with `sparkwright release key make DIR`. A private key has mode 600, "
+            "and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
+        ),
+        "key-missing": Advice(
+            "A role of the index needs the signatures of keys that are not here.",
+            "Name their files or folder with --keys; `sparkwright release key show --at FOLDER`"
+            " lists the keys of each role.",
         ),
         "publish-failed": Advice(
             "A file changed while it was read, or the host stored something else: another "
@@ -87,42 +111,5 @@ class ReleaseError(SparkwrightError):
             "The index holds, or once held, other bytes under this file name. Names are never used"
             " twice: caches and locks rely on it.",
             "Raise `label` in the stack's stack.yaml and build again; a fix is a new version.",
-        ),
-    }
-
-
-class BundleError(SparkwrightError):
-    """A bundle cannot be packed, or the script on its host refuses it."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        reference: Advice(*texts) for reference, texts in bundle_host.REFUSALS.items()
-    }
-
-
-class TrustError(SparkwrightError):
-    """A key, an identity or a file of the gates cannot be trusted."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "evidence-invalid": Advice(
-            "A file beside the wheel is not what `sparkwright gate` writes: cut off, edited, or of"
-            " another version.",
-            "Run the gate again with this very wheel; do not edit what it writes.",
-        ),
-        "identity-unusable": Advice(
-            "The identity token is missing, expired or another identity's, or the services "
-            "that certify and log it did not answer.",
-            "In a workflow, give the job the right to ask for a token (id-token: write) and run"
-            " again; elsewhere sign with a key.",
-        ),
-        "key-invalid": Advice(
-            "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"
-            " is wrong, or a key would overwrite it.",
-            "Make keys with `sparkwright release key make DIR`. A private key has mode 600, "
-            "and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
-        ),
-        "key-missing": Advice(
-            "A role of the index needs the signatures of keys that are not here.",
-            "Name their files or folder with --keys; `sparkwright release key show --at FOLDER`"
-            " lists the keys of each role.",
         ),
     }

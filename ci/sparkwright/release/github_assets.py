@@ -37,7 +37,6 @@ _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"\A[^\x00-\x1f\x7f
 class _About(msgspec.Struct, frozen=True):
     """A repository."""
 
-    full_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]+/[A-Za-z0-9._-]+\Z")]
     html_url: _Text
     private: bool = False
 
@@ -110,7 +109,7 @@ class GitHubAssets(Repository):
         if about.private:
             raise ReleaseError(
                 "publish-failed",
-                f"{about.full_name} is private.",
+                f"{repository} is private.",
                 details=["it could not be installed from; nothing was sent"],
                 todo="Publish in a public repository, or with --files folder.",
             )
@@ -131,11 +130,8 @@ class GitHubAssets(Repository):
             github-unreachable, github-limited, github-refused: GitHub does not answer or take it.
         """
         if wrong := [file.name for file in files if not 0 < file.size < LARGEST]:
-            raise ReleaseError(
-                "publish-failed",
-                "GitHub takes files of 1 byte up to 2 GiB.",
-                details=[*wrong, "nothing was sent"],
-            )
+            what = "GitHub takes files of 1 byte up to 2 GiB; nothing was sent."
+            raise ReleaseError("publish-failed", what, details=wrong)
         release = self._release()
         sent = [file.name for file, path in files.items() if self._put(release, file, path)]
         self._require_same(release, files)
@@ -180,9 +176,9 @@ class GitHubAssets(Repository):
         """
         Bring *file* into the draft, and return whether it was sent.
 
-        What came of an upload is seen in the list of assets.
+        An upload without a reply may have succeeded, which the list of assets shows.
         """
-        failure: HttpFailure | None = None
+        failure = ""
         for attempt in range(ATTEMPTS):
             asset = self._assets(release).get(file.name)
             if asset and _holds(asset, file):
@@ -194,27 +190,22 @@ class GitHubAssets(Repository):
                     details=[f"to be: {file.sha256}"],
                 )
             if asset:
-                self._remove(asset)
+                what = f"the file {asset.name}"
+                reply = self.github.send("DELETE", self.path(f"/releases/assets/{asset.id}"), what)
+                if reply.status not in (204, 404):
+                    raise self.github.refusal(reply, what)
             try:
                 self._send(release, file, path)
-                failure = None
+                return True
             except HttpFailure as error:
-                failure = error
-                console.note(f"{file.name}: {self.github.shown(str(error), 200)}; trying again")
+                failure = self.github.shown(str(error), 200)
+                console.note(f"{file.name}: {failure}; trying again")
                 time.sleep(0.25 * 2**attempt)
-        if failure:
-            raise GitHubError(
-                "github-unreachable",
-                f"{file.name} cannot be sent to GitHub.",
-                details=[self.github.shown(str(failure), 200), f"attempts: {ATTEMPTS}"],
-            )
-        return True
-
-    def _remove(self, asset: _Asset) -> None:
-        what = f"the file {asset.name}"
-        reply = self.github.send("DELETE", self.path(f"/releases/assets/{asset.id}"), what)
-        if reply.status not in (204, 404):
-            raise self.github.refusal(reply, what)
+        raise GitHubError(
+            "github-unreachable",
+            f"{file.name} cannot be sent to GitHub.",
+            details=[failure, f"attempts: {ATTEMPTS}"],
+        )
 
     def _send(self, release: _GitHubRelease, file: ReleaseFile, path: Path) -> None:
         """Upload once; raise HttpFailure if that may be tried again."""
@@ -242,26 +233,24 @@ class GitHubAssets(Repository):
             reply.read()
         if reply.status >= 500:
             raise HttpFailure("status", f"GitHub answered {reply.status}", reply.status)
-        if reply.status == 422 and b"already_exists" not in reply.body:
+        if reply.status == 422:
             explanation = self.github.explanation(reply) or "answered 422"
             raise ReleaseError(
                 "publish-failed", f"GitHub does not take {file.name}.", details=[explanation]
             )
-        if reply.status not in (201, 422):
+        if reply.status != 201:
             raise self.github.refusal(reply, f"the upload of {file.name}")
 
     def _require_same(self, release: _GitHubRelease, files: Mapping[ReleaseFile, Path]) -> None:
         """Require that the release holds exactly *files*, at their public addresses."""
         assets, expected = self._assets(release), {file.name: file for file in files}
         faults = [f"{name} is missing" for name in expected.keys() - assets.keys()]
-        faults += [f"{name} was not sent by this run" for name in assets.keys() - expected.keys()]
-        for name in assets.keys() & expected.keys():
-            asset, file = assets[name], expected[name]
-            if not _holds(asset, file):
+        for name, asset in assets.items():
+            address = asset.browser_download_url
+            if name not in expected or not _holds(asset, expected[name]):
                 stated = f"{asset.state}, {asset.size} bytes, {asset.digest}"
                 faults.append(f"{name} is another file: {stated}")
-            address = asset.browser_download_url
-            if not release.draft and unquote(address) != unquote(self.url(name)):
+            elif not release.draft and unquote(address) != unquote(self.url(name)):
                 faults.append(f"{name} has the address {self.github.shown(address, 300)}")
         if faults:
             raise ReleaseError(

@@ -14,12 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
+
 from sparkwright.core.files import read_bytes
 from sparkwright.core.store import translate_disk_full
-from sparkwright.release.errors import TrustError
+from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, Key, Signer
     from tuf.api.metadata import Root
 
     from sparkwright.release.policy import Identity
@@ -27,8 +34,8 @@ if TYPE_CHECKING:
 #: The only source of a passphrase: command lines are visible to everybody on the machine.
 PASSPHRASE = "SPARKWRIGHT_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
 
-#: The beginning of a key's file name → the roles that it is for.
-ROLES: Mapping[str, tuple[str, ...]] = {
+#: The beginning of a key's file name → the roles of the index that it is for.
+KEY_ROLES: Mapping[str, tuple[str, ...]] = {
     "root": ("root",),
     "targets": ("targets",),
     "online": ("snapshot", "timestamp"),
@@ -43,7 +50,7 @@ class Keys:
     The keys that a publisher holds.
 
     Attributes:
-        by_file: The beginning of the file name (see `ROLES`) → signers.
+        by_file: The beginning of the file name (see `KEY_ROLES`) → signers.
         public: Public halves without their private ones: keys that others hold.
     """
 
@@ -71,7 +78,7 @@ class Keys:
         for role in roles:
             signers, threshold = self.of_role(root, role), root.roles[role].threshold
             if len(signers) < threshold:
-                raise TrustError(
+                raise ReleaseError(
                     "key-missing",
                     f"The role {role} needs {threshold} of its keys, and {len(signers)} are here.",
                     details=[f"key: {keyid}" for keyid in root.roles[role].keyids],
@@ -82,7 +89,7 @@ class Keys:
         return [
             signer
             for name, signers in self.by_file.items()
-            if role in ROLES.get(name, ())
+            if role in KEY_ROLES.get(name, ())
             for signer in signers
         ]
 
@@ -105,14 +112,14 @@ def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
             to others; or a folder holds none.
         identity-unusable: There are no credentials, or they are another identity's.
     """
-    by_file: dict[str, list[Signer]] = {name: [] for name in ROLES}
+    by_file: dict[str, list[Signer]] = {name: [] for name in KEY_ROLES}
     public = [load_public(path) for path in paths if path.suffix == ".pub"]
     for path in (path for path in paths if path.suffix != ".pub"):
         files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
         if not files:
-            raise TrustError("key-invalid", f"{path} holds no key (*.pem).")
+            raise ReleaseError("key-invalid", f"{path} holds no key (*.pem).")
         for file in files:
-            prefix = next((name for name in ROLES if file.name.startswith(name)), "")
+            prefix = next((name for name in KEY_ROLES if file.name.startswith(name)), "")
             by_file.setdefault(prefix, []).append(load_private(file))
     if identity:
         by_file["targets"].append(_identity_signer(identity))
@@ -123,51 +130,38 @@ def load_private(path: Path) -> CryptoSigner:
     """
     Return the private key in the file *path*; raise `key-invalid` as `load`.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from securesystemslib.signer import CryptoSigner
-
-    data, secret = _read(path, secret=True), passphrase()
+    if path.is_file() and path.stat().st_mode & 0o077:
+        raise ReleaseError(
+            "key-invalid",
+            f"{path} is open to others.",
+            todo=f"Make it yours alone: chmod 600 {path}",
+        )
     try:
-        key = load_pem_private_key(data, secret.encode() or None)
+        key = serialization.load_pem_private_key(_read(path), passphrase().encode() or None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The library's message may quote the file, so it is not shown.
-        raise TrustError(
+        raise ReleaseError(
             "key-invalid",
             f"{path} is no private key that can be read.",
             details=[f"it is no key, or {PASSPHRASE} is wrong, missing or not needed"],
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise TrustError("key-invalid", f"{path} is no private Ed25519 key.")
+        raise ReleaseError("key-invalid", f"{path} is no private Ed25519 key.")
     return CryptoSigner(key)
 
 
 def load_public(path: Path) -> Key:
-    """
-    Return the public key in the file *path*, which may be either half.
-
-    Raises:
-        key-invalid: It cannot be read, or holds no Ed25519 key.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-    from securesystemslib.signer import SSlibKey
-
-    data = _read(path, secret=False)
-    if b"PRIVATE KEY" in data:
-        return load_private(path).public_key
+    """Return the public key in the file *path*; raise `key-invalid` as `load`."""
     try:
-        key = load_pem_public_key(data)
+        key = serialization.load_pem_public_key(_read(path))
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise TrustError("key-invalid", f"{path} is no key.", details=[str(error)]) from error
+        raise ReleaseError("key-invalid", f"{path} is no key.", details=[str(error)]) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise TrustError("key-invalid", f"{path} is no Ed25519 key.")
+        raise ReleaseError("key-invalid", f"{path} is no Ed25519 key.")
     return SSlibKey.from_crypto(key)
 
 
-def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
+def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Key]:
     """
     Make a key ``<name>.pem`` in *folder* for each of *names*, and its public half beside it.
 
@@ -177,20 +171,15 @@ def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
     Raises:
         key-invalid: A file is there already, or cannot be written. disk-full: There is no room.
     """
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from securesystemslib.signer import SSlibKey
-
     files = [folder / f"{name}.pem" for name in names]
     if taken := [path for path in files if path.exists() or path.with_suffix(".pub").exists()]:
-        raise TrustError(
+        raise ReleaseError(
             "key-invalid",
             f"{taken[0]} is there already; a key is never overwritten.",
             todo="Choose another folder.",
         )
-    secret = passphrase()
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if secret:
+    if secret := passphrase():
         protection = serialization.BestAvailableEncryption(secret.encode())
     pairs: dict[Path, Key] = {}
     for path in files:
@@ -204,13 +193,11 @@ def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
 
 
 def _identity_signer(identity: Identity) -> Signer:
-    from securesystemslib.signer import SigstoreSigner
-
     try:
         _, public = SigstoreSigner.import_(identity.identity, identity.issuer)
         return SigstoreSigner.from_priv_key_uri("sigstore:", public)
     except Exception as error:  # the library's failures have no common base
-        raise TrustError(
+        raise ReleaseError(
             "identity-unusable",
             f"Nothing can be signed as {identity.identity}.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
@@ -222,20 +209,13 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with translate_disk_full(path.parent):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+            path.write_bytes(data)
     except OSError as error:
-        raise TrustError(
+        raise ReleaseError(
             "key-invalid", f"{path} cannot be written.", details=[str(error)]
         ) from error
 
 
-def _read(path: Path, *, secret: bool) -> bytes:
-    if secret and path.is_file() and path.stat().st_mode & 0o077:
-        raise TrustError(
-            "key-invalid",
-            f"{path} is open to others.",
-            todo=f"Make it yours alone: chmod 600 {path}",
-        )
-    return read_bytes(path, limit=LARGEST, failure=partial(TrustError, "key-invalid"))
+def _read(path: Path) -> bytes:
+    return read_bytes(path, limit=LARGEST, failure=partial(ReleaseError, "key-invalid"))

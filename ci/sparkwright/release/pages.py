@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.records import METRICS
 from sparkwright.cherry_picks import drift, ledger
-from sparkwright.cherry_picks.drift import Trial
 from sparkwright.client.records import (
     CHANNELS,
     Channel,
@@ -44,8 +43,6 @@ from sparkwright.release.repository import ClientWheel, IndexFolder
 if TYPE_CHECKING:
     from jinja2 import Template
 
-#: The version of the simple API (PEP 629).
-SIMPLE_VERSION = "1.0"
 #: The project of the client.
 CLIENT = "sparkwright-install"
 #: Written where nothing was measured.
@@ -82,10 +79,7 @@ def write(index: IndexFolder) -> None:
             (channel, [entry for entry in newest if entry.state.channel == channel])
             for channel in reversed(CHANNELS)
         ],
-        sizes={
-            name: size(sum(wheel.size for wheel in entry.release.wheels))
-            for name, entry in entries.items()
-        },
+        size_of=size,
     )
     _write(folder / "index.html", front)
     for channel in CHANNELS:
@@ -115,14 +109,16 @@ def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str
 
 def _html(wheel: Wheel, yanked: str) -> dict[str, Any]:
     metadata = f"sha256={wheel.metadata}"
-    attributes = {
-        "data-requires-python": wheel.requires_python or None,
-        "data-core-metadata": metadata,
-        "data-dist-info-metadata": metadata,  # for pip before 23.1
-        "data-yanked": yanked or None,
+    return {
+        "href": f"{_link(wheel, 3)}#sha256={wheel.sha256}",
+        "attributes": {
+            "data-requires-python": wheel.requires_python or None,
+            "data-core-metadata": metadata,
+            "data-dist-info-metadata": metadata,  # for pip before 23.1
+            "data-yanked": yanked or None,
+        },
+        "text": wheel.name,
     }
-    href = f"{_link(wheel, 3)}#sha256={wheel.sha256}"
-    return {"href": href, "attributes": attributes, "text": wheel.name}
 
 
 def _link(file: ReleaseFile, depth: int) -> str:
@@ -132,7 +128,7 @@ def _link(file: ReleaseFile, depth: int) -> str:
 
 
 def _write_page(folder: Path, title: str, links: list[dict[str, Any]]) -> None:
-    page = template("simple.html").render(title=title, links=links, version=SIMPLE_VERSION)
+    page = template("simple.html").render(title=title, links=links)
     _write(folder / "index.html", page)
 
 
@@ -172,7 +168,6 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
             + [f"torch {version}" for version in torch]
         ),
         "machines": ", ".join(machines),
-        "size": size(sum(wheel.size for wheel in release.wheels)),
         "missing": [(wheel, entry) for wheel in release.wheels for entry in wheel.proof.missing],
         "patches": list(_patches(release, before)),
         "summary": _summary(release),
@@ -182,7 +177,7 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
             wheel.name: [_speed_row(speed) for speed in wheel.proof.speeds]
             for wheel in release.wheels
         },
-        "sizes": list(_sizes(release, before)),
+        "size_of": size,
         "reasons": reasons,
     }
 
@@ -215,14 +210,13 @@ def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
     return replace(source, patches=tuple(patches))
 
 
-def _with_state(patch: ReleasePatch, tried: list[Trial], merge: str) -> ReleasePatch:
-    has = next((trial for trial in tried if trial.state == "already-upstream"), None)
+def _with_state(patch: ReleasePatch, tried: list[drift.Trial], merge: str) -> ReleasePatch:
+    having = [trial.base for trial in tried if trial.state == "already-upstream"]
     if tried and tried[-1].applies:
         return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
-    if has:
-        return replace(patch, upstream="upstream", upstream_says=line(f"{has.base} has it"))
-    if merge:
-        return replace(patch, upstream="upstream", upstream_says=f"merged as {merge[:12]}")
+    if having or merge:
+        says = f"{having[0]} has it" if having else f"merged as {merge[:12]}"
+        return replace(patch, upstream="upstream", upstream_says=line(says))
     reason = f"on {tried[-1].base}: {tried[-1].state}" if tried else "not tried on anything later"
     return replace(patch, upstream_says=line(reason))
 
@@ -237,20 +231,17 @@ def _later(base: str, version: str) -> bool:
 
 def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:
     """Yield every patch with its fork and its change since *before*, and those that are gone."""
-    then = {
-        (fork.name, patch.name): patch
-        for fork in (before.forks if before else ())
-        for patch in fork.patches
-    }
-    for fork in release.forks:
-        for patch in fork.patches:
-            old = then.pop((fork.name, patch.name), None)
-            change = "carried" if before is None else "added"
-            if old:
-                change = "unchanged" if old.sha256 == patch.sha256 else "changed"
-            yield fork.name, patch, change
-    for (name, _), patch in then.items():
-        yield name, patch, "dropped"
+    now, then = (
+        {(fork.name, patch.name): patch for fork in forks for patch in fork.patches}
+        for forks in (release.forks, before.forks if before else ())
+    )
+    for key, patch in now.items():
+        change = "added" if before else "carried"
+        if key in then:
+            change = "unchanged" if then[key].sha256 == patch.sha256 else "changed"
+        yield key[0], patch, change
+    for key in then.keys() - now.keys():
+        yield key[0], then[key], "dropped"
 
 
 def _summary(release: Release) -> list[str]:
@@ -260,21 +251,20 @@ def _summary(release: Release) -> list[str]:
     sentences = [f"Of {len(states)} patches: {', '.join(counts)}." if states else "No patches."]
     if set(states) == {"upstream"}:
         sentences.append("Upstream has every patch of this release.")
-    compared = False
+    faster_than_stock = False
     bases = {fork.name: fork.base for fork in release.forks}
     for wheel in release.wheels:
         gains = [_gain(speed) for speed in wheel.proof.speeds if speed.ratio is not None]
-        if not gains:
-            continue
         base = bases.get(wheel.fork, "")
         stock = bool(base) and base[:12] in wheel.proof.baseline
-        compared = compared or (stock and 1 in gains)
         against = "the stock wheel" if stock else wheel.proof.baseline or "an unnamed baseline"
-        sentences.append(
-            f"{wheel.project} against {against}: faster in {gains.count(1)}, slower in "
-            f"{gains.count(-1)} of {len(gains)} measured figures."
-        )
-    if not compared:
+        if gains:
+            faster_than_stock = faster_than_stock or (stock and 1 in gains)
+            sentences.append(
+                f"{wheel.project} against {against}: faster in {gains.count(1)}, slower in "
+                f"{gains.count(-1)} of {len(gains)} measured figures."
+            )
+    if not faster_than_stock:
         sentences.append("It was not shown that this release is faster than the stock wheel.")
     return sentences
 
@@ -307,16 +297,14 @@ def _source_changes(release: Release, before: Release) -> Iterator[tuple[str, st
     """Yield fork, fact, value before and value now of what changed in the sources."""
     now, then = ({fork.name: fork for fork in entry.forks} for entry in (release, before))
     for name in dict.fromkeys((*now, *then)):
-        facts = [_facts(side.get(name)) for side in (then, now)]
+        facts = [_facts(side[name]) if name in side else {} for side in (then, now)]
         for fact in dict.fromkeys((*facts[0], *facts[1])):
             old, new = (side.get(fact, "–") for side in facts)
             if old != new:
                 yield name, fact, old, new
 
 
-def _facts(fork: ForkSource | None) -> Mapping[str, str]:
-    if fork is None:
-        return {}
+def _facts(fork: ForkSource) -> dict[str, str]:
     return {
         "version": fork.version,
         "source": f"{fork.kind} {fork.pin[:16]}",
@@ -336,14 +324,3 @@ def _package_changes(lock: ReleaseLock, before: Release) -> dict[str, Any]:
     ]
     changed = [row for row in rows if row[1] != row[2]]
     return {"machine": lock.machine, "rows": changed, "same": len(rows) - len(changed)}
-
-
-def _sizes(release: Release, before: Release | None) -> Iterator[dict[str, Any]]:
-    then = {(wheel.project, wheel.machine): wheel for wheel in (before.wheels if before else ())}
-    for wheel in release.wheels:
-        old = then.get((wheel.project, wheel.machine))
-        yield {
-            "wheel": wheel,
-            "size": size(wheel.size),
-            "change": f"{wheel.size / old.size - 1:+.1%}" if old and old.size else "–",
-        }

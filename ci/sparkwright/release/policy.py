@@ -7,29 +7,29 @@ The policies of the gates are read with it, by digest: a verdict by another poli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
 
-from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.audit import policy as audit_policy
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import workloads
 from sparkwright.client.records import FileEdit, Name, Overlay
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.strict_yaml import Prose
-from sparkwright.forks.stack import capability
+from sparkwright.forks.stack import Project, capability, stack_names
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
 Python = Annotated[str, msgspec.Meta(pattern=r"\A3\.\d{1,2}\Z")]
-
-#: The Python versions of a set whose stack has no rule.
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+#: An https address with a final slash, or one of this machine; empty if unknown.
+IndexUrl = Annotated[str, msgspec.Meta(pattern=r"\A((https://|http://127\.0\.0\.1:)\S+/)?\Z")]
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +119,12 @@ class SetRule(_Record, frozen=True):
         edits: Changes of installed files, which the client makes.
     """
 
-    pythons: Annotated[tuple[Python, ...], msgspec.Meta(min_length=1)] = PYTHONS
+    pythons: Annotated[tuple[Python, ...], msgspec.Meta(min_length=1)] = (
+        "3.11",
+        "3.12",
+        "3.13",
+        "3.14",
+    )
     requires: tuple[Text, ...] = ()
     overrides: tuple[Override, ...] = ()
     overlays: tuple[Overlay, ...] = ()
@@ -130,20 +135,13 @@ class SetRule(_Record, frozen=True):
         files = [edit.file for edit in self.edits]
         if twice := sorted({file for file in files if files.count(file) > 1}):
             raise ValueError(f"{twice[0]} is edited twice")
-        for text in (*self.requires, *(override.requirement for override in self.overrides)):
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement as error:
-                raise ValueError(f"{text!r} is not a requirement: {error}") from error
-            if requirement.url:
-                raise ValueError(f"{text!r} is not a version of the package index")
 
 
 class ThroughputRule(msgspec.Struct, frozen=True):
     """The policy of the throughput gate, and the workloads that decide."""
 
     policy: ThroughputPolicy
-    cells: tuple[WorkloadCell, ...]
+    cells: tuple[workloads.WorkloadCell, ...]
 
 
 class UpstreamFault(_Record, frozen=True):
@@ -185,7 +183,7 @@ class PolicyFile(_Record, frozen=True):
     gates: dict[str, GateRule]
     recipes: dict[str, Texts] = {}
     upstream_faults: dict[str, UpstreamFault] = {}
-    url: str = ""
+    url: IndexUrl = ""
     root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
     identity: Identity | None = None
     immutable: bool = True
@@ -200,24 +198,23 @@ class PolicyFile(_Record, frozen=True):
         return {label.partition(" ")[2] for label in self.upstream_faults}
 
     @property
+    def required(self) -> set[str]:
+        """The gates that a fork needs."""
+        return {gate for rule in self.forks.values() for gate in rule.gates}
+
+    @property
     def groups(self) -> dict[str, Texts]:
         """The groups of *recipes*; empty if no fork needs a gate for which one counts."""
-        needed = {gate for rule in self.forks.values() for gate in rule.gates}
-        return self.recipes if needed & set(SERVED) - {"G8"} else {}
+        return self.recipes if self.required & set(SERVED) - {"G8"} else {}
 
     def __post_init__(self) -> None:
-        if self.url and not (
-            self.url.endswith("/") and self.url.startswith(("https://", "http://127.0.0.1:"))
+        required = self.required
+        forks = {rule.served_by for rule in self.forks.values()} - {"", *self.forks}
+        for problem, names in (
+            ("there is no gate", (required | set(self.gates)) - set(GATES)),
+            ("gates: no rule for", required - set(self.gates)),
+            ("forks: there is no fork", forks),
         ):
-            raise ValueError(f"url: {self.url!r} is no https address with a final slash")
-        required = {gate for rule in self.forks.values() for gate in rule.gates}
-        unknown = {
-            "there is no gate": (required | set(self.gates)) - set(GATES),
-            "gates: no rule for": required - set(self.gates),
-            "forks: there is no fork": {rule.served_by for rule in self.forks.values()}
-            - {"", *self.forks},
-        }
-        for problem, names in unknown.items():
             if names:
                 raise ValueError(f"{problem} {', '.join(sorted(names))}")
         shown = {recipe for group in self.recipes.values() for recipe in group}
@@ -253,10 +250,6 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
         """Return the sha256 of the policy of *gate*; empty if any policy will do."""
         return self.digests.get(f"{gate} {stack if gate == 'G0' else recipe}".strip(), "")
 
-    def set_rule(self, stack: str) -> SetRule:
-        """Return how the set of *stack* is locked."""
-        return self.file.sets.get(stack, SetRule())
-
 
 def load(root: Path, arch: str = "") -> ReleasePolicy:
     """
@@ -269,74 +262,48 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
         file-invalid: A file is missing or not valid, or names a recipe that does not exist.
         policy-unknown-check: It names a check that no gate emits.
     """
-    from sparkwright.gates.core import policy as gate_policy
-
     path = root / "ci" / f"release-{capability(arch)}.yaml"
-    own = path.is_file()
-    path = path if own else root / "ci" / "release.yaml"
+    if not path.is_file():
+        path, arch = root / "ci" / "release.yaml", ""
     file = strict_yaml.load(path, PolicyFile)
-    checks = (
+    checks = [
         (gate, name)
         for gate, rule in file.gates.items()
         for name in (*rule.checks, *rule.optional, *rule.wanted)
-    )
+    ]
     gate_policy.require_declared(path, checks)
-    required = {gate for rule in file.forks.values() for gate in rule.gates}
-    digests = {
-        **_audit_digests(root, file, arch if own else ""),
-        **_gate_digests(root, required, file),
-    }
-    throughput = _throughput(root, file.workloads) if "G8" in required else None
+    digests = {**_audit_digests(root, file, arch), **_gate_digests(root, file)}
+    throughput = None
+    if "G8" in file.required:
+        rule = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
+        cells = workloads.load(root).cells(file.workloads or rule.workloads)
+        throughput = ThroughputRule(rule, tuple(cell for cell in cells if cell.primary))
     return ReleasePolicy(file, digests, throughput)
 
 
-def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str, str]:
-    from sparkwright.bench.recipes import recipe as recipes
-    from sparkwright.gates.core import policy as gate_policy
-
+def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     names = {name for group in file.recipes.values() for name in group} | file.faulty
-    if unknown := names - set(recipes.names(root)):
-        raise FileError(
-            "file-invalid",
-            "The release policy names recipes that do not exist.",
-            details=sorted(unknown),
-        )
+    if unknown := sorted(names - set(recipes.names(root))):
+        what = "The release policy names recipes that do not exist."
+        raise FileError("file-invalid", what, details=unknown)
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
-        raise FileError(
-            "file-invalid",
-            f"The release policy names the profile {file.profile!r}, which does not exist.",
-        )
-    loaded = [recipes.load(root, name) for name in sorted(names)]
-    served = [gate for gate in SERVED if gate in required and gate != "G8"]
-    return {
-        **{gate: policies.digest(gate) for gate in ("G1", "G2") if gate in required},
-        **{
-            f"{gate} {recipe.name}": policies.digest(gate, recipe, file.profile)
-            for gate in served
-            for recipe in loaded
-        },
-    }
-
-
-def _audit_digests(root: Path, file: PolicyFile, arch: str) -> Mapping[str, str]:
-    from sparkwright.audit import policy
-    from sparkwright.forks.stack import Project
-
-    digests = {}
-    for path in sorted(root.glob("forks/*/stack.yaml")):
-        if arch and path.parent.name not in file.sets:
-            continue  # it may have no rules for this architecture
-        project = Project(root, path.parent.name, arch)
-        if project.audit_file.is_file():
-            audit = policy.load(project.audit_file, project.spec.arch)
-            digests[f"G0 {project.stack}"] = sha256_bytes(canonical(audit))
+        what = f"The release policy names the profile {file.profile!r}, which does not exist."
+        raise FileError("file-invalid", what)
+    digests = {gate: policies.digest(gate) for gate in {"G1", "G2"} & file.required}
+    for recipe in [recipes.load(root, name) for name in sorted(names)]:
+        for gate in file.required.intersection(SERVED) - {"G8"}:
+            digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
     return digests
 
 
-def _throughput(root: Path, names: str) -> ThroughputRule:
-    from sparkwright.bench.recipes import workloads
-
-    policy = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
-    cells = (cell for cell in workloads.load(root).cells(names or policy.workloads) if cell.primary)
-    return ThroughputRule(policy, tuple(cells))
+def _audit_digests(root: Path, file: PolicyFile, arch: str) -> dict[str, str]:
+    digests = {}
+    for stack in stack_names(root):
+        if arch and stack not in file.sets:
+            continue  # it may have no rules for this architecture
+        project = Project(root, stack, arch)
+        if project.audit_file.is_file():
+            audit = audit_policy.load(project.audit_file, project.spec.arch)
+            digests[f"G0 {stack}"] = sha256_bytes(canonical(audit))
+    return digests

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -43,11 +44,9 @@ from sparkwright.release import (
     wheel_facts,
 )
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction
-from sparkwright.release.wheel_facts import WheelFacts
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -113,8 +112,7 @@ class Publisher:
 
     def _require_gpu(self, index: IndexFolder) -> None:
         """Raise `release-gpu-foreign` if *index* holds releases for another GPU."""
-        if index.exists:
-            release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
+        release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
 
     def publish(
         self,
@@ -152,7 +150,8 @@ class Publisher:
                 "index-missing",
                 f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
             )
-        self._require_gpu(index)
+        if index.exists:
+            self._require_gpu(index)
         url = self._url(index, url)
         contents: release_draft.Contents = {}
         facts = release_draft.read_wheels(self.context, self.policy, wheels)
@@ -181,7 +180,7 @@ class Publisher:
         name = f"{stack}.{1 + max((number(release.name) for release in earlier), default=0)}"
         if dry_run:
             return replace(done, release=name)
-        index.require_keys(self.keys, self.policy.file.roles)
+        Transaction(index, self.keys, self.policy.file.roles).schedule_signing("targets")
         published = _published_wheels(index)
         new = [wheel for wheel in facts if wheel.name not in published]
         host = self._host(new, github, channel)
@@ -225,25 +224,21 @@ class Publisher:
             wheel-invalid, archive-unsafe: A wheel cannot be read.
             And the errors of `GitHubAssets`.
         """
-        published: dict[str, ReleaseWheel] = {}
         new: dict[str, str] = {}
         channel: Channel = "candidate"
-        for newest in self.open().of_stack(self.context.project.stack)[-1:]:
-            channel, release = newest.state.channel, newest.release
-            published = {wheel.sha256: wheel for wheel in release.wheels}
+        for entry in self.open().of_stack(self.context.project.stack)[-1:]:
+            release, channel = entry.release, entry.state.channel
             new = {w.sha256: w.url for w in release.wheels if w.uploaded == release.made}
-        facts = wheel_facts.read_all(paths)
-        sent = [wheel for wheel in facts if wheel.sha256 in new]
-        host = self._host(sent, repository, channel)
-        strange = [wheel.name for wheel in facts if wheel.sha256 not in published]
-        if not host or strange or {*new.values()} != {host.url(wheel.name) for wheel in sent}:
+        wheels = [wheel for wheel in wheel_facts.read_all(paths) if wheel.sha256 in new]
+        host = self._host(wheels, repository, channel)
+        if not host or {*new.values()} != {host.url(wheel.name) for wheel in wheels}:
             raise ClientError(
                 "release-unknown",
                 f"The newest release of {self.context.project.stack} does not publish exactly "
                 f"these wheels in {repository}.",
-                details=[*strange, *sorted(new.values())],
+                details=sorted(new.values()),
             )
-        return _upload(host, sent)
+        return _upload(host, wheels)
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """
@@ -318,13 +313,12 @@ class Publisher:
             keep: At least 1.
         """
         index = self.open()
-        newer: dict[str, int] = {}
+        newer = Counter[str]()
         surplus: list[IndexEntry] = []
         for entry in list(index.entries.values())[::-1]:
             if entry.state.channel == "candidate":
-                surplus += [entry] if newer.get(entry.state.stack, 0) >= keep else []
-                offered = not entry.state.yanked
-                newer[entry.state.stack] = newer.get(entry.state.stack, 0) + offered
+                surplus += [entry] if newer[entry.state.stack] >= keep else []
+                newer[entry.state.stack] += not entry.state.yanked
         with index.changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing()
             for entry in surplus:
@@ -388,28 +382,28 @@ class Publisher:
         return index
 
     def _url(self, index: IndexFolder, requested: str) -> str:
+        """Return the address of *index*: the one it has, that of the policy, or *requested*."""
         url = requested or index.facts.url or self.policy.file.url
         url = f"{url.rstrip('/')}/" if url else ""
-        if not url.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+        if not url.startswith(("https://", "http://127.0.0.1:")) or (
+            index.exists and url != index.facts.url
+        ):
             raise UsageError(
                 "usage",
-                f"{url or 'Nothing'} is the address at which the index will be served.",
+                f"The index cannot be served at {url or 'no address'}.",
+                details=[f"it is served at {index.facts.url}"] if index.exists else [],
                 todo="Give --url https://…, or write it into ci/release.yaml.",
-            )
-        if index.exists and url != index.facts.url:
-            raise UsageError(
-                "usage", f"The index in {self.folder} is served at {index.facts.url}, not at {url}."
             )
         return url
 
     def _host(
-        self, new: Sequence[WheelFacts], repository: str, channel: Channel
-    ) -> GitHubAssets | None:
+        self, new: Sequence[wheel_facts.WheelFacts], repository: str, channel: Channel
+    ) -> github_assets.GitHubAssets | None:
         """Return the host of *new* wheels; None for the folder of the index."""
         if not repository or not new:
             return None
         api = github.GitHub.from_environment(self.context.mirrored(github.ADDRESS), seconds=300)
-        return GitHubAssets(
+        return github_assets.GitHubAssets(
             api,
             repository,
             github_assets.tag_of(self.context.project.stack, [wheel.sha256 for wheel in new]),
@@ -442,7 +436,9 @@ def _set_release(
     change.set_release(release, state)
 
 
-def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Release) -> None:
+def _put_wheels(
+    change: Transaction, wheels: Iterable[wheel_facts.WheelFacts], release: Release
+) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
     elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
     for wheel in wheels:
@@ -450,7 +446,7 @@ def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Rele
             change.put(_file(wheel), wheel.path, wheel.metadata)
 
 
-def _file(wheel: WheelFacts) -> ReleaseFile:
+def _file(wheel: wheel_facts.WheelFacts) -> ReleaseFile:
     return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
 
 
@@ -468,7 +464,9 @@ def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
     return clients if record in clients else (*clients, record)
 
 
-def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:
+def _upload(
+    host: github_assets.GitHubAssets, wheels: Sequence[wheel_facts.WheelFacts]
+) -> list[str]:
     """Send *wheels*, and METADATA of each beside it (PEP 658)."""
     files: dict[ReleaseFile, Path] = {}
     with tempfile.TemporaryDirectory(prefix="metadata-") as folder:
@@ -489,7 +487,7 @@ def _published_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
     return {wheel.name: wheel for entry in index.entries.values() for wheel in entry.release.wheels}
 
 
-def _require_free_names(index: IndexFolder, wheels: Iterable[WheelFacts]) -> None:
+def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
     taken = {name: wheel.sha256 for name, wheel in _published_wheels(index).items()}
     taken = {**index.facts.retired, **taken}
@@ -506,7 +504,7 @@ def _require_order(
     index: IndexFolder,
     stack: str,
     channel: Channel,
-    wheels: Iterable[WheelFacts | ReleaseWheel],
+    wheels: Iterable[wheel_facts.WheelFacts | ReleaseWheel],
 ) -> None:
     """
     Require that pip would prefer *wheels* to what *channel* offers of the same stack.
@@ -532,7 +530,7 @@ def _require_order(
 
 
 def _same_release(
-    index: IndexFolder, stack: str, wheels: Sequence[WheelFacts]
+    index: IndexFolder, stack: str, wheels: Sequence[wheel_facts.WheelFacts]
 ) -> IndexEntry | None:
     """Return the release of exactly *wheels*; raise `release-yanked` if it is yanked."""
     hashes = {wheel.sha256 for wheel in wheels}

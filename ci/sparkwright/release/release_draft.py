@@ -35,14 +35,10 @@ from sparkwright.forks.stack import capability
 from sparkwright.release import decision, locked_set, pages, wheel_facts
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ReleasePolicy, SetRule
-from sparkwright.release.wheel_facts import WheelFacts
 
 #: What the files of a release hold, wheels not included.
 Contents = dict[ReleaseFile, bytes]
 
-STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "urn:sparkwright:build:v1"
 #: A machine of the publisher's own, for which only the publisher vouches (SLSA build level 1).
 BUILDER = "urn:sparkwright:builder:self-hosted"
 
@@ -52,7 +48,7 @@ _PINS = {"git": "gitCommit", "sdist": "sha256", "wheel": "sha256"}
 
 def read_wheels(
     context: RunContext, policy: ReleasePolicy, paths: Sequence[Path]
-) -> tuple[WheelFacts, ...]:
+) -> tuple[wheel_facts.WheelFacts, ...]:
     """
     Return what the wheels at *paths* are.
 
@@ -92,7 +88,10 @@ def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
 
 
 def prove(
-    wheels: Sequence[WheelFacts], policy: ReleasePolicy, verdicts: Path | None, contents: Contents
+    wheels: Sequence[wheel_facts.WheelFacts],
+    policy: ReleasePolicy,
+    verdicts: Path | None,
+    contents: Contents,
 ) -> dict[str, Proof]:
     """
     Return what is shown of each of *wheels*, by file name; the files of the gates are added to
@@ -144,7 +143,7 @@ def require_verified(proofs: Mapping[str, Proof]) -> None:
 def draft(
     context: RunContext,
     policy: ReleasePolicy,
-    wheels: Sequence[WheelFacts],
+    wheels: Sequence[wheel_facts.WheelFacts],
     proofs: Mapping[str, Proof],
     contents: Contents,
     *,
@@ -168,7 +167,10 @@ def draft(
         set-unresolved, set-mixed: The wheels make no installable set.
     """
     made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    lock_file, rule = context.project.lock_file, policy.set_rule(context.project.stack)
+    lock_file, rule = (
+        context.project.lock_file,
+        policy.file.sets.get(context.project.stack, SetRule()),
+    )
     lock_digest = sha256_file(lock_file) if lock_file.exists() else ""
     records: list[ReleaseWheel] = []
     for facts in wheels:
@@ -196,10 +198,9 @@ def draft(
         records.append(record)
     paths = {facts.name: facts.path for facts in wheels}
     machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
-    sources: dict[str, ForkSource] = {}
     # Of two builds of a fork, one from an unresolved source is the one to show.
-    for facts in sorted(wheels, key=lambda facts: facts.source.resolved):
-        sources.setdefault(facts.source.name, facts.source)
+    by_source = sorted(wheels, key=lambda facts: facts.source.resolved, reverse=True)
+    sources = {facts.source.name: facts.source for facts in by_source}
     release = Release(
         name=name,
         stack=context.project.stack,
@@ -273,7 +274,7 @@ def _add(name: str, data: bytes, contents: Contents) -> ReleaseFile:
     return file
 
 
-def provenance(wheel: WheelFacts, lock_digest: str = "") -> bytes:
+def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
     """
     Return the provenance of *wheel*: an in-toto statement with SLSA's predicate, as plain JSON.
 
@@ -301,60 +302,70 @@ def provenance(wheel: WheelFacts, lock_digest: str = "") -> bytes:
     }
     if record:
         internal |= {"compiler": record.compiler, "plan": record.plan, "inputs": record.inputs}
-    materials = _materials(source)
-    if lock_digest:
-        uri = f"forks/{wheel.stack}/lock.yaml"
-        materials.append({"name": "lock.yaml", "uri": uri, "digest": {"sha256": lock_digest}})
-    if record and record.tools:
-        materials.append({"name": "toolchain", "digest": {"sha256": record.tools}})
-    byproducts = []
-    if wheel.sbom:
-        byproducts.append({"name": "sbom", "digest": {"sha256": sha256_bytes(wheel.sbom)}})
-    version = {"sparkwright": record.sparkwright if record else __version__}
+    dependencies = {
+        "the official wheel": source.base,
+        "lock.yaml": lock_digest,
+        "toolchain": record.tools if record else "",
+    }
+    byproducts = {"sbom": sha256_bytes(wheel.sbom)} if wheel.sbom else {}
     document = {
-        "_type": STATEMENT,
+        "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": wheel.name, "digest": {"sha256": wheel.sha256}}],
-        "predicateType": PREDICATE,
+        "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": BUILD_TYPE,
+                "buildType": "urn:sparkwright:build:v1",
                 "externalParameters": _present(external),
                 "internalParameters": _present(internal),
-                "resolvedDependencies": materials,
+                "resolvedDependencies": [
+                    _upstream(source),
+                    *(
+                        {
+                            "name": patch.name,
+                            "digest": {"sha256": patch.sha256},
+                            "annotations": _present(
+                                {"patch": patch.subject, "pick": str(patch.pick or "")}
+                            ),
+                        }
+                        for patch in source.patches
+                    ),
+                    *_by_hash(dependencies),
+                ],
             },
             "runDetails": {
-                "builder": {"id": BUILDER, "version": version},
-                "byproducts": byproducts,
+                "builder": {
+                    "id": BUILDER,
+                    "version": {"sparkwright": record.sparkwright if record else __version__},
+                },
+                "byproducts": _by_hash(byproducts),
             },
         },
     }
     return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=1)
 
 
-def _materials(source: ForkSource) -> list[dict[str, Any]]:
-    """Return the upstream source, every patch in order, and the wheel under a graft."""
+def _upstream(source: ForkSource) -> dict[str, Any]:
+    """Return the upstream source as a dependency."""
     digest = {_PINS[source.kind]: source.pin} if source.kind in _PINS else {}
-    if source.tree:
-        digest["gitTree"] = source.tree
-    upstream: dict[str, Any] = {"name": source.name, "digest": digest}
-    if source.kind == "git":
-        upstream["uri"] = f"git+{source.origin.replace(' @ ', '@')}"
-    resolved = "yes" if source.resolved else "no"
-    annotations = {"origin": source.origin, "version": source.version, "resolved": resolved}
-    upstream["annotations"] = annotations
-    patches = [
-        {
-            "name": patch.name,
-            "digest": {"sha256": patch.sha256},
-            "annotations": _present({"patch": patch.subject, "pick": str(patch.pick or "")}),
-        }
-        for patch in source.patches
+    git = source.kind == "git"
+    return {
+        "name": source.name,
+        "digest": _present({**digest, "gitTree": source.tree}),
+        "annotations": {
+            "origin": source.origin,
+            "version": source.version,
+            "resolved": "yes" if source.resolved else "no",
+        },
+        **({"uri": f"git+{source.origin.replace(' @ ', '@')}"} if git else {}),
+    }
+
+
+def _by_hash(files: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the *files*, name → sha256, that there are."""
+    return [
+        {"name": name, "digest": {"sha256": sha256}} for name, sha256 in _present(files).items()
     ]
-    base = (
-        [{"name": "the official wheel", "digest": {"sha256": source.base}}] if source.base else []
-    )
-    return [upstream, *patches, *base]
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}

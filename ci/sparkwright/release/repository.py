@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
-from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, Signer, SigstoreKey
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, SigstoreKey
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
     Metadata,
@@ -55,7 +52,7 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import canonical, read_bytes, sha256_bytes, sha256_file
 from sparkwright.core.store import UNFINISHED, flush, translate_disk_full
-from sparkwright.release.errors import ReleaseError, TrustError
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
 
@@ -65,8 +62,6 @@ LOCK = ".lock"
 PAGES = ("index.html", "releases", "simple")
 #: The folders that the publisher writes into.
 FOLDERS = ("files", "metadata", "releases", "simple", "targets")
-#: The beginning of the names below ``files`` and ``targets``.
-_HASH = re.compile(r"[0-9a-f]{64}(?![0-9a-f])")
 #: The field of the targets metadata that is ours.
 FIELD = "sparkwright"
 #: The roles that every change signs.
@@ -124,7 +119,8 @@ class IndexFolder:
             rotation.
 
     Attributes:
-        root: None if there is no index yet. *targets*, *snapshot*, *timestamp*: as published.
+        metadata: What is published, by role; without a root, and of version 0, if there is no index
+            yet.
         published_timestamp: The bytes of the timestamp metadata; empty if there is no index yet.
 
     Raises:
@@ -133,17 +129,16 @@ class IndexFolder:
 
     def __init__(self, folder: Path, *, pin: str = "", resuming: bool = False) -> None:
         self.folder, self._pin = folder, pin
-        self.root: Metadata[Root] | None = None
-        self.targets: Metadata[Targets] = Metadata(Targets())
-        self.snapshot: Metadata[Snapshot] = Metadata(Snapshot())
-        self.timestamp: Metadata[Timestamp] = Metadata(Timestamp())
-        for metadata in (self.targets, self.snapshot, self.timestamp):
+        self.metadata: dict[str, Metadata[Any]] = {
+            role.type: Metadata(role()) for role in (Targets, Snapshot, Timestamp)
+        }
+        for metadata in self.metadata.values():
             metadata.signed.version = 0
         self.published_timestamp = b""
-        self._entries: dict[str, IndexEntry] | None = None
         try:
             if odd := list(_irregular(folder)):
-                raise ValueError(f"neither a file nor a folder, or one for the other: {odd[:5]}")
+                names = ", ".join(map(str, odd[:5]))
+                raise ValueError(f"neither a file nor a folder, or one for the other: {names}")
             self._read(resuming=resuming)
         except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
@@ -154,41 +149,55 @@ class IndexFolder:
         while (path := self.metadata_path("root", len(roots) + 1)).exists():
             data = _bytes(path)
             root: Metadata[Root] = Metadata.from_bytes(data)
-            (roots[-1] if roots else root).signed.verify_delegate(
-                "root", root.signed_bytes, root.signatures
-            )
-            root.signed.verify_delegate("root", root.signed_bytes, root.signatures)
+            for admitting in (*roots[-1:], root):
+                admitting.signed.verify_delegate("root", root.signed_bytes, root.signatures)
             if root.signed.version != len(roots) + 1:
                 raise ValueError(f"{path.name} is of version {root.signed.version}")
-            if self._pin and not roots and sha256_bytes(data) != self._pin:
-                pinned = f"and the policy says {self._pin}"
-                raise ValueError(f"{path.name} is {sha256_bytes(data)}, {pinned}")
             roots.append(root)
-        if roots:
-            self.root = roots[-1]
-        elif taken := [name for name in PAGES if (self.folder / name).exists()]:
+            self.metadata["root"] = root
+        if self._pin and roots and self.fingerprint != self._pin:
+            raise ValueError(f"its root is {self.fingerprint}, and the policy says {self._pin}")
+        if not roots and (taken := [name for name in PAGES if (self.folder / name).exists()]):
             raise ValueError(f"it has no root metadata, and holds {', '.join(taken)}")
         timestamp = self.metadata_path("timestamp")
         if not timestamp.exists():
             return
-        admitting = roots[-2:] if resuming else roots[-1:]
+        admitted_by = roots[-2:] if resuming else roots[-1:]
         self.published_timestamp = _bytes(timestamp)
-        self.timestamp = _verified(admitting, "timestamp", self.published_timestamp)
-        meta = self.timestamp.signed.snapshot_meta
-        self.snapshot = self._listed(admitting, "snapshot", meta)
-        self.targets = self._listed(admitting, "targets", self.snapshot.signed.meta["targets.json"])
+        signed = self._load(admitted_by, "timestamp")
+        signed = self._load(admitted_by, "snapshot", signed.snapshot_meta)
+        self._load(admitted_by, "targets", signed.meta["targets.json"])
 
-    def _listed(self, admitting: Sequence[Metadata[Root]], role: str, meta: MetaFile) -> Any:
-        data = _bytes(self.metadata_path(role, meta.version))
-        meta.verify_length_and_hashes(data)
-        metadata = _verified(admitting, role, data)
-        if metadata.signed.version != meta.version:
-            raise ValueError(f"{role} is of version {metadata.signed.version}")
-        return metadata
+    def _load(
+        self, admitted_by: Sequence[Metadata[Root]], role: str, meta: MetaFile | None = None
+    ) -> Any:
+        """
+        Read the metadata of *role*, which one of the roots *admitted_by* has to admit, and return
+        what it signs.
 
-    def metadata_path(self, role: str, version: int | None = None) -> Path:
+        Args:
+            meta: Its version and hash by other metadata; None for the timestamp.
+        """
+        data = _bytes(self.metadata_path(role, meta.version if meta else 0))
+        if meta:
+            meta.verify_length_and_hashes(data)
+        metadata: Metadata[Any] = Metadata.from_bytes(data)
+        if not any(_admits(root.signed, role, metadata) for root in admitted_by):
+            # It says why.
+            admitted_by[-1].signed.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+        self.metadata[role] = metadata
+        return metadata.signed
+
+    def metadata_path(self, role: str, version: int = 0) -> Path:
         """Return the file of the metadata of *role*."""
-        return self.folder / "metadata" / metadata_name(role, version)
+        # Only that of the timestamp has no version in its name.
+        name = "timestamp.json" if role == "timestamp" else f"{version}.{role}.json"
+        return self.folder / "metadata" / name
+
+    @property
+    def root(self) -> Metadata[Root] | None:
+        """The newest root; None if there is no index yet."""
+        return self.metadata.get("root")
 
     @property
     def exists(self) -> bool:
@@ -204,14 +213,12 @@ class IndexFolder:
     @property
     def version(self) -> int:
         """The version of the timestamp metadata; 0 for an index that was not published yet."""
-        return self.timestamp.signed.version
+        return int(self.metadata["timestamp"].signed.version)
 
     @property
     def expires(self) -> dict[str, datetime]:
         """When the metadata of each role expires."""
-        own: list[Metadata[Any]] = [self.targets, self.snapshot, self.timestamp]
-        roles = [*([self.root] if self.root else []), *own]
-        return {metadata.signed.type: metadata.signed.expires for metadata in roles}
+        return {role: metadata.signed.expires for role, metadata in self.metadata.items()}
 
     @property
     def fingerprint(self) -> str:
@@ -222,9 +229,10 @@ class IndexFolder:
     @property
     def facts(self) -> IndexFacts:
         """What the index says of itself."""
-        return msgspec.convert(self.targets.signed.unrecognized_fields.get(FIELD, {}), IndexFacts)
+        fields = self.metadata["targets"].signed.unrecognized_fields
+        return msgspec.convert(fields.get(FIELD, {}), IndexFacts)
 
-    @property
+    @cached_property
     def entries(self) -> Mapping[str, IndexEntry]:
         """
         Name → release, in the order of publication.
@@ -232,11 +240,10 @@ class IndexFolder:
         Raises:
             index-damaged: A release is missing or is not the signed one.
         """
-        if self._entries is None:
-            entries = [self._entry(target) for target in self.targets.signed.targets.values()]
-            entries.sort(key=lambda entry: (entry.release.made, number(entry.release.name)))
-            self._entries = {entry.release.name: entry for entry in entries}
-        return self._entries
+        targets = self.metadata["targets"].signed.targets.values()
+        entries = [self._entry(target) for target in targets]
+        entries.sort(key=lambda entry: (entry.release.made, number(entry.release.name)))
+        return {entry.release.name: entry for entry in entries}
 
     def _entry(self, target: TargetFile) -> IndexEntry:
         try:
@@ -276,25 +283,21 @@ class IndexFolder:
         """Return the releases of *stack*, oldest first."""
         return [entry for entry in self.entries.values() if entry.state.stack == stack]
 
-    def require_keys(self, keys: Keys, roles: Roles) -> None:
-        """Require the keys of a publication; raise `key-missing` or `index-unpinned`."""
-        self._require_own(keys)
-        Transaction(self, keys, roles).schedule_signing("targets")
-
-    def _require_own(self, keys: Keys) -> None:
+    def require_own(self, keys: Keys) -> None:
         """
         Require that the root is pinned, or that own keys signed the index as it is.
 
         Who can write to the folder could replace the whole index by one that admits the
         publisher's keys beside others, and get its content signed by them.
+
+        Raises:
+            index-unpinned: Neither is so.
         """
         if self._pin or self.root is None or not self.exists:
             return
         root = self.root.signed
-        roles: dict[str, Metadata[Any]] = {"targets": self.targets, "timestamp": self.timestamp}
-        if keys.of_role(root, "root"):
-            roles = {"root": self.root}
-        for role, metadata in roles.items():
+        for role in ["root"] if keys.of_role(root, "root") else ["targets", "timestamp"]:
+            metadata = self.metadata[role]
             own = {signer.public_key.keyid for signer in keys.of_role(root, role)}
             signed = root.get_verification_result(
                 role, metadata.signed_bytes, metadata.signatures
@@ -315,9 +318,8 @@ class IndexFolder:
             key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
             Others: as `locked`.
         """
-        self._require_own(keys)
+        transaction = Transaction(self, keys, roles)
         with self.locked():
-            transaction = Transaction(self, keys, roles)
             yield transaction
             transaction.commit()
 
@@ -330,23 +332,25 @@ class IndexFolder:
             index-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
-        with _writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
+        try:
+            with translate_disk_full(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
                 with FileLock(self.folder / LOCK, timeout=0):
-                    self._unmoved()
+                    self._require_unmoved()
                     yield
-            except Timeout as error:
-                raise ReleaseError(
-                    "index-busy", f"Another publisher works on {self.folder}."
-                ) from error
+        except Timeout as error:
+            raise ReleaseError(
+                "index-busy", f"Another publisher works on {self.folder}."
+            ) from error
+        except OSError as error:
+            raise ReleaseError(
+                "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
+            ) from error
 
-    def _unmoved(self) -> None:
-        timestamp, version = (
-            self.metadata_path("timestamp"),
-            self.root.signed.version if self.root else 0,
-        )
+    def _require_unmoved(self) -> None:
+        timestamp = self.metadata_path("timestamp")
         present = _bytes(timestamp) if timestamp.exists() else b""
+        version = self.root.signed.version if self.root else 0
         if present != self.published_timestamp or self.metadata_path("root", version + 1).exists():
             raise ReleaseError(
                 "index-moved",
@@ -357,7 +361,11 @@ class IndexFolder:
 
 class Transaction:
     """
-    A change of an index, whose lock is held.
+    A change of an index, which `IndexFolder.changing` commits.
+
+    Raises:
+        index-unpinned: Nothing ties the index to *keys*.
+        key-missing: They do not suffice for a new index.
 
     Attributes:
         facts: What the index is to say of itself.
@@ -365,11 +373,11 @@ class Transaction:
     """
 
     def __init__(self, index: IndexFolder, keys: Keys, roles: Roles) -> None:
+        index.require_own(keys)
         self._index, self._keys, self._roles = index, keys, roles
-        self._folder = index.folder
         self._dirty: set[Path] = set()
-        self._targets = copy.deepcopy(index.targets.signed)
-        self._signing: list[str] = []
+        self._targets = copy.deepcopy(index.metadata["targets"].signed)
+        self._signing: set[str] = set()
         self.facts = index.facts
         self.sent: list[str] = []
         self._root = index.root or self._first_root()
@@ -384,7 +392,7 @@ class Transaction:
             for signer in self._keys.for_new_index(role):
                 root.add_key(signer.public_key, role)
         self._keys.require(root, root.roles)
-        return self._signed(root, "root", self._keys.of_role(root, "root"))
+        return self._signed(root, "root", root)
 
     @property
     def root(self) -> bytes:
@@ -404,7 +412,7 @@ class Transaction:
         Raises:
             publish-failed: *source* has other bytes.
         """
-        path = self._folder / file.path
+        path = self._index.folder / file.path
         if not (path.is_file() and sha256_file(path) == file.sha256):
             self._write(path, source, file.sha256)
             self.sent.append(file.path)
@@ -418,7 +426,7 @@ class Transaction:
         data = canonical(release)
         target = TargetFile.from_data(release.target, data, ["sha256"])
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
-        self._write(self._folder / "targets" / target.get_prefixed_paths()[0], data)
+        self._write(self._index.folder / "targets" / target.get_prefixed_paths()[0], data)
         self._targets.targets[release.target] = target
 
     def set_state(self, name: str, state: ReleaseState) -> None:
@@ -431,8 +439,7 @@ class Transaction:
         """Remove *release*; the names of its wheels stay taken."""
         self.schedule_signing("targets")
         del self._targets.targets[release.target]
-        retired = {wheel.name: wheel.sha256 for wheel in release.wheels}
-        retired = {**self.facts.retired, **retired}
+        retired = self.facts.retired | {wheel.name: wheel.sha256 for wheel in release.wheels}
         self.facts = msgspec.structs.replace(self.facts, retired=retired)
 
     def schedule_signing(self, *roles: str) -> None:
@@ -442,8 +449,8 @@ class Transaction:
         Raises:
             key-missing: The keys do not suffice for one of them.
         """
-        self._signing += [role for role in (*roles, *RENEWAL) if role not in self._signing]
-        self._keys.require(self._root.signed, self._signing)
+        self._signing |= {*roles, *RENEWAL}
+        self._keys.require(self._root.signed, sorted(self._signing))
 
     def holds(self, role: str) -> bool:
         """Return whether the keys suffice for *role*."""
@@ -470,24 +477,16 @@ class Transaction:
                 root.add_key(key, role)
         self._keys.require(old, ["root"])
         self._keys.require(root, ["root"])
-        resuming = (root.roles, root.keys) == (old.roles, old.keys)
-        if "root" in names or not resuming:
+        # Otherwise a killed rotation goes on.
+        if "root" in names or (root.roles, root.keys) != (old.roles, old.keys):
             root.version += 1
-            signers = [*self._keys.of_role(old, "root"), *self._keys.of_role(root, "root")]
-            self._root = self._signed(root, "root", signers)
-        index = self._index
-        published: dict[str, Metadata[Any]] = {
-            "targets": index.targets,
-            "snapshot": index.snapshot,
-            "timestamp": index.timestamp,
-        }
-        others = {
+            self._root = self._signed(root, "root", old, root)
+        if others := [
             role
-            for role, metadata in published.items()
-            if role in names or not _admits(self._root.signed, role, metadata)
-        }
-        if others:
-            self.schedule_signing(*others.intersection(["targets"]))
+            for role in ("targets", *RENEWAL)
+            if role in names or not _admits(self._root.signed, role, self._index.metadata[role])
+        ]:
+            self.schedule_signing(*others)
 
     def commit(self) -> None:
         """
@@ -497,66 +496,57 @@ class Transaction:
         metadata before and after they see the new root, which is written last.
         """
         old, staged = self._index.root, self._stage()
-        new = self._root is not old
-        root_first = old is None or not all(
-            _admits(old.signed, role, metadata) for role, metadata in staged.items()
-        )
-        if new and root_first:
-            self._write_root()
-        if "timestamp" in staged:
-            self._flush()
-            self._write(self._index.metadata_path("timestamp"), staged["timestamp"].to_bytes())
-        if new and not root_first:
-            self._write_root()
+        order = list(staged)
+        if self._root is not old:
+            admitted = old is not None and all(
+                _admits(old.signed, role, metadata) for role, metadata in staged.items()
+            )
+            # Before the timestamp, clients that know the old root alone are refused.
+            order.insert(len(order) if admitted else -1, "root")
+            staged["root"] = self._root
+        for role in order:
+            if role == "timestamp":
+                self._flush()
+            path = self._index.metadata_path(role, staged[role].signed.version)
+            self._write(path, staged[role].to_bytes())
         self._flush()
 
     def _stage(self) -> dict[str, Metadata[Any]]:
-        """Sign what has to be signed, and write it; of the timestamp, return it only."""
+        """Return the next version of the roles that have to be signed, the timestamp last."""
         staged: dict[str, Metadata[Any]] = {}
-        snapshot = copy.deepcopy(self._index.snapshot.signed)
-        timestamp = copy.deepcopy(self._index.timestamp.signed)
+        snapshot, timestamp = (copy.deepcopy(self._index.metadata[role].signed) for role in RENEWAL)
         if "targets" in self._signing:
             self._targets.unrecognized_fields[FIELD] = msgspec.to_builtins(self.facts)
-            snapshot.meta["targets.json"] = self._next(self._targets, "targets", staged)
+            snapshot.meta["targets.json"] = self._next(self._targets, staged)
         if self._signing:
-            timestamp.snapshot_meta = self._next(snapshot, "snapshot", staged)
-            timestamp.version += 1
-            staged["timestamp"] = self._signed(timestamp, "timestamp")
-        for role in ("targets", "snapshot"):
-            if role in staged:
-                path = self._index.metadata_path(role, staged[role].signed.version)
-                self._write(path, staged[role].to_bytes())
+            timestamp.snapshot_meta = self._next(snapshot, staged)
+            self._next(timestamp, staged)
         return staged
 
-    def _next(self, signed: Any, role: str, staged: dict[str, Metadata[Any]]) -> MetaFile:
-        """Sign the next version of *role*, and return how other metadata names it."""
+    def _next(self, signed: Any, staged: dict[str, Metadata[Any]]) -> MetaFile:
+        """Add the next version of *signed* to *staged*; return how other metadata names it."""
         signed.version += 1
-        staged[role] = self._signed(signed, role)
-        return MetaFile.from_data(signed.version, staged[role].to_bytes(), ["sha256"])
+        staged[signed.type] = metadata = self._signed(signed, signed.type, *self._roots())
+        return MetaFile.from_data(signed.version, metadata.to_bytes(), ["sha256"])
 
-    def _signed(
-        self, signed: Any, role: str, signers: Sequence[Signer] | None = None
-    ) -> Metadata[Any]:
-        """Return *signed* with a new expiry, signed by the role's keys of both roots."""
+    def _roots(self) -> list[Root]:
+        """Return the root before the change, if there is one, and that after it."""
+        return [root.signed for root in (self._index.root, self._root) if root]
+
+    def _signed(self, signed: Any, role: str, *roots: Root) -> Metadata[Any]:
+        """Return *signed* with a new expiry, signed by the keys that hold *role* by *roots*."""
         days = getattr(self._roles, role).days
         signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        if signers is None:
-            roots = [root.signed for root in (self._index.root, self._root) if root]
-            signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
         metadata: Metadata[Any] = Metadata(signed)
+        signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
         for signer in {signer.public_key.keyid: signer for signer in signers}.values():
             try:
                 metadata.sign(signer, append=True)
             except UnsignedMetadataError as error:
-                raise TrustError(
+                raise ReleaseError(
                     "identity-unusable", f"{role} cannot be signed.", details=[str(error)[:500]]
                 ) from error
         return metadata
-
-    def _write_root(self) -> None:
-        self._write(
-            self._index.metadata_path("root", self._root.signed.version), self._root.to_bytes()
-        )
 
     def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
         """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""
@@ -573,7 +563,6 @@ class Transaction:
                     f"{path.name} changed while it was read.",
                     details=[f"read:    {actual}", f"decided: {sha256}"],
                 )
-            temporary.chmod(0o644)
             flush(temporary)
             temporary.replace(path)
         finally:
@@ -587,11 +576,6 @@ class Transaction:
         self._dirty.clear()
 
 
-def metadata_name(role: str, version: int | None = None) -> str:
-    """Return the file name of the metadata of *role*; only the timestamp has no version."""
-    return f"{role}.json" if version is None else f"{version}.{role}.json"
-
-
 def remove_unreferenced(index: IndexFolder) -> list[str]:
     """
     Remove what killed runs left and what no release refers to, and return the paths.
@@ -601,31 +585,24 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
     with index.locked():
         folder = index.folder
         used = {f"files/{file.sha256}" for file in index.files}
-        used |= {
-            f"targets/{target.get_prefixed_paths()[0]}"
-            for target in index.targets.signed.targets.values()
-        }
-        used |= {
-            f"metadata/{metadata_name(role, version)}"
-            for role, current in (
-                ("targets", index.targets.signed.version),
-                ("snapshot", index.snapshot.signed.version),
-            )
-            for version in (current, current - 1)
-        }
+        targets = index.metadata["targets"].signed.targets.values()
+        used |= {f"targets/{target.get_prefixed_paths()[0]}" for target in targets}
+        for role in ("targets", "snapshot"):
+            version = index.metadata[role].signed.version
+            paths = (index.metadata_path(role, n) for n in (version, version - 1))
+            used |= {path.relative_to(folder).as_posix() for path in paths}
+        digest = "[0-9a-f]" * 64
         patterns = (
-            "files/*",
-            "targets/releases/*",
+            f"files/{digest}",
+            f"targets/releases/{digest}.*",
             "metadata/*.targets.json",
             "metadata/*.snapshot.json",
             f"**/{UNFINISHED}*",
         )
         removed = []
-        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+        for path in [path for pattern in patterns for path in sorted(folder.glob(pattern))]:
             name = path.relative_to(folder).as_posix()
-            named_by_hash = name.startswith(("files/", "targets/")) and UNFINISHED not in name
-            ours = not named_by_hash or _HASH.match(path.name)
-            if ours and name not in used and path.exists():
+            if name not in used and path.exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(name)
     return removed
@@ -646,23 +623,15 @@ def damaged_files(folder: Path, files: Sequence[ReleaseFile]) -> list[str]:
     ]
 
 
-def _irregular(folder: Path) -> Iterator[str]:
+def _irregular(folder: Path) -> Iterator[Path]:
     """Yield what a write would follow, or a read wait for: links, pipes, and files for folders."""
-    if folder.exists() and not folder.is_dir():
-        yield str(folder)
-    front = folder / "index.html"
-    if front.exists() and not front.is_file():
-        yield front.name
-    for name in FOLDERS:
-        path = folder / name
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            yield name
-            continue
-        for top, names, members in os.walk(path):
-            for part in (*names, *members):
-                mode = os.lstat(f"{top}/{part}").st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    yield os.path.relpath(f"{top}/{part}", folder)
+    front, tops = folder / "index.html", [folder / name for name in FOLDERS]
+    yield from (path for path in (folder, *tops) if path.exists() and not path.is_dir())
+    yield from (path for path in [front] if path.exists() and not path.is_file())
+    below = (path for top in tops if not top.is_symlink() for path in top.rglob("*"))
+    for path in (*tops, *below):
+        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+            yield path
 
 
 def _bytes(path: Path) -> bytes:
@@ -675,26 +644,6 @@ def damaged(what: str, details: Sequence[str]) -> ClientError:
     return ClientError("index-damaged", what, details=details)
 
 
-def _verified(roots: Sequence[Metadata[Root]], role: str, data: bytes) -> Any:
-    """Return metadata that one of *roots* admits; raise what TUF raises for the newest one."""
-    metadata: Metadata[Any] = Metadata.from_bytes(data)
-    if not any(_admits(root.signed, role, metadata) for root in roots):
-        roots[-1].signed.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
-    return metadata
-
-
 def _admits(root: Root, role: str, metadata: Metadata[Any]) -> bool:
-    result = root.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
-    return bool(result)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise `disk-full` or `index-unwritable` for what the operating system refuses."""
-    try:
-        with translate_disk_full(folder):
-            yield
-    except OSError as error:
-        raise ReleaseError(
-            "index-unwritable", f"{folder} cannot be written.", details=[str(error)]
-        ) from error
+    """Return whether *metadata* has the signatures that *root* asks for."""
+    return bool(root.get_verification_result(role, metadata.signed_bytes, metadata.signatures))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from uv import find_uv_bin
 
 from sparkwright.client import install as client
 from sparkwright.client.environment import Prefix
@@ -97,13 +98,8 @@ def install_stock(context: RunContext, environment: Path) -> Path:
         offline, source-unreachable, source-mismatch, command-failed: It cannot be fetched or
             installed.
     """
-    from uv import find_uv_bin
-
-    bases = [
-        base
-        for fork in context.forks
-        if (base := context.lock.forks[fork].bases.get(context.machine))
-    ]
+    locked = [context.lock.forks[fork].bases.get(context.machine) for fork in context.forks]
+    bases = [base for base in locked if base]
     if len(bases) != 1:
         raise SourceError(
             "not-provided",
@@ -118,11 +114,12 @@ def install_stock(context: RunContext, environment: Path) -> Path:
         UV_INDEX_URL=package_index.index_url(),
         HOME=os.environ.get("HOME", ""),
     )
-    python = environment / "bin" / "python"
     with console.step(f"the stock {base.name} {base.version} in {environment}"):
-        words = [find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:"]
         process.run(
-            [*words, "--python", python, path],
+            [
+                *(find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:"),
+                *("--python", environment / "bin" / "python", path),
+            ],
             log=context.store.folder("logs") / "stock.log",
             env=variables,
         )

@@ -15,10 +15,9 @@ import base64
 import contextlib
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from email.parser import BytesParser
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from packaging.tags import parse_tag
@@ -46,10 +45,8 @@ from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.files import read_text, sha256_bytes, sha256_file
 from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
 
-T = TypeVar("T")
-
-#: The end of a platform tag → the machine.
-MACHINES: Mapping[str, Machine] = {"any": "any", "x86_64": "x86_64", "aarch64": "aarch64"}
+#: The ends of platform tags.
+MACHINES: tuple[Machine, ...] = ("any", "x86_64", "aarch64")
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 _VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
@@ -168,48 +165,39 @@ def content_of_environment(site: Path) -> dict[str, str]:
     digests = {}
     for info in sorted(site.glob("*+spark.*.dist-info")):
         project = canonicalize_name(info.name.partition("-")[0])
-        try:
+        # A device in the place of a file may never end.
+        with contextlib.suppress(OSError, csv.Error, FileError):
             record = csv.reader(read_text(info / "RECORD").splitlines())
-            names = {row[0]: site / row[0] for row in record if row}
-            digests[f"content {project}"] = _digest(
-                (name, _hashed(path)) for name, path in _stable(names.items(), info.name)
-            )
-        except (OSError, ValueError, csv.Error, FileError):
-            continue
+            names = [row[0] for row in record if row and _stable_name(row[0], info.name)]
+            if all((site / name).is_file() for name in names):
+                content = _digest({name: sha256_file(site / name) for name in names}, info.name)
+                digests[f"content {project}"] = content
     return digests
 
 
-def _stable(rows: Iterable[tuple[str, T]], info: str) -> Iterator[tuple[str, T]]:
+def _digest(files: Mapping[str, str], info: str) -> str:
     """
-    Yield the *rows* (member and value) of files that every installer leaves as they are, by their
-    installed names.
+    Return `WheelFacts.content`.
 
     Args:
+        files: Member → sha256.
         info: The name of the ``.dist-info`` folder.
     """
-    data = f"{info.removesuffix('.dist-info')}.data"
-    for name, value in rows:
-        top, _, rest = name.partition("/")
-        if name.startswith(("../", "/")) or name.endswith(".pyc"):
-            continue
-        if top == data:
-            # These two become the site-packages; scripts, data and headers leave it.
-            if rest.startswith(("purelib/", "platlib/")):
-                yield rest.partition("/")[2], value
-        elif top != info or rest not in _VARYING:
-            yield name, value
-
-
-def _hashed(path: Path) -> str:
-    # A device in the place of a file may never end.
-    if not path.is_file():
-        raise ValueError(f"{path} is no file")
-    return sha256_file(path)
-
-
-def _digest(rows: Iterable[tuple[str, str]]) -> str:
-    lines = sorted(f"{name},{sha256}\n" for name, sha256 in rows)
+    names = {name: _stable_name(name, info) for name in files}
+    lines = sorted(f"{stable},{files[name]}\n" for name, stable in names.items() if stable)
     return sha256_bytes("".join(lines).encode())
+
+
+def _stable_name(member: str, info: str) -> str:
+    """Return the installed name of *member*; empty if installers change it or put it elsewhere."""
+    top, _, rest = member.partition("/")
+    varies = member.endswith(".pyc") or (top == info and rest in _VARYING)
+    if varies or member.startswith(("../", "/")):
+        return ""
+    if top != f"{info.removesuffix('.dist-info')}.data":
+        return member
+    # These two become the site-packages; scripts, data and headers leave it.
+    return rest.partition("/")[2] if rest.startswith(("purelib/", "platlib/")) else ""
 
 
 def _contents(path: Path) -> _Contents:
@@ -311,7 +299,7 @@ def _read(
         machine=_machine(path.name, subject),
         source=source,
         stack=record.stack,
-        content=_digest(_stable(own.items(), name.info)),
+        content=_digest(own, name.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
         device_code=device_code.wheel_digest(_device_code(path, subject, audit) if audit else []),
@@ -327,14 +315,13 @@ def _check_sbom(facts: WheelFacts) -> None:
     """Require that the SBOM, if there is one, is a CycloneDX document about this wheel."""
     if not facts.sbom:
         return
-    about: tuple[str, str, str]
     try:
         document = msgspec.json.decode(facts.sbom)
         component = document["metadata"]["component"]
-        about = (document["bomFormat"], canonicalize_name(component["name"]), component["version"])
+        about = [document["bomFormat"], canonicalize_name(component["name"]), component["version"]]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        about = ("unreadable", str(error), "")
-    if about != ("CycloneDX", facts.project, facts.version):
+        about = [str(error)]
+    if about != ["CycloneDX", facts.project, facts.version]:
         raise WheelError(
             "wheel-mismatch",
             f"The SBOM of {facts.name} is about another wheel.",
@@ -343,12 +330,12 @@ def _check_sbom(facts: WheelFacts) -> None:
 
 
 def _machine(name: str, subject: AuditedWheel) -> Machine:
-    machines = {
-        next((MACHINES[end] for end in MACHINES if tag.endswith(end)), None)
+    machines = [
+        next((machine for machine in MACHINES if tag.endswith(machine)), None)
         for tag in subject.platforms
-    }
-    machine = machines.pop()
-    if machines or machine is None:
+    ]
+    machine = machines[0]
+    if machine is None or set(machines) != {machine}:
         raise WheelError(
             "wheel-mismatch",
             f"{name} is for several machines, or for none that is served.",
