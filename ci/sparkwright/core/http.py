@@ -143,18 +143,16 @@ class Reply:
         return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
     @property
-    def passing(self) -> bool:
-        """Whether another attempt may have another reply; GitHub says 403 for some limits."""
-        limit = self.status == 403 and "retry-after" in self.headers
-        return limit or self.status == 429 or self.status >= 500
-
-    @property
     def wait(self) -> float:
-        """Return the seconds that the server asks to wait; GitHub's limit ends hours later."""
-        hours = "retry-after" in self.headers or (
-            self.status == 429 and "x-ratelimit-reset" in self.headers
-        )
-        return math.inf if self.retry_after is None and hours else self.retry_after or 0.0
+        """
+        Return the seconds after which another attempt may have another reply; infinite if none may.
+        """
+        stated = "retry-after" in self.headers
+        # GitHub says 403 for some limits. Those that name their end otherwise end hours later.
+        limit = self.status == 429 and "x-ratelimit-reset" not in self.headers
+        if stated and (self.status in (403, 429) or self.status >= 500):
+            return math.inf if self.retry_after is None else self.retry_after
+        return 0.0 if limit or self.status >= 500 else math.inf
 
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """
@@ -326,7 +324,7 @@ def request(
                 raise
         else:
             wait = max(pause, reply.wait)
-            if not (left and reply.passing and time.monotonic() + wait < until):
+            if not (left and time.monotonic() + wait < until):
                 break
             pause = wait
         time.sleep(pause)

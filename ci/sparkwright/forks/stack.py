@@ -238,6 +238,11 @@ class Project:
         arch: Another architecture to build for than that of stack.yaml. It has rules and an audit
             policy of its own (``archs-9.0a.yaml``), and its wheels a label of their own.
 
+    Attributes:
+        suffix: Follows the names of files and folders that belong to another architecture.
+        build_folder: ``build/<stack>``: environment.yaml, pylock.toml, archs.yaml.
+        audit_file: ``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``.
+
     Raises:
         not-provided: There is no such stack, or it has no rules for *arch*.
         file-invalid: stack.yaml cannot be read.
@@ -252,8 +257,10 @@ class Project:
                 f"There is no stack {stack!r} under {root / 'forks'}.",
                 details=[f"stacks: {', '.join(stacks) or 'none'}"],
             )
+        self.stack_file = root / "forks" / stack / "stack.yaml"
+        self.lock_file = self.stack_file.with_name("lock.yaml")
+        self.build_folder = root / "build" / stack
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
-        #: Follows the names of files and folders that belong to another architecture.
         self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
         if self.suffix:
             others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
@@ -268,24 +275,7 @@ class Project:
                 )
             label = f"{self.spec.label}.sm{arch.replace('.', '')}"
             self.spec = msgspec.structs.replace(self.spec, arch=arch, label=label)
-
-    @property
-    def stack_file(self) -> Path:
-        return self.root / "forks" / self.stack / "stack.yaml"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.root / "forks" / self.stack / "lock.yaml"
-
-    @property
-    def build_folder(self) -> Path:
-        """``build/<stack>``: environment.yaml, pylock.toml, archs.yaml."""
-        return self.root / "build" / self.stack
-
-    @property
-    def audit_file(self) -> Path:
-        """``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``."""
-        return self.root / "ci" / "audit" / f"{self.stack}{self.suffix}.yaml"
+        self.audit_file = root / "ci" / "audit" / f"{stack}{self.suffix}.yaml"
 
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork
