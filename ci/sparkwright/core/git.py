@@ -7,6 +7,7 @@ except those that say how to reach a host.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -181,17 +182,22 @@ class Objects:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # A tree's own .gitattributes must not change bytes on checkout; this file, which is written
-        # last, outranks it (gitattributes(5)).
-        attributes = path / "info" / "attributes"
-        if attributes.exists():
+        if (path / "HEAD").exists():
             return
         with translate_disk_full(path):
-            attributes.parent.mkdir(parents=True, exist_ok=True)
-            with locked(attributes.with_name("attributes.lock"), path.name):
-                run(["init", "-q", "--bare", "--template=", "."], cwd=path)
-                text = b"* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
-                write_file(attributes, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                run(["init", "-q", "--bare", "--template=", "new"], cwd=Path(scratch))
+                info = Path(scratch) / "new" / "info"
+                info.mkdir()
+                # A tree's own .gitattributes must not change bytes on checkout; this file outranks
+                # it (gitattributes(5)).
+                (info / "attributes").write_text(
+                    "* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
+                )
+                # Another process may have made the repository meanwhile.
+                with contextlib.suppress(OSError):
+                    info.parent.rename(path)
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.core.git.run`."""
