@@ -80,15 +80,13 @@ def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine:
 def test_another_wheel_of_the_same_name_is_not_taken_for_the_old_one(machine: Demo, tmp_path: Path) -> None:
     """Its gates run, and the earlier wheel keeps its own results."""
     wheel = Path(shutil.copy(machine.wheel(), tmp_path))
-    steps, reused = run(machine, str(wheel))
-    assert reused == []
-    other = Path(shutil.copy(wheel, tmp_path / "other"))
+    steps, _ = run(machine, str(wheel))
     wheel.chmod(0o644)
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.comment = b"other bytes"
     changed, reused = run(machine, str(wheel))
     assert (reused, changed["audit"]["verdicts"][0]["wheel"]) == ([], sha256(wheel.read_bytes()).hexdigest())
 
-    shutil.copy(other, wheel)
+    shutil.copy(machine.wheel(), wheel)
     restored, reused = run(machine, str(wheel))
     assert ("audit" in reused, restored["audit"]) == (True, steps["audit"])

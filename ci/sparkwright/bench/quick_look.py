@@ -32,11 +32,6 @@ MAX_ROUNDS, MAX_REQUESTS = 8, 512
 #: together from which on that can be told.
 KEPT_RATE, MIN_REQUESTS = 0.9, 10
 
-DISCLAIMER = (
-    "A quick look, not a gate: one launch, nothing compared. The interval covers the runs, and not "
-    "what differs between launches."
-)
-
 
 class QuickFigure(msgspec.Struct, frozen=True):
     """A figure: mean over the runs, and its 95 % t-interval; None with fewer than two."""
@@ -68,7 +63,10 @@ class QuickLook(msgspec.Struct, frozen=True):
     figures: tuple[QuickFigure, ...]
     curve: LoadCurve | None
     warnings: tuple[str, ...]
-    disclaimer: str = DISCLAIMER
+    disclaimer: str = (
+        "A quick look, not a gate: one launch, nothing compared. The interval covers the runs, and "
+        "not what differs between launches."
+    )
 
 
 def quick_look(

@@ -78,11 +78,9 @@ def drawing(height: float) -> Iterator[tuple[Figure, Axes]]:
 
 def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     """Return *figure* as a chart, whose *name* is unique in the page."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
     out = io.StringIO()
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(out, format="svg", metadata=metadata)
     start = out.getvalue().index("<svg")
     head, _, body = out.getvalue()[start:].partition(">")
     box = re.search(r'viewBox="([^"]*)"', head)
