@@ -27,7 +27,7 @@ class Kill:
         """
         bad = [check for check in sound if check.required and check.state not in ("pass", "not-run")]
         killers = [check for check in mutant_checks if check.required and check.state in ("fail", "invalid")]
-        survived = not killers or bad or not any(check.state == "pass" for check in sound)
+        survived = not killers or bad or all(check.state != "pass" for check in sound)
         by = ", ".join(f"{check.name} ({check.reason})" for check in killers)
         self._properties.append((PROPERTY, [mutant, gate, "SURVIVED" if survived else "killed", by or "nothing"]))
         assert not bad, f"the sound original is not sound: {[(check.name, check.state, check.message) for check in bad]}"

@@ -59,8 +59,7 @@ def test_server_that_does_not_do_what_it_was_told(
     server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill, mutant: str, flags: list[str], variables: dict[str, str], name: str
 ) -> None:
     """It was told FLASHINFER and took another without an error, or a variable of vLLM 0.20 that is not read any more: its log alone tells."""
-    profiles = kernel_trace.flags(tmp_path / "profiles")
-    plan = serving.launch(server.plan.python, server.plan.model, *profiles, *flags, **variables)
+    plan = serving.launch(server.plan.python, server.plan.model, *kernel_trace.flags(tmp_path / "profiles"), *flags, **variables)
     with Server(plan, tmp_path / "server.log") as told:
         checks = judged(told)
     assert name in named(checks, "fail")

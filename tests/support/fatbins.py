@@ -85,5 +85,4 @@ def _entry(image: Image) -> bytes:
     kind, listed, payload = image
     match = re.fullmatch(r"sm_(\d+)([af]?)", listed)
     assert match
-    flags = {"": 0, "a": 1 << 20, "f": 1 << 21}[match[2]]
-    return entry(payload, kind=kind, number=int(match[1]), flags=flags)
+    return entry(payload, kind=kind, number=int(match[1]), flags={"": 0, "a": 1 << 20, "f": 1 << 21}[match[2]])

@@ -24,6 +24,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import container, cubin, entry, ptx
@@ -31,7 +32,16 @@ from tests.support.fatbins import container, cubin, entry, ptx
 from sparkwright.audit import device_code
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import RULES, AuditedWheel, AuditReport, raise_for_findings, show
+from sparkwright.audit.report import (
+    RULES,
+    AuditedLibrary,
+    AuditedWheel,
+    AuditFinding,
+    AuditReport,
+    OpcodeCount,
+    raise_for_findings,
+    show,
+)
 from sparkwright.audit.wheel import Contents, LibraryAudit, audit
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import archive, elf
@@ -40,6 +50,7 @@ from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.stack import Project
+from sparkwright.gates import wheel_audit as audited
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = Path("/nonexistent")
@@ -586,8 +597,7 @@ def test_it_reads_what_another_reader_reads(library: bytes) -> None:
 
 def test_what_the_loader_would_bring_is_read_without_a_section_table(library: bytes) -> None:
     """Sections can be stripped or lie; the loader looks at segments, and so does the audit."""
-    bare = library[:0x28] + bytes(8) + library[0x30:0x3A] + bytes(6)
-    found = elf.shared_object(bare + library[64:])
+    found = elf.shared_object((library[:0x28] + bytes(8) + library[0x30:0x3A] + bytes(6)) + library[64:])
     whole = elf.shared_object(library)
 
     assert not found.symbols
@@ -771,3 +781,47 @@ def test_a_disassembly_that_fails_or_does_not_end_is_refused(
         write_program(tmp_path, text)
     with refusal(reference, match=message):
         device_code.opcodes(tmp_path / "a.cubin", tmp_path, time.monotonic() + 0.5)
+
+
+# G0: every rule stands in a check, findings fail it, and what was not asked is never a pass.
+
+AUDITED = AuditedLibrary(
+    "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1},
+    opcodes=(OpcodeCount("OMMA", 4, 2),),
+)  # fmt: skip
+SOUND = AuditReport(
+    AuditedWheel("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()),
+    "sm_121f",
+    "0" * 64,
+    (AUDITED,),
+    (),
+    "",
+)
+
+
+def test_every_rule_stands_in_exactly_one_check() -> None:
+    listed = [rule for _, rules in audited.GROUPS.values() for rule in rules]
+    assert sorted(listed) == sorted(RULES)
+
+
+def test_a_sound_report_passes_with_its_figures() -> None:
+    found = {check.name: check for check in audited.run(SOUND)}
+    assert {check.state for check in found.values()} == {"pass"}
+    assert [(one.name, one.value) for one in found["targets"].figures] == [
+        ("findings", 0), ("cubins for the target", 3), ("cubins", 4), ("PTX files", 1)
+    ]  # fmt: skip
+    assert [(one.value, one.bound) for one in found["instructions"].figures[1:]] == [(4, 2)]
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_finding_of_any_rule_fails_the_gate(rule: str) -> None:
+    """With the rule as its reference, and the place as a sample."""
+    report = replace(SOUND, findings=(AuditFinding("probe/_C.so", rule, "it is so"),))
+    (bad,) = [check for check in audited.run(report) if check.state != "pass"]
+    assert (bad.state, bad.reason, bad.required, rule in audited.REASONS) == ("fail", rule, True, True)
+    assert (bad.samples[0].case, bad.samples[0].actual) == ("probe/_C.so", "it is so")
+
+
+def test_a_wheel_that_was_judged_as_any_other_is_no_pass() -> None:
+    (bad,) = [check for check in audited.run(replace(SOUND, judged="any")) if check.state != "pass"]
+    assert (bad.name, bad.state, bad.reason, bad.required) == ("policy", "not-run", "not-ours", True)

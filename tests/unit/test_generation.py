@@ -59,8 +59,7 @@ ANSWERS: Mapping[str, tuple[Message, str]] = {
 
 def recipe(**fields: Any) -> Recipe:
     """Return a recipe of a model with every ability."""
-    abilities = tuple(generation.ABILITIES)
-    return replace(recipes.load(ROOT, "toy-cpu"), **{"abilities": abilities, "tool_parser": "hermes", **fields})
+    return replace(recipes.load(ROOT, "toy-cpu"), **{"abilities": tuple(generation.ABILITIES), "tool_parser": "hermes", **fields})
 
 
 def memory() -> dict[str, str]:

@@ -192,24 +192,24 @@ class AuditReport(msgspec.Struct, frozen=True):
 
 def raise_for_findings(*reports: AuditReport) -> None:
     """
-    Raise for the first of *reports* that did not pass.
+    Raise if one of *reports* did not pass.
 
     Raises:
         audit-failed: The details are the first findings, one a line.
     """
-    for report in filter(lambda report: not report.passed, reports):
-        file, findings = report.subject.file, report.findings
-        places = len({finding.library for finding in findings})
-        details = [
-            f"{finding.rule}: {finding.library or file}: {finding.text}"
-            for finding in findings[:SHOWN]
-        ]
-        if (more := len(findings) - SHOWN) > 0:
-            details.append(f"and {more} more")
+    failed = [report for report in reports if not report.passed]
+    details = [
+        f"{finding.rule}: {finding.library or report.subject.file}: {finding.text}"
+        for report in failed
+        for finding in report.findings
+    ]
+    if details:
+        files = ", ".join(report.subject.file for report in failed)
+        more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
         raise AuditError(
             "audit-failed",
-            f"{file} has {len(findings)} finding(s) in {places} place(s).",
-            details=details,
+            f"{len(details)} finding(s) in {files}.",
+            details=[*details[:SHOWN], *more],
         )
 
 

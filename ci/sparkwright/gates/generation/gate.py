@@ -246,18 +246,13 @@ def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Ch
         name, tokens = f"context-{length}", room if length == "maximum" else length
         if tokens > room:
             yield _too_short(name, tokens + FACT_TOKENS, server)
-            continue
-        text = filled_text(policy, wrap, tokens, lambda text: len(server.client.tokenize(text)))
-        questions = {
-            fact.name: wrap.replace("{prompt}", f"{text}{fact.text}") for fact in policy.facts
-        }
-        yield checks.right(
-            name,
-            "facts-missing",
-            policy.facts,
-            _complete(server.client, questions, FACT_TOKENS),
-            len(policy.facts),
-        )
+        else:
+            text = filled_text(policy, wrap, tokens, lambda text: len(server.client.tokenize(text)))
+            questions = {
+                fact.name: wrap.replace("{prompt}", f"{text}{fact.text}") for fact in policy.facts
+            }
+            answers = _complete(server.client, questions, FACT_TOKENS)
+            yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
 
 
 def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
