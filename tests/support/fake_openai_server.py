@@ -25,14 +25,10 @@ from tests.support import loopback
 
 #: What may be wrong, each from a request of a given number on:
 #: ``dies``: the process ends in the middle of an answer. ``refuses``: status 429.
-#: ``silent``: no answer. ``endless``: tokens without end. ``trickles``: an answer byte by byte, one a second.
 #: ``closes``: the connection ends in mid-stream. ``error-event``: the stream ends with an error, and its status is 200.
-#: ``short``: a token fewer than ordered. ``usage-more``: usage counts one token more than was sent. ``usage-none``: no usage.
-#: ``finish-reason``: ``stop`` for an answer that ended for its length. ``prefix-hits``: the counters say that a prefix cache answered.
-Fault = Literal[
-    "dies", "refuses", "silent", "endless", "trickles", "closes", "error-event", "short", "usage-more", "usage-none", "finish-reason",
-    "prefix-hits",
-]  # fmt: skip
+#: ``short``: a token fewer than ordered. ``usage-more``: usage counts one token more than was sent. ``prefix-hits``: the counters say
+#: that a prefix cache answered.
+Fault = Literal["dies", "refuses", "closes", "error-event", "short", "usage-more", "prefix-hits"]
 VERSION, LIMIT, VOCABULARY = "0.33.0", 131072, 32000
 
 
@@ -42,23 +38,14 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         ttft: Seconds from the whole request to the first token. *tpot*: seconds from each token to the next.
-        chunk: Tokens that go out together when the last of them is due; the first token goes alone, as it does in vLLM.
-        drafted: Tokens that each step drafts, for the counters of speculative decoding; None for ``chunk - 1``, all of them accepted.
         faults: Fault → number of the request from which on it is there, from 1.
         name: Of the model.
     """
 
     ttft: float = 0.05
     tpot: float = 0.01
-    chunk: int = 1
-    drafted: int | None = None
     faults: dict[Fault, int] = {}
     name: str = "reference"
-
-    @property
-    def drafts(self) -> int:
-        """Tokens that a step drafts; 0 without speculation."""
-        return self.chunk - 1 if self.drafted is None else self.drafted
 
 
 def text_of(tokens: list[int]) -> str:
@@ -89,17 +76,12 @@ class FakeServer(loopback.Server):
 
     def metrics(self) -> str:
         """Return the counters in Prometheus' text form, under vLLM's names."""
-        counts, drafts = self.counts, self.behaviour.drafts
+        counts = self.counts
         values = {
             "num_requests_running": counts["running"], "num_requests_waiting": 0, "kv_cache_usage_perc": 0.0,
             "prompt_tokens_total": counts["prompt"], "generation_tokens_total": counts["tokens"],
             "prefix_cache_queries_total": counts["prompt"], "prefix_cache_hits_total": counts["hits"],
         }  # fmt: skip
-        if drafts:
-            values |= {
-                "spec_decode_num_drafts_total": counts["steps"], "spec_decode_num_draft_tokens_total": counts["steps"] * drafts,
-                "spec_decode_num_accepted_tokens_total": counts["accepted"],
-            }  # fmt: skip
         model = f'model_name="{self.behaviour.name}"'
         lines = [f'vllm:{name}{{engine="0",{model}}} {float(value)}' for name, value in values.items()]
         for reason in ("stop", "length", "abort", "error"):
@@ -154,7 +136,6 @@ class Completion:
         self.faults = {fault for fault, first in self.own.faults.items() if self.number >= first}
         self.prompt = tokenized(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
         self.tokens, self.stream = body.get("max_tokens") or 16, bool(body.get("stream"))
-        self.finish = "stop" if "finish-reason" in self.faults else "length"
 
     def _choice(self, place: int, size: int, finish: str | None) -> dict[str, Any]:
         # The tokens are a function of the prompt.
@@ -173,8 +154,6 @@ class Completion:
 
     def send(self) -> None:
         """Send the answer on its schedule, and count it."""
-        if "silent" in self.faults:
-            time.sleep(3600)
         if "refuses" in self.faults or len(self.prompt) + self.tokens > LIMIT:
             self.handler.refuse(429 if "refuses" in self.faults else 400)
             return
@@ -191,30 +170,24 @@ class Completion:
             self.handler.send_header("content-type", "text/event-stream; charset=utf-8")
             self.handler.send_header("transfer-encoding", "chunked")
             self.handler.end_headers()
-        total = 10**9 if "endless" in self.faults else max(1, self.tokens - ("short" in self.faults))
-        place, due = 0, self.received + self.own.ttft
-        while place < total:
-            size = min(self.own.chunk, total - place) if place else 1
-            due += size * self.own.tpot if place else 0.0
+        total = max(1, self.tokens - ("short" in self.faults))
+        for place in range(total):
+            due = self.received + self.own.ttft + place * self.own.tpot
             time.sleep(max(0.0, due - time.monotonic()))
-            while self.stream and "trickles" in self.faults:
-                self.handler.wfile.write(b"1\r\nd\r\n")
-                time.sleep(1.0)
             if self.stream:
-                self._event(self._record([self._choice(place, size, self.finish if place + size == total else None)]))
-            self.server.count(tokens=size, **({"steps": 1, "accepted": size - 1} if place and self.own.drafts else {}))
-            place += size
-            if place >= total // 2 and (reason := self._broken()):
+                self._event(self._record([self._choice(place, 1, "length" if place + 1 == total else None)]))
+            self.server.count(tokens=1)
+            if place + 1 >= total // 2 and (reason := self._broken()):
                 return reason
         counted = total + ("usage-more" in self.faults)
         usage = {"prompt_tokens": len(self.prompt), "completion_tokens": counted, "total_tokens": len(self.prompt) + counted}
         if not self.stream:
-            self.handler.whole(self._record([self._choice(0, total, self.finish)], usage=usage))
-            return self.finish
-        if (self.body.get("stream_options") or {}).get("include_usage") and "usage-none" not in self.faults:
+            self.handler.whole(self._record([self._choice(0, total, "length")], usage=usage))
+            return "length"
+        if (self.body.get("stream_options") or {}).get("include_usage"):
             self._event(self._record([], usage=usage))
         self._end()
-        return self.finish
+        return "length"
 
     def _end(self) -> None:
         self._event("[DONE]")
