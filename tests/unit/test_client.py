@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "NaN": (whole(completion(logprobs={**LOGPROBS, "token_logprobs": [math.nan, 0]})), "answer-unreadable"),
     "deep JSON": (whole(b'{"extra": ' + b"[" * 200_000), "answer-unreadable"),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", "server-unreachable"),
-    "a length that is no number": (head("application/json", None, "200 OK", "content-length: 1e9"), "answer-unreadable"),
+    "a length that is no number": (head("application/json", None, "200 OK", "content-length: 1e9"), "stream-truncated"),
     "a packed reply": (head("application/json", None, "200 OK", "content-encoding: gzip") + b"\x1f\x8b", "answer-unreadable"),
     "a stream": (head("text/event-stream") + b"data: {}\n\n", "answer-unreadable"),
     "no choice": (whole({**completion(), "choices": []}), "answer-unreadable"),
@@ -116,13 +116,13 @@ BAD: dict[str, tuple[Say, str]] = {
     "an endless text": (endless(b"x" * 10_000, head() + b'{"text": "'), "answer-too-large"),
     "headers without end": (endless(b"x-more: " + b"y" * 1000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"), "server-unreachable"),
     "a header without end": (endless(b"y" * 10_000, b"HTTP/1.1 200 OK\r\nx-more: "), "server-unreachable"),
-    "interim replies without end": (endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "server-silent"),
+    "interim replies without end": (endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "server-slow"),
     "trailers without end": (endless(b"x-more: y\r\n" * 100, CHUNKED + b"0\r\n"), "server-slow"),
     "an endless error page": (
         endless(b"sorry " * 1000, head("text/plain", None, "500 Internal Server Error")), "answer-too-large",
     ),
-    "no reply": (silent, "server-silent"),
-    "headers one by one": (trickling(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000), "server-silent"),
+    "no reply": (silent, "server-slow"),
+    "headers one by one": (trickling(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000), "server-slow"),
     "a body byte by byte": (trickling(SOUND, whole=150), "server-slow"),
 }  # fmt: skip
 

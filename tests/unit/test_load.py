@@ -212,14 +212,13 @@ class Overloaded(Timetable):
         self.specs.append(spec)
         if spec.request_rate is None:
             return LoadResult(self.name, "", 1.0, (Request(0.0, 0.1, 5.0, 8, spec.output_tokens),))
-        starts = [number / spec.request_rate for number in range(spec.requests)]
-        ends, free = [], 0.0
-        for start in starts:
-            free = max(start, free) + self._gap
-            # Five seconds of an answer: the last ones end long after the last request.
-            ends.append(free + 5.0)
-        requests = tuple(Request(s, 0.1, e - s, 8, spec.output_tokens) for s, e in zip(starts, ends, strict=True))
-        return LoadResult(self.name, "", ends[-1], requests)
+        # Five seconds of an answer: the last ones end long after the last request.
+        starts = (number / spec.request_rate for number in range(spec.requests))
+        requests = tuple(
+            Request(start, 0.1, max(self._gap, self._gap * (number + 1) - start) + 5.0, 8, spec.output_tokens)
+            for number, start in enumerate(starts)
+        )
+        return LoadResult(self.name, "", requests[-1].start + requests[-1].latency, requests)
 
 
 @pytest.mark.parametrize(("gap", "warned"), [(0.1, False), (0.45, False), (0.8, True)])
@@ -229,8 +228,7 @@ def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep
     look = quick_look.quick_look(generator, replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0))
     assert look.requests == 20
     assert ("1.25 of 2 requests per second" in " ".join(look.warnings)) == warned == bool(look.warnings)
-    words = vllm_bench.arguments(generator.specs[-1], Path())
-    assert "--max-concurrency" not in words
+    assert "--max-concurrency" not in vllm_bench.arguments(generator.specs[-1], Path())
     assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
 
 

@@ -70,9 +70,9 @@ if args.tune:
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-def expert_layer(folder: Path, kind: str, experts: int, size: int, shards: int = 1, **options: Any) -> modules.ExpertLayer:
+def tuned_file(folder: Path, device: str, kind: str, experts: int, size: int, shards: int = 1, **options: Any) -> str:
     whole = options.pop("whole", False)
-    return modules.expert_layer(checkpoint.read(moe(folder / "m", kind, experts, size, **options)), shards, whole=whole)
+    return modules.tuned_file(checkpoint.read(moe(folder / "m", kind, experts, size, **options)), device, shards, whole=whole)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,7 @@ def expert_layer(folder: Path, kind: str, experts: int, size: int, shards: int =
 )  # fmt: skip
 def test_files_have_the_names_of_vllm(model: tuple[Any, ...], options: dict[str, Any], gpu: str, name: str, tmp_path: Path) -> None:
     """Upstream's own files of these shapes and devices, in 0.23.0 and 0.33.0, have these names."""
-    layer = expert_layer(tmp_path, *model, **{"quantization_config": FP8, **options})
-    assert layer.filename(gpu) == name
+    assert tuned_file(tmp_path, gpu, *model, **{"quantization_config": FP8, **options}) == name
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_checkpoint_without_a_tuning_space_is_refused(
     kind: str, experts: int, config: dict[str, Any] | None, reference: str, tmp_path: Path
 ) -> None:
     with refusal(reference):
-        expert_layer(tmp_path, kind, experts, 1536, quantization_config=config)
+        tuned_file(tmp_path, "D", kind, experts, 1536, quantization_config=config)
 
 
 # The tuner.

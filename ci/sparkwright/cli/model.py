@@ -136,11 +136,10 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         tuning-foreign: The GPU or the environment is not the stack's.
-        tuning-unavailable, tuning-failed: See `modules.expert_layer` and `tuning.tune`.
+        tuning-unavailable, tuning-failed: See `modules.tuned_file` and `tuning.tune`.
     """
     context, folder = options.checkout(arguments), arguments.model
     shards = arguments.tensor_parallel_size
-    layer = modules.expert_layer(checkpoint.read(folder), shards)
     python, wheel = arguments.python, arguments.wheel
     version, gpus = wheel_identity.version(python), host_info.gpus()
     faults = moe_configs.faults(context, version, gpus[0].capability if gpus else "none")
@@ -155,9 +154,10 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         raise TuningError("tuning-foreign", what, details=details)
     source = arguments.tuner.read_bytes() if arguments.tuner else tuning.locked_tuner(context)
     device = gpus[0].name.replace(" ", "_")
+    name, dtype = modules.tuned_file(checkpoint.read(folder), device, shards)
     log = context.store.folder("logs") / "tune.log"
-    name, content, latencies = tuning.tune(
-        python, source, folder, layer, device, log,
+    content, latencies = tuning.tune(
+        python, source, folder, name, dtype, log,
         shards=shards, batches=arguments.tokens, most=arguments.configurations,
     )  # fmt: skip
     record = TuningRecord(

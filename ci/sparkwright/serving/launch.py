@@ -210,10 +210,11 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
     shards = int(flags.number(launch.flags, "--tensor-parallel-size") or 1)
     whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
     try:
-        layer = modules.expert_layer(checkpoint.read(model.checkpoint), shards, whole=whole)
+        name, _ = modules.tuned_file(
+            checkpoint.read(model.checkpoint), gpu.replace(" ", "_"), shards, whole=whole
+        )
     except ModelError:
         return ""
-    name = layer.filename(gpu.replace(" ", "_"))
     folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
     if any(Path(folder, name).is_file() for folder in filter(None, folders)):
         return f"tuned, {name}"

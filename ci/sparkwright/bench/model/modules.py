@@ -229,37 +229,15 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     return experts * (1 - (1 - taken / experts) ** tokens)
 
 
-class ExpertLayer(msgspec.Struct, frozen=True):
+def tuned_file(
+    checkpoint: Checkpoint, device: str, shards: int = 1, *, whole: bool = False
+) -> tuple[str, str]:
     """
-    A layer of experts as one GPU computes it, by which vLLM names its tuned configurations.
-
-    Attributes:
-        experts: Their number.
-        size: Of the intermediate vector.
-        dtype: A value of `DTYPES`.
-        block: Rows and columns of a weight that share a scale; empty without blocks.
-    """
-
-    experts: int
-    size: int
-    dtype: str
-    block: tuple[int, ...] = ()
-
-    def filename(self, device: str) -> str:
-        """
-        Return the name of the file for *device*, the GPU's name with underscores, as
-        ``get_config_file_name`` of vLLM 0.20.1 to 0.33.0 does.
-        """
-        dtype = f",dtype={self.dtype}" if self.dtype else ""
-        block = f",block_shape=[{','.join(map(str, self.block))}]" if self.block else ""
-        return f"E={self.experts},N={self.size},device_name={device}{dtype}{block}.json"
-
-
-def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False) -> ExpertLayer:
-    """
-    Return the layer of experts of *checkpoint*.
+    Return the name of the tuned configuration that vLLM reads for the experts of *checkpoint*, as
+    ``get_config_file_name`` of vLLM 0.20.1 to 0.33.0 does, and its data type, a value of `DTYPES`.
 
     Args:
+        device: The name of the GPU, with underscores.
         shards: GPUs that share each expert, or, if *whole*, the experts.
 
     Raises:
@@ -282,7 +260,9 @@ def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False
     if blocks and not all(type(edge) is int for edge in blocks):
         raise invalid(f"The config states {str(block)[:60]} as the blocks of its weights.")
     experts, size = (experts // shards, size) if whole else (experts, size // shards)
-    return ExpertLayer(experts, size, DTYPES[kind], blocks)
+    dtype = f",dtype={DTYPES[kind]}" if DTYPES[kind] else ""
+    shape = f",block_shape=[{','.join(map(str, blocks))}]" if blocks else ""
+    return f"E={experts},N={size},device_name={device}{dtype}{shape}.json", DTYPES[kind]
 
 
 def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:

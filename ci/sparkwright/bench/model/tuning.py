@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright.bench.model.modules import ExpertLayer
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.builder.moe_configs import BatchLatency, TuningError
 from sparkwright.core import process
@@ -29,24 +28,24 @@ def tune(
     python: Path,
     tuner: bytes,
     model: Path,
-    layer: ExpertLayer,
-    device: str,
+    expected: str,
+    dtype: str,
     log: Path,
     *,
     shards: int = 1,
     batches: Sequence[int] = (),
     most: int = 0,
-) -> tuple[str, bytes, tuple[BatchLatency, ...]]:
+) -> tuple[bytes, tuple[BatchLatency, ...]]:
     """
     Run vLLM's *tuner* in the environment of *python* for the config of *model*.
 
     Args:
-        layer: The model's, for one of *shards* GPUs; *device*: the name of the GPU in files.
+        expected, dtype: As of `modules.tuned_file`, for one of *shards* GPUs.
         batches: Numbers of tokens; empty for the tuner's own.
         most: Configurations to try for each; 0 for all, which takes hours.
 
     Returns:
-        The name and the content of the file, and the latencies without and with it.
+        The content of the file, and the latencies without and with it.
 
     Raises:
         command-failed: The tuner ended with an error.
@@ -57,7 +56,7 @@ def tune(
         script = folder / Path(TUNER).name
         script.write_bytes(tuner)
         arguments = [
-            f"--model={model.resolve()}", f"--tp-size={shards}", f"--dtype={layer.dtype or 'auto'}",
+            f"--model={model.resolve()}", f"--tp-size={shards}", f"--dtype={dtype or 'auto'}",
             *(["--batch-size", *map(str, batches)] if batches else []),
         ]  # fmt: skip
         numbers = (str(ROUNDS), str(most))
@@ -65,7 +64,7 @@ def tune(
         variables = LaunchPlan(python, model).environment()
         with console.step("tune"):
             process.run([*command, *arguments], log=log, env=variables, on_line=console.detail)
-        expected, written = layer.filename(device), sorted(folder.glob("E=*.json"))
+        written = sorted(folder.glob("E=*.json"))
         if [path.name for path in written] != [expected]:
             what = "The tuner wrote another file than this release would read here."
             details = [f"expected: {expected}", *(f"written: {path.name}" for path in written)]
@@ -73,7 +72,7 @@ def tune(
         kind = dict[int, tuple[tuple[float, ...], tuple[float, ...]]]
         latencies = read_json(folder / "latencies.json", kind)
         rows = tuple(BatchLatency(tokens, *both) for tokens, both in sorted(latencies.items()))
-        return expected, written[0].read_bytes(), rows
+        return written[0].read_bytes(), rows
 
 
 def locked_tuner(context: RunContext) -> bytes:

@@ -34,12 +34,8 @@ from sparkwright.core.http import LARGEST, HttpFailure, Reply
 REASONS: Mapping[str, str] = {
     "server-unreachable": "No server of HTTP listens at the address, or it closed the connection "
     "without a reply. Check that the server still runs.",
-    "server-silent": (
-        "The connection is open, but no reply began in time. The server hangs, "
-        "or is still loading its model."
-    ),
-    "server-slow": "The reply began, but was not complete in time. Look at the server's log, and "
-    "at what else uses the machine.",
+    "server-slow": "No complete reply came in time. The server hangs, or still loads its model. "
+    "Look at its log, and at what else uses the machine.",
     "server-refused": "The server answered with an error or a redirect. Its message is quoted.",
     "answer-unreadable": "The reply does not have the form of vLLM's replies. A proxy, another "
     "program or an unknown release of vLLM answers.",
@@ -447,7 +443,6 @@ class Client:
     ) -> bytes:
         """Return the body of a reply with status 200, of *media_type* unless that is empty."""
         body = b"" if request is None else msgspec.json.encode(request)
-        began = False
         try:
             with bounded_http.exchange(
                 method,
@@ -460,15 +455,14 @@ class Client:
                 # The deadline alone decides: vLLM may compute for minutes before the first byte.
                 stall=self.deadline + 60,
             ) as reply:
-                began = True
                 _require(reply, media_type)
                 reply.read(limit)
                 return reply.body
         except HttpFailure as failure:
             reasons = {
-                "slow": "server-slow" if began else "server-silent",
+                "slow": "server-slow",
                 "size": "answer-too-large",
-                "broken": "stream-truncated" if began else "answer-unreadable",
+                "broken": "stream-truncated",
             }
             reason = reasons.get(failure.kind, "server-unreachable")
             raise ServerInvalid(reason, str(failure)) from None

@@ -25,7 +25,7 @@ from sparkwright.bench.machine.watchdog import KernelLog
 from sparkwright.bench.server.client import Client, ServerInvalid
 
 #: Reasons of a request whose deadline is over.
-LATE = ("server-slow", "server-silent")
+LATE = "server-slow"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -186,7 +186,7 @@ class Load:
         try:
             answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if patience is not None and error.reason in LATE:
+            if patience is not None and error.reason == LATE:
                 return outcome("aborted")
             # vLLM refuses some requests in the first event of a stream, whose status is 200.
             if bad and error.reason == "server-refused" and error.status < 500:
