@@ -55,7 +55,7 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
 def test_the_environment_is_the_wheel_that_it_was_installed_from(server: Server) -> None:
     """What the installer wrote is the wheel of the package index, byte for byte."""
     (wheel,) = (server.plan.python.parents[1] / "wheel").iterdir()
-    assert wheel_identity.mismatches(server.plan.python, wheel) == ()
+    assert wheel_identity.mismatches(server.plan.python, wheel) == {}
 
 
 @pytest.mark.network

@@ -299,20 +299,17 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     path, store = tmp_path / "sharegpt.json", Store(tmp_path / "store")
     path.write_text(begin + json.dumps(ENTRIES, indent=indent))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    lines = prompts.prompt_file(path, store)
-    assert lines
+    lines = prompts.prompt_file(path, store, None, {})
     assert [json.loads(line) for line in lines.read_text("utf-8").splitlines()] == [{"prompt": QUESTION}, {"prompt": "A half ? of a pair"}]
     written = lines.stat().st_mtime_ns
-    assert prompts.prompt_file(path, store, digest) == lines
+    assert prompts.prompt_file(path, store, digest, {}) == lines
     assert lines.stat().st_mtime_ns == written
     shown = capsys.readouterr().err
     assert (f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in shown, "as ordered" in shown) == (True, True)
-    prompts.prompt_file(path, store, datasets={digest: "sharegpt"})
+    prompts.prompt_file(path, store, None, {digest: "sharegpt"})
     assert "the expected file of sharegpt" in capsys.readouterr().err
     # Lines of prompts give the same.
-    again = prompts.prompt_file(lines, store)
-    assert again
-    assert again.read_bytes() == lines.read_bytes()
+    assert prompts.prompt_file(lines, store, None, {}).read_bytes() == lines.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +333,7 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
 def test_other_structure_is_refused(tmp_path: Path, data: bytes, detail: str) -> None:
     (tmp_path / "hostile.json").write_bytes(data)
     with refusal("file-invalid") as caught:
-        prompts.prompt_file(tmp_path / "hostile.json", Store(tmp_path / "store"))
+        prompts.prompt_file(tmp_path / "hostile.json", Store(tmp_path / "store"), None, {})
     assert detail in str(caught.value.details)
     assert not list(tmp_path.glob("store/prompts/*"))
 
@@ -352,7 +349,7 @@ def test_other_structure_is_refused(tmp_path: Path, data: bytes, detail: str) ->
 def test_other_hash_and_no_file_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     make(tmp_path / "sharegpt.json")
     with refusal("file-invalid", match=message):
-        prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"), "0" * 64)
+        prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"), "0" * 64, {})
 
 
 @pytest.fixture(scope="module", name="real")

@@ -26,7 +26,7 @@ from tests.support import installers, processes
 
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
-from sparkwright.bench.server.wheel_identity import Mismatch, mismatches, version
+from sparkwright.bench.server.wheel_identity import mismatches, version
 from sparkwright.core import process
 
 #: Answers as vLLM does, with a child in a session of its own, which ignores TERM; *say* is printed first, *before* runs before it listens.
@@ -196,12 +196,12 @@ def test_environment_holds_exactly_its_wheel(environment: Path, tmp_path: Path) 
     package = next(environment.parents[1].glob("lib/python3.*/site-packages/widget"))
     (package / "__pycache__").mkdir(exist_ok=True)
     (package / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
-    assert (version(environment, "widget"), mismatches(environment, sound)) == ("1.0", ())
-    assert mismatches(environment, widget(tmp_path / "a", module=b"VALUE = 2\n")) == (Mismatch("widget/part.py", "differs"),)
+    assert (version(environment, "widget"), mismatches(environment, sound)) == ("1.0", {})
+    assert mismatches(environment, widget(tmp_path / "a", module=b"VALUE = 2\n")) == {"widget/part.py": "differs"}
     longer = widget(tmp_path / "b", library=b"\x7fELF library" + bytes(1 << 21))
-    assert [one.how for one in mismatches(environment, longer)] == ["differs"]
+    assert list(mismatches(environment, longer).values()) == ["differs"]
     (package / "_C.abi3.so").rename(package / "extra.so")
-    assert {one.how for one in mismatches(environment, sound)} == {"missing", "foreign"}
+    assert set(mismatches(environment, sound).values()) == {"missing", "foreign"}
 
 
 def test_wrong_wheel_and_environment_are_refused(environment: Path, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     version, gpus = wheel_identity.version(python), host_info.gpus()
     faults = moe_configs.faults(context, version, gpus[0].capability if gpus else "none")
     details = [fault for fault, present in faults.items() if present] or [
-        f"{file.name} of {wheel.name}: {file.how}"
-        for file in wheel_identity.mismatches(python, wheel)
+        f"{file} of {wheel.name}: {how}"
+        for file, how in wheel_identity.mismatches(python, wheel).items()
     ]
     if details:
         what = (

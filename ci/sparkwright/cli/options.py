@@ -255,5 +255,6 @@ def prompts(context: RunContext, arguments: argparse.Namespace) -> Path | None:
 
     if not arguments.texts:
         return None
-    datasets = workloads.load(context.project.root).datasets
+    texts = workloads.load(context.project.root).texts
+    datasets = {dataset.sha256: name for name, dataset in texts.items() if dataset.sha256}
     return prompt_file(arguments.texts, context.store, arguments.sha256, datasets)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TextIO
 
 from sparkwright.core.console import console
@@ -24,12 +23,7 @@ CHUNK, LONGEST_ENTRY = 1 << 20, 4 << 20
 SHORTEST, LONGEST, MOST = 16, 1 << 16, 256 << 20
 
 
-def prompt_file(
-    path: Path | None,
-    store: Store,
-    sha256: str | None = None,
-    datasets: Mapping[str, str] = MappingProxyType({}),
-) -> Path | None:
+def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[str, str]) -> Path:
     """
     Return a file of JSON lines with the prompts in *path*, which may be ShareGPT's JSON.
 
@@ -40,8 +34,6 @@ def prompt_file(
     Raises:
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
     """
-    if path is None:
-        return None
     if not path.is_file():
         todo = "Name a file of prompts with --texts."
         raise FileError("file-invalid", f"{path} is no regular file.", todo=todo)

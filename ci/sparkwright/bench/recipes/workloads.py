@@ -132,11 +132,6 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if unknown := {cell.texts for cell in workload.cells} - {"", *self.texts}:
                 raise ValueError(f"{name}: {', '.join(sorted(unknown))} is not among the texts")
 
-    @property
-    def datasets(self) -> dict[str, str]:
-        """The names of the datasets whose file has a stated sha256, by that."""
-        return {dataset.sha256: name for name, dataset in self.texts.items() if dataset.sha256}
-
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:
         """
         Return the cells of the workloads called *names*, or of names of cells, each cell once.

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import msgspec
-
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, PythonError
 from sparkwright.core.zips import zip_file, zip_members
@@ -17,13 +15,6 @@ from sparkwright.core.zips import zip_file, zip_members
 MOST = 50
 #: Files that Python would run or load if they lay among the wheel's files.
 LOADED = (".py", ".so", ".pth", ".pyd")
-
-
-class Mismatch(msgspec.Struct, frozen=True):
-    """A file that is not as in the wheel: *how* is ``missing``, ``differs`` or ``foreign``."""
-
-    name: str
-    how: str
 
 
 def site_packages(python: Path) -> Path:
@@ -55,9 +46,10 @@ def version(python: Path, name: str = "vllm") -> str:
     raise PythonError("environment-unusable", f"{python} has no {name} installed.")
 
 
-def mismatches(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
+def mismatches(python: Path, wheel: Path) -> dict[str, str]:
     """
-    Return how the environment of *python* differs from *wheel*; empty if it does not.
+    Return how the environment of *python* differs from *wheel*: file → ``missing``, ``differs`` or
+    ``foreign``; empty if it does not.
 
     Every byte is compared. Files that an installer adds to ``.dist-info``, scripts, which it
     changes, and compiled Python do not count.
@@ -66,26 +58,26 @@ def mismatches(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
         environment-unusable: *python* is none.
         wheel-invalid: *wheel* is none.
     """
-    return tuple(itertools.islice(_compare(wheel, site_packages(python)), MOST))
+    return dict(itertools.islice(_compare(wheel, site_packages(python)), MOST))
 
 
-def _compare(wheel: Path, site: Path) -> Iterator[Mismatch]:
+def _compare(wheel: Path, site: Path) -> Iterator[tuple[str, str]]:
     with zip_file(wheel) as archive:
         members = zip_members(archive, wheel.name)
         own = {path: info for name, info in members.items() if (path := _target(name, site))}
         for path, info in own.items():
             if not path.is_file():
-                yield Mismatch(info.filename, "missing")
+                yield info.filename, "missing"
                 continue
             with archive.open(info) as packed, path.open("rb") as file:
                 blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
                 if any(block != other for block, other in blocks):
-                    yield Mismatch(info.filename, "differs")
+                    yield info.filename, "differs"
     folders = {site / path.relative_to(site).parts[0] for path in own}
     for folder in sorted(folders):
         for path in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
             if path.suffix in LOADED and path not in own and path.is_file():
-                yield Mismatch(str(path.relative_to(site)), "foreign")
+                yield str(path.relative_to(site)), "foreign"
 
 
 def _target(name: str, site: Path) -> Path | None:

@@ -255,7 +255,7 @@ def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
     if not wheel or not python:
         return not_run(name, "name the wheel and the Python of its environment", "not-asked")
     if mismatches := wheel_identity.mismatches(python, wheel):
-        samples = [Sample(one.name, "the wheel's bytes", one.how) for one in mismatches]
+        samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
         message = f"{len(mismatches)} file(s) of the environment are not the wheel's"
         return failed(name, message, "wheel-not-served", samples=samples)
     return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
