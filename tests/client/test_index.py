@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from securesystemslib.signer import CryptoSigner, SigstoreKey
+from securesystemslib.signer import CryptoSigner
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import ONE, TWO, User, World, wheel
 from tests.support import tufindex
@@ -314,18 +314,3 @@ def test_old_client_follows_a_rotation(installed: User) -> None:
     assert world.user().install().code == 0  # a new client, by the fingerprint of root 1
     rewrite(world, "targets", keys=old)
     assert installed.run("list").reference == "index-unsigned"
-
-
-def test_identity_of_sigstore_needs_its_part(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be verified for lack of a library is no fault of the index."""
-    workflow = "https://github.com/a/b/.github/workflows/c.yml@refs/heads/main"
-    identity = {"identity": workflow, "issuer": "https://a.example"}
-
-    def change(root: Any) -> None:
-        root.add_key(SigstoreKey("0" * 64, "sigstore-oidc", "Fulcio", identity), "targets")
-        root.roles["targets"].threshold = 2
-
-    after_root(change)(user.world)
-    assert user.install().reference == "index-unsigned"
-    monkeypatch.setattr(client_index, "find_spec", lambda name: None)
-    assert user.install().reference == "part-missing"

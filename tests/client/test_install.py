@@ -53,7 +53,8 @@ def test_install_puts_programs_data_and_headers_where_the_check_expects_them(wor
     root = user.prefix / "current"
     assert (root / f"include/site/python{PYTHON}/some-demo/some.h").is_file()
     assert (root / "share/some/x.txt").is_file()
-    assert {"some-demo", "hello"} <= {path.name for path in (root / "bin").iterdir()}
+    assert (root / "bin/some-demo").is_file()
+    assert subprocess.check_output([root / "bin/hello"]) == b"hello\n"
 
 
 def test_install_from_a_folder_copies_and_never_links(user: User) -> None:
@@ -263,7 +264,7 @@ def test_renew_means_the_current_release_in_its_channel(both: User) -> None:
     for release, words in ((THREE, ["--channel", "candidate"]), (ONE, ["--version", ONE])):
         assert both.run("install", *words).code == 0
         (both.site() / "demo/__init__.py").unlink()
-        assert f"`sparkwright install --renew --version {release}`" in both.run("doctor").said
+        assert f"{release}: removed: " in both.run("doctor").said
 
         assert both.run("install", "--renew").document["release"]["name"] == release
         assert (both.current, both.run("doctor").code) == (release, 0)
@@ -297,18 +298,17 @@ def test_environment_of_other_contents_is_not_replaced_unasked(installed: User) 
 
 
 def test_uninstall_tells_what_cannot_be_removed(both: User) -> None:
-    """What stays is reported, keeps its name free of a new environment, and goes with a later run."""
+    """What stays is reported, is in no new environment's way, and goes with a later run."""
     mounted = both.prefix / "releases" / ONE / "caches/triton"
     mounted.mkdir()
-    commands = [f"uninstall {ONE}", f"uninstall {ONE}", f"install --renew --version {ONE}"]
-    script = "; ".join(f"{shlex.join(CLIENT)} {command} 2>&1" for command in commands)
+    script = f"{shlex.join(CLIENT)} uninstall {ONE} 2>&1; {shlex.join(CLIENT)} install --version {ONE} 2>&1"
     mount = f"mount -t tmpfs none {shlex.quote(str(mounted))}"
     command = [*mounts.mounting_shell(), f"{mount} && {{ {script}; true; }}"]
     said = subprocess.check_output(command, env=both.environment, text=True)
 
-    assert said.count("environment-unusable") == 3, said
+    assert (said.count("environment-unusable"), both.current) == (1, ONE), said
     assert both.run("uninstall", ONE).code == 0
-    assert both.run("install", "--version", ONE).code == 0
+    assert {path.name for path in (both.prefix / "releases").iterdir()} == {TWO}
 
 
 def test_doctor_runs_nothing_and_believes_no_record(installed: User) -> None:

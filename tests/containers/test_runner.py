@@ -49,9 +49,7 @@ class Machine:
 
     def __init__(self, root: Path, hub: Hub) -> None:
         self.root, self.hub = root, hub
-        self.config, self.state = (
-            root / path.relative_to("/") for path in (runner.CONFIG, runner.STATE)
-        )
+        self.config, self.state = root / "etc/sparkwright", root / "var/lib/sparkwright-runner"
 
     def set_up(self) -> None:
         """Follow the guide, with a small disk and a runner of its own."""
@@ -68,7 +66,7 @@ class Machine:
             info.size, info.mode = len(STAND_IN), 0o755
             tar.addfile(info, io.BytesIO(STAND_IN))
         settings = runner.variables(SHIPPED / "runner.env")
-        machine = runner.ARCHIVES[os.uname().machine]
+        machine = {"aarch64": "arm64", "x86_64": "x64"}[os.uname().machine]
         (self.state / f"actions-runner-linux-{machine}-{settings['RUNNER_VERSION']}.tar.gz").write_bytes(archive.getvalue())
         digest = hashlib.sha256(archive.getvalue()).hexdigest()
         settings |= {"REPOSITORY": lab_github.REPOSITORY, "RUNNER_SHA256": digest, "DISK": "64M", "SHM": "16M"}
@@ -164,7 +162,7 @@ def test_job_has_no_right_and_sees_no_secret(machine: Machine) -> None:
     job = f"""
     env; cat {runner.CONFIG}/github-token /proc/1/environ; tr '\\0' ' ' </proc/1/cmdline
     grep -H . /proc/self/uid_map | sed 's/  */ /g'; grep NoNewPrivs /proc/self/status
-    for path in /etc/x /usr/x {runner.STATE}/x; do touch $path && echo "wrote $path"; done
+    for path in /etc/x /usr/x /var/lib/sparkwright-runner/x; do touch $path && echo "wrote $path"; done
     mount -t tmpfs tmpfs /mnt && echo mounted; chroot /proc/1/root true && echo left
     exit 3
     """

@@ -47,7 +47,7 @@ def good_settings() -> dict[str, Any]:
     environments = [{**CHOSEN, "name": name} for name in ENVIRONMENTS]
     environments[-1]["protection_rules"] = [{"type": "required_reviewers"}]
     return {
-        "": {"private": False, "owner": {"login": "acme", "type": "Organization"}, "default_branch": "main"},
+        "": {"private": False, "default_branch": "main"},
         "/branches/main": {"protected": False},
         "/rules/branches/main": [{"type": "deletion"}, {"type": "pull_request"}],
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
@@ -56,7 +56,6 @@ def good_settings() -> dict[str, Any]:
         "/environments": {"environments": environments},
         **{f"/environments/{name}/deployment-branch-policies": MAIN for name in ENVIRONMENTS},
         "/actions/runners": {"runners": [{"name": "spark-1", "ephemeral": True}]},
-        "/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "Default", "allows_public_repositories": False}]},
         "/contents/.github/workflows": [],
     }  # fmt: skip
 

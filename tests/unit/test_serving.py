@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -28,7 +27,7 @@ from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.cli import main
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
-from sparkwright.serving import flags, health, launch, preflight, ray
+from sparkwright.serving import flags, health, launch, preflight
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -262,9 +261,8 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
 
 
 def test_port_and_memory_are_checked_now() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken") as caught:
+    with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
-    assert any(f"process {os.getpid()}:" in line for line in caught.value.details)
     with refusal("memory-held", match="not enough free"):
         preflight.check_memory(1e6, 0)
 
@@ -338,7 +336,7 @@ def test_ray_is_refused_without_what_it_needs(world: World, words: list[str], re
 
 def test_ray_head_that_ends_at_once_is_a_failure() -> None:
     with refusal("ray-failed"):
-        ray.start_head(["/bin/false"], "127.0.0.1", free_port(), {})
+        launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})
 
 
 # Health.
@@ -358,7 +356,7 @@ def _listen() -> Iterator[Callable[[Answers], Listener]]:
             steps = itertools.count(5)
 
             def say(connection: socket.socket, path: str) -> None:
-                answer = {"/health": whole(b""), "/v1/models": whole(MODELS), "/v1/completions": TOKEN, **answers}.get(path)
+                answer = {"/v1/models": whole(MODELS), "/v1/completions": TOKEN, **answers}.get(path)
                 if answer is None:
                     listener.over.wait(60)
                 else:
@@ -381,9 +379,7 @@ def metrics(tokens: float) -> bytes:
     [
         ({}, "serving", "an answer came"),
         ({"/metrics": ERROR}, "serving", "an answer came"),
-        ({"/health": None}, "serving", "an answer came"),
         ({"/v1/completions": GARBAGE}, "garbage", "token 0 8 times"),
-        ({"/health": whole(b"", "503 Service Unavailable")}, "dead", "/health: "),
         ({"/v1/completions": ERROR, "/metrics": metrics(5)}, "dead", "EngineDeadError"),
         ({"/v1/completions": None, "/metrics": b"moving"}, "busy", "generation_tokens_total increases"),
         ({"/v1/completions": None, "/metrics": metrics(5)}, "stuck", "no counter increases"),

@@ -60,24 +60,28 @@ def runner(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``lab``."""
-    _add_runner(parsers["lab runner"])
-    _add_image(parsers["lab image"])
-    _add_status(parsers["lab status"])
-    parser = parsers["lab report"]
-    parser.set_defaults(run=report)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a self-contained page instead"
+    parser = parsers["lab runner"]
+    parser.set_defaults(run=runner)
+    add = parser.add_argument
+    add(
+        "action",
+        choices=("check",),
+        help="check: read the repository's settings and workflows, and the machine's configuration",
     )
-    parser.add_argument(
-        "files",
-        nargs="+",
+    add(
+        "--repository",
+        default="",
+        metavar="OWNER/NAME",
+        help="repository whose jobs run on the lab's machines (default: that of runner.env)",
+    )
+    add(
+        "--token",
         type=Path,
         metavar="FILE",
-        help="result of a measurement; the first is compared with the others",
+        help="file of a token that may read Administration, Actions and Contents (default: "
+        "GITHUB_TOKEN)",
     )
-
-
-def _add_image(parser: argparse.ArgumentParser) -> None:
+    parser = parsers["lab image"]
     parser.set_defaults(run=image)
     add_index(parser)
     add = parser.add_argument
@@ -123,9 +127,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check the release and show what would be built, without an engine",
     )
-
-
-def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser = parsers["lab status"]
     parser.set_defaults(run=status)
     add_index(parser)
     add = parser.add_argument
@@ -144,28 +146,17 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
         help="output of `patch drift --json`, for the state of each patch; may be repeated",
     )
     add("--output", type=Path, required=True, metavar="DIR", help="folder for the page")
-
-
-def _add_runner(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=runner)
-    add = parser.add_argument
-    add(
-        "action",
-        choices=("check",),
-        help="check: read the repository's settings and workflows, and the machine's configuration",
+    parser = parsers["lab report"]
+    parser.set_defaults(run=report)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a self-contained page instead"
     )
-    add(
-        "--repository",
-        default="",
-        metavar="OWNER/NAME",
-        help="repository whose jobs run on the lab's machines (default: that of runner.env)",
-    )
-    add(
-        "--token",
+    parser.add_argument(
+        "files",
+        nargs="+",
         type=Path,
         metavar="FILE",
-        help="file of a token that may read Administration, Actions and Contents (default: "
-        "GITHUB_TOKEN)",
+        help="result of a measurement; the first is compared with the others",
     )
 
 

@@ -414,7 +414,8 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     between = rebase.compare(upstream)
     changed = rebase.export(context, fork)
-    sources = upkeep.changed_sources(context.objects, old, plan.base.tree)
+    count = len(context.objects.changes(old, plan.base.tree))
+    sources = f"Upstream changed {count} files."
     lines = [*changed, "", "range-diff of both series:", *between, "", sources]
     console.result("\n".join(lines))
     files = upkeep.contents(context.project.root, changed)

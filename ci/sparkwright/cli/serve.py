@@ -20,12 +20,9 @@ from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.serving import environment as environments
-from sparkwright.serving import health, launch, preflight, ray
+from sparkwright.serving import health, launch, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
-
-#: Failure of each state of health.
-FAILURES = {"garbage": "server-garbage", "stuck": "server-stuck", "dead": "server-dead"}
 
 
 def plain_text(text: str) -> str:
@@ -247,7 +244,7 @@ def serve(arguments: argparse.Namespace) -> int:
     names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
     given = {name: getattr(arguments, name) for name in names}
     head = arguments.ray_head
-    address = arguments.node_address or (ray.own_address() if head else "")
+    address = arguments.node_address or (launch.own_address() if head else "")
     request = ServeRequest(
         **{name: value for name, value in given.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
@@ -315,10 +312,10 @@ def _check_health(arguments: argparse.Namespace) -> int:
     url = arguments.health or health.local_url(host, port)
     state = health.check(url, arguments.patience, os.environ.get("VLLM_API_KEY", ""))
     console.document({"health": state})
-    if failure := FAILURES.get(state.state):
+    if state.state not in ("serving", "busy"):
         what = f"The server at {url} does not serve: {state.state}."
         data = msgspec.to_builtins(state)
-        raise ServeError(failure, what, details=[state.message], data=data)
+        raise ServeError(f"server-{state.state}", what, details=[state.message], data=data)
     console.result(f"{state.state}: {state.message} at {url}")
     return 0
 
@@ -330,9 +327,8 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
         raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
     environment, own = environments.examine(python), arguments.node_address or ""
     check_variables(variables, environment.package)
-    ray.parse_address(arguments.ray_worker)
     address = [f"--address={arguments.ray_worker}", *[f"--node-ip-address={own}"] * bool(own)]
-    command = ray.command(environment, *address)
+    command = launch.ray_command(environment, *address)
     console.document({"head": arguments.ray_worker, "command": command})
     if arguments.dry_run:
         console.result(shlex.join(command))
@@ -340,40 +336,34 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
     total = preflight.Machine.here().total
     floor = launch.FLOOR * total if arguments.floor is None else arguments.floor
     preflight.check_memory(0, floor)
-    return _become(command, ray.variables({**variables, "VLLM_HOST_IP": own}))
+    return _become(command, launch.ray_variables({**variables, "VLLM_HOST_IP": own}))
 
 
 def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> int:
     """Show *plan*, check what may change between two starts, and become the server."""
-    request, marker = plan.request, plan.environment.marker
-    release = f"{marker.name} ({marker.channel})" if marker else "not installed by sparkwright"
+    request, address = plan.request, f"{plan.request.address}:{ray_port}"
+    own = (f"--port={ray_port}", f"--node-ip-address={request.address}")
+    options = ("--head", *own, "--include-dashboard=false")
+    command = launch.ray_command(plan.environment, *options) if head else []
+    document = {**plan.document(), "ray": command}
     rows = [
-        ("recipe", plan.recipe.title if plan.recipe else "none"),
-        ("vLLM", f"{plan.environment.vllm}, {release}"),
-        ("model", plan.model.title),
-        ("address", f"{request.host} port {request.port}, as {plan.launch.name}"),
-        ("memory", f"{plan.needed:.1f} GiB, and {plan.floor:.1f} GiB stay free"),
+        (name, str(value)) for name, value in document.items() if isinstance(value, str | float)
     ]
-    rows += [("experts", plan.experts)] * bool(plan.experts)
-    where = (f"--port={ray_port}", f"--node-ip-address={request.address}")
-    starts_head = ("--head", *where, "--include-dashboard=false")
-    command = ray.command(plan.environment, *starts_head) if head else []
-    rows += [("machines", f"{plan.nodes}; Ray: {shlex.join(command)}")] * head
     console.table("server", ("", ""), rows)
     for text in plan.warnings:
         console.warn(text)
-    console.document({**plan.document(), "ray": command})
+    console.document(document)
     preflight.check_port(request.host, request.port)
     preflight.check_memory(plan.needed, plan.floor)
     if dry_run:
-        console.result(plan.shell())
+        settings = (f"{name}={shlex.quote(v)}" for name, v in document["variables"].items())
+        console.result(" ".join([*settings, shlex.join(plan.command)]))
         return 0
     variables = plan.launch.environment()
     if head:
-        address = f"{request.address}:{ray_port}"
         console.note(f"on each other machine: sparkwright serve --ray-worker {address}")
-        ray.start_head(command, request.address, ray_port, plan.launch.variables)
-        variables = {**ray.variables(variables), "RAY_ADDRESS": address}
+        launch.start_ray_head(command, request.address, ray_port, plan.launch.variables)
+        variables = {**launch.ray_variables(variables), "RAY_ADDRESS": address}
     return _become(plan.command, variables)
 
 

@@ -1,7 +1,8 @@
 """
-One virtual environment for each release: made at its place, checked, and then left alone.
+One virtual environment for each release: made beside its place, checked, moved there, and then left
+alone.
 
-An environment counts once its marker is there, which is written last. Neither its Python nor its
+A new environment is whole once it has its marker, which is written last. Neither its Python nor its
 RECORDs decide where something is written: what belongs into it is known from the wheels.
 """
 
@@ -16,24 +17,24 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from uv import find_uv_bin
 
 from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import LOCK, own_folder
+from sparkwright.client.folders import locked_folder, own_folder
 from sparkwright.client.records import Channel, ReleaseName, Sha256
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
 from sparkwright.core.errors import CommandError, FileError, PythonError
 from sparkwright.core.process import CACHES, Limits, cache_variables
-from sparkwright.core.store import locked, write_file
+from sparkwright.core.store import UNFINISHED, write_file
 from sparkwright.core.zips import INSTALLER_FILES
 
 if TYPE_CHECKING:
@@ -45,23 +46,16 @@ MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: any file that it writes, its output included.
 _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
 
-_ASK = (
-    "import json, platform, sys; print(json.dumps({'path': sys._base_executable, 'version':"
-    " platform.python_version(), 'abi': sys.abiflags}))"
-)
 
-
-class Python(msgspec.Struct, frozen=True):
+class Python(NamedTuple):
     """
     An interpreter outside of any environment.
 
     Attributes:
         path: Its program. *version*: in full, such as ``3.12.3``.
-        abi: The flags of its ABI: ``t`` without a global interpreter lock.
     """
 
     path: str
-    abi: str
     version: str
 
     @property
@@ -72,16 +66,16 @@ class Python(msgspec.Struct, frozen=True):
     @property
     def site(self) -> str:
         """The site-packages of an environment with this Python, below the environment."""
-        return f"lib/python{self.short}{self.abi}/site-packages"
+        return f"lib/python{self.short}/site-packages"
 
     def tags(self) -> list[Tag]:
         """Return the wheel tags that it accepts, best first."""
         from packaging import tags
 
         major, minor = map(int, self.short.split("."))
-        abi = f"cp{major}{minor}{self.abi}"
+        abi = f"cp{major}{minor}"
         own = tags.cpython_tags((major, minor), [abi])
-        return [*own, *tags.compatible_tags((major, minor), f"cp{major}{minor}")]
+        return [*own, *tags.compatible_tags((major, minor), abi)]
 
     def markers(self) -> Environment:
         """Return the values of environment markers (PEP 508) for it on this machine."""
@@ -103,23 +97,19 @@ def find_python(named: str) -> Python:
     """
     if not named:
         own = sys._base_executable  # type: ignore[attr-defined]
-        return Python(own, sys.abiflags, platform.python_version())
+        return Python(own, platform.python_version())
+    find = [find_uv_bin(), "python", "find", "--no-config", "--system", "--no-python-downloads"]
     try:
-        find = [find_uv_bin(), "python", "find", "--no-config", "--system"]
-        program = process.output([*find, "--no-python-downloads", named], timeout=60).strip()
-        # Neither site-packages nor variables take part: what a stranger put there says nothing.
-        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            log = Path(folder) / "answer"
-            process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4096, 1), log)
-            python = msgspec.json.decode(log.read_bytes(), type=Python)
-    except (CommandError, OSError, msgspec.DecodeError) as error:
+        path = process.output([*find, named], timeout=60).strip()
+        version = process.output([*find, "--show-version", path], timeout=60).strip()
+    except CommandError as error:
         raise PythonError(
             "environment-unusable",
             f"There is no usable Python {named}.",
-            details=[str(error)],
+            details=error.details,
             todo="Name another with --python.",
         ) from error
-    return python
+    return Python(path, version)
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +129,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     What is installed in an environment: its marker.
 
     Attributes:
-        folder: For which it was made; its programs name it.
+        folder: Where it is; its ``caches.env`` names it.
         index: The address that it came from. *key*: of the lock and the edits that it was made of.
         channel: That it was installed from.
         packages: Project → version. *wheels*: project → sha256 of its wheel.
@@ -166,11 +156,9 @@ def default_prefix() -> Path:
     return platformdirs.user_data_path("sparkwright")
 
 
-def installed_at(folder: Path) -> tuple[Prefix, Marker] | None:
-    """Return where, and as what, the environment in *folder* was installed; None for another."""
-    prefix = Prefix(folder.resolve().parent.parent)
-    marker = prefix.marker(folder.resolve().name)
-    return (prefix, marker) if marker else None
+def installed_at(folder: Path) -> Marker | None:
+    """Return what is installed in *folder*; None if that is no environment of a prefix."""
+    return Prefix(folder.resolve().parent.parent).marker(folder.resolve().name)
 
 
 class Prefix:
@@ -196,7 +184,7 @@ class Prefix:
                 raise PythonError(
                     "environment-unusable", f"{link} is a folder, not a link.", todo="Move it away."
                 )
-        return locked(own_folder(self.root) / LOCK, str(self.root))
+        return locked_folder(self.root)
 
     def environment_folder(self, name: str) -> Path:
         """Return the environment of the release *name*."""
@@ -223,13 +211,12 @@ class Prefix:
         return {name: marker for name in names if (marker := self.marker(name))}
 
     def environments(self) -> list[str]:
-        """Return the names of the folders that are ours, also of those that are not whole."""
+        """Return the names of the environments that an installation made, also of damaged ones."""
+        folders = sorted(self.root.glob("releases/[!.]*"))
         return [
             folder.name
-            for folder in sorted(self.root.glob("releases/[!.]*"))
-            if any(
-                map(os.path.lexists, (folder / MARKER, folder / LISTING, self.journal(folder.name)))
-            )
+            for folder in folders
+            if os.path.lexists(folder / MARKER) or os.path.lexists(folder / LISTING)
         ]
 
     @property
@@ -269,39 +256,36 @@ class Prefix:
         if back:
             write_file(path, msgspec.json.encode(self.history))
 
-    def journal(self, name: str) -> Path:
-        """Return the file that exists while the environment *name* is made or removed."""
-        return self.root / "releases" / f".{name}.unfinished"
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """Yield where to make an environment that takes the place of *name* once it is whole."""
+        try:
+            yield self._work_folder() / name
+        finally:
+            self.recover()
 
-    def remove(self, name: str) -> None:
-        """
-        Remove the environment *name*; without its marker, it does not count while it shrinks. Of a
-        link to another place, only the link is removed.
-        """
-        if self.environment_folder(name).is_symlink():
-            self.environment_folder(name).unlink()
-            return
-        self.journal(name).touch()
-        (self.environment_folder(name) / MARKER).unlink(missing_ok=True)
+    def _work_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=own_folder(self.root, "releases")))
+
+    def remove(self, name: str) -> bool:
+        """Remove the environment *name*, or the link to it; return whether all of it is gone."""
+        work = self._work_folder()
+        self.environment_folder(name).rename(work / ".old")
         self.recover()
+        return not work.exists()
 
     def recover(self) -> None:
         """
-        Undo what was not finished: remove environments without a marker that were begun, and put
-        back what was set aside for them. What cannot be removed is left to the next run.
+        Move new environments that are whole to their places, and remove what else is left of runs.
+        What cannot be removed is left to the next run.
         """
-        for journal in self.root.glob("releases/.*.unfinished"):
-            name = journal.name[1:].removesuffix(".unfinished")
-            folder, aside = self.environment_folder(name), journal.with_suffix(".old")
-            if not self.marker(name):
-                shutil.rmtree(folder, ignore_errors=True)
-                if folder.exists():
-                    continue
-                if aside.exists():
-                    aside.rename(folder)
-            shutil.rmtree(aside, ignore_errors=True)
-            if not aside.exists():
-                journal.unlink()
+        for work in self.root.glob(f"releases/{UNFINISHED}*"):
+            for marker in work.glob(f"[!.]*/{MARKER}"):
+                folder = self.environment_folder(marker.parent.name)
+                if os.path.lexists(folder):
+                    folder.rename(work / ".old")
+                marker.parent.rename(folder)
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def make(
@@ -315,6 +299,8 @@ def make(
 ) -> dict[str, FileState]:
     """
     Make the environment in *folder*, which does not exist, and return its files.
+
+    It may be moved: its programs find their Python beside them.
 
     Args:
         cache: The folder of uv's cache and of the log.
@@ -331,20 +317,19 @@ def make(
     options = ["--no-config", "--offline", "--no-python-downloads"]
     environment = _uv_environment(cache)
     uv = functools.partial(process.run, log=log, env=environment)
-    uv([find_uv_bin(), "venv", *options, "--quiet", "--python", python.path, folder])
-    base = describe(folder, contents=False).keys() | {"caches.env", ".lock"}
+    words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
+    uv([*words, folder])
+    base = describe(folder, contents=False).keys() | {".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "requirements.txt"
         with lock.open("w") as stream:
-            for wheel, path in ((checked.wheel, checked.path) for checked in wheels):
+            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels):
                 stream.write(f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n")
         options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
         uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for place, data in replaced.items():
         write_file(folder / place, data)
     own_folder(folder, CACHES)
-    text = "".join(f'{name}="{value}"\n' for name, value in cache_variables(folder).items())
-    write_file(folder / "caches.env", text.encode())
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load, folder, wheels, loaded)
         actual = describe(folder, hashes=hashes)
@@ -375,20 +360,17 @@ def describe(
         contents: Whether files are read; else their sha256 is left empty.
         hashes: As `known_files`; these are not read.
     """
-    paths = []
-    for top, names, members in os.walk(folder):
+    start, caches = len(str(folder)) + 1, folder / CACHES
+
+    def states(entry: tuple[str, list[str], list[str]]) -> list[tuple[str, FileState]]:
+        top, names, members = entry
         links = [name for name in names if Path(top, name).is_symlink()]
-        if Path(top) == folder and CACHES in names:
-            names.remove(CACHES)
-        paths += [f"{top}/{name}" for name in (*members, *links)]
+        paths = [f"{top}/{name}" for name in (*members, *links)]
+        return [(path[start:], _state(path, hashes, contents=contents)) for path in paths]
 
-    def states(part: Sequence[str]) -> list[tuple[str, FileState]]:
-        return [(path[start:], _state(path, hashes, contents=contents)) for path in part]
-
-    start = len(str(folder)) + 1
+    entries = (entry for entry in os.walk(folder) if not Path(entry[0]).is_relative_to(caches))
     with ThreadPoolExecutor(8) as pool:
-        parts = pool.map(states, [paths[number::8] for number in range(8)])
-        return dict(itertools.chain.from_iterable(parts))
+        return dict(itertools.chain.from_iterable(pool.map(states, entries)))
 
 
 def _state(path: str, hashes: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
@@ -452,11 +434,11 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
     libraries = [
         str(folder / place)
         for wheel in wheels
-        if wheel.wheel.project in loaded
+        if wheel.project in loaded
         for place in wheel.files
         if place.endswith(".so") or ".so." in place
     ]
-    modules = [name for wheel in wheels if (name := wheel.wheel.project) == "torch"]
+    modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
     request = msgspec.json.encode({"modules": modules, "libraries": libraries})
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"

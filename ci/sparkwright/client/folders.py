@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import translate_disk_full
-
-#: The lock of a folder.
-LOCK = ".lock"
+from sparkwright.core.store import locked, translate_disk_full
 
 
 def own_folder(base: Path, *parts: str) -> Path:
@@ -45,3 +44,19 @@ def _check_own(folder: Path) -> None:
         raise PermissionError("another user may change it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError("it cannot be written")
+
+
+def locked_folder(folder: Path) -> AbstractContextManager[None]:
+    """Keep other runs out of *folder*, which is made as by `own_folder`, for the block."""
+    return locked(own_folder(folder) / ".lock", str(folder))
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise `disk-full` unless *size* bytes fit where *folder* lies."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise StoreError(
+            "disk-full",
+            f"{folder} has no room for {size / 1e6:,.1f} MB.",
+            details=[f"free: {free / 1e6:,.1f} MB"],
+        )

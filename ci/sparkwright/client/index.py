@@ -14,7 +14,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -22,21 +21,20 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import msgspec
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import LOCK, own_folder
+from sparkwright.client.folders import locked_folder, own_folder
 from sparkwright.client.records import (
     LARGEST_RELEASE,
     Release,
     ReleaseFile,
     ReleaseState,
     ReleaseWheel,
-    decode_release,
     number,
     target_path,
 )
 from sparkwright.core import files, http
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, StoreError, WheelError
-from sparkwright.core.store import locked, write_file
+from sparkwright.core.errors import StoreError, WheelError
+from sparkwright.core.store import write_file
 
 if TYPE_CHECKING:
     from tuf.ngclient.fetcher import FetcherInterface
@@ -61,45 +59,22 @@ CARRIED_ADDRESS, CARRIED_ROOT = (
 _NAME = re.compile(r"releases/([A-Za-z0-9][A-Za-z0-9._-]*\.[1-9][0-9]{0,8})\.json")
 
 
-class Location(msgspec.Struct, frozen=True):
+def parse_address(text: str) -> str:
     """
-    Where an index lies.
+    Return the URL of the index *text*, a URL or a folder, with a slash at its end.
 
-    Attributes:
-        url: With a final slash: ``http``, ``https``, or ``file`` for a folder.
+    Raises:
+        index-missing: It is neither.
     """
-
-    url: str
-
-    @property
-    def public_url(self) -> str:
-        """The address without credentials, as it is stored and shown."""
-        return http.redact_credentials(self.url)
-
-    def __str__(self) -> str:
-        return self.public_url.removeprefix("file://")
-
-    def join(self, name: str) -> str:
-        """Return the address of *name*, a path below the root or an absolute URL."""
-        return urljoin(self.url, name if "://" in name else quote(name, safe="/+!%"))
-
-    @classmethod
-    def parse(cls, text: str) -> Location:
-        """
-        Return the location *text*, a URL or a folder.
-
-        Raises:
-            index-missing: It is neither.
-        """
-        parts = urlsplit(text)
-        if parts.scheme in ("http", "https") and parts.netloc:
-            return cls(text.rstrip("/") + "/")
-        folder = Path(unquote(parts.path) if parts.scheme == "file" else text)
-        if not text or not folder.is_dir():
-            shown = http.redact_credentials(text)
-            what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
-            raise ClientError("index-missing", what)
-        return cls(folder.absolute().as_uri() + "/")
+    parts = urlsplit(text)
+    if parts.scheme in ("http", "https") and parts.netloc:
+        return text.rstrip("/") + "/"
+    folder = Path(unquote(parts.path) if parts.scheme == "file" else text)
+    if not text or not folder.is_dir():
+        shown = http.redact_credentials(text)
+        what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
+        raise ClientError("index-missing", what)
+    return folder.absolute().as_uri() + "/"
 
 
 def fetch(url: str, limit: int, seconds: float) -> bytes | None:
@@ -128,8 +103,7 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
         reference = (
             "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid"
         )
-        todo = "Give user and password in the address or in ~/.netrc." * (reply.status == 401)
-        raise ClientError(reference, f"{name} answers {reply.status}.", todo=todo)
+        raise ClientError(reference, f"{name} answers {reply.status}.")
     return reply.body
 
 
@@ -158,43 +132,40 @@ class Index:
     An index whose metadata is verified and current.
 
     Args:
-        location: Where it lies.
+        url: Where it lies, as `parse_address` returns it.
         root: Trusted root metadata, the first or a later one.
         fingerprint: The sha256 of the first.
         folder: Keeps the metadata that this machine has seen, whichever root it began with.
-        seconds: For all metadata together; 0 for `REFRESH_SECONDS`.
+        seconds: For all metadata together.
 
     Raises:
         index-expired, index-invalid, index-missing, index-rollback, index-unreachable,
             index-unsigned, index-damaged: The metadata cannot be verified; see there.
-        part-missing: A Sigstore identity signs, and the part `sigstore` is not installed.
         state-unusable: *folder* cannot be used.
 
     Attributes:
+        address: Its URL without credentials, as it is stored.
         states: The states of its releases, by name, of those that this program can read.
     """
 
     def __init__(
-        self, location: Location, root: bytes, fingerprint: str, folder: Path, seconds: float = 0
+        self, url: str, root: bytes, fingerprint: str, folder: Path, seconds: float
     ) -> None:
-        from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
-        from tuf.ngclient.config import UpdaterConfig
-        from tuf.ngclient.updater import Updater
+        from tuf.ngclient import Updater, UpdaterConfig
 
-        # The library reads such keys only on request.
-        KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
-        self.location, self.fingerprint = location, fingerprint
+        self.url, self.address = url, http.redact_credentials(url)
+        self.fingerprint = fingerprint
         limits = UpdaterConfig(
             root_max_length=LARGEST_ROOT,
             timestamp_max_length=LARGEST_TIMESTAMP,
             snapshot_max_length=LARGEST_SNAPSHOT,
             targets_max_length=LARGEST_TARGETS,
         )
-        with _translated(location, folder):
+        with _translated(str(self), folder):
             self._updater = Updater(
                 str(folder),
-                location.join("metadata/"),
-                fetcher=_fetcher(seconds or REFRESH_SECONDS),
+                self.join("metadata/"),
+                fetcher=_fetcher(seconds),
                 config=limits,
                 bootstrap=root,
             )
@@ -212,9 +183,16 @@ class Index:
             names = ", ".join(unreadable[:5])
             console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
 
+    def __str__(self) -> str:
+        return self.address.removeprefix("file://")
+
+    def join(self, name: str) -> str:
+        """Return the address of *name*, a path below the root or an absolute URL."""
+        return urljoin(self.url, name if "://" in name else quote(name, safe="/+!%"))
+
     def _target(self, name: str) -> Any:
         if (target := self._updater.get_targetinfo(target_path(name))) is None:
-            raise ClientError("release-unknown", f"{self.location} has no release {name!r:.120}.")
+            raise ClientError("release-unknown", f"{self} has no release {name!r:.120}.")
         return target
 
     def sha256(self, name: str) -> str:
@@ -231,8 +209,9 @@ class Index:
         """
         target, sha256 = self._target(name), self.sha256(name)
         place = f"targets/releases/{sha256}.{name}.json"
+        data = self._bytes(place, target.length, sha256, LARGEST_RELEASE)
         try:
-            release = decode_release(self._bytes(place, target.length, sha256, LARGEST_RELEASE))
+            release = msgspec.json.decode(data, type=Release)
         except ValueError as error:
             raise ClientError(
                 "index-invalid",
@@ -272,13 +251,13 @@ class Index:
         raise ClientError("release-unknown", f"No release holds {wheel.name}.", details=[sha256])
 
     def _bytes(self, name: str, size: int, sha256: str, limit: int) -> bytes:
-        data = fetch(self.location.join(name), min(size, limit), FILE_SECONDS)
+        url = self.join(name)
+        data = fetch(url, min(size, limit), FILE_SECONDS)
         if data is None or files.sha256_bytes(data) != sha256:
             arrived = files.sha256_bytes(data) if data is not None else "nothing"
             raise ClientError(
                 "index-damaged",
-                f"{http.redact_credentials(self.location.join(name))} is not the file that the"
-                " index names.",
+                f"{http.redact_credentials(url)} is not the file that the index names.",
                 details=[f"expected: {sha256}", f"arrived:  {arrived}"],
             )
         return data
@@ -294,7 +273,7 @@ def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _translated(location: Location, folder: Path) -> Iterator[None]:
+def _translated(index: str, folder: Path) -> Iterator[None]:
     """Raise the failures of TUF in the block as references."""
     from tuf.api import exceptions
 
@@ -309,29 +288,16 @@ def _translated(location: Location, folder: Path) -> Iterator[None]:
         yield
     except exceptions.DownloadHTTPError as error:
         reference = "index-missing" if "timestamp.json" in str(error) else "index-damaged"
-        raise ClientError(reference, f"{location}: {error}.") from error
+        raise ClientError(reference, f"{index}: {error}.") from error
     except exceptions.RepositoryError as error:
-        _check_sigstore(folder)
         reference = next(name for kind, name in references.items() if isinstance(error, kind))
         raise ClientError(
-            reference, f"The metadata of {location} is refused.", details=[str(error)[:300]]
+            reference, f"The metadata of {index} is refused.", details=[str(error)[:300]]
         ) from error
     except OSError as error:
         raise StoreError(
             "state-unusable", f"{folder} cannot be used.", details=[str(error)]
         ) from error
-
-
-def _check_sigstore(folder: Path) -> None:
-    """Raise `part-missing` if a Sigstore identity signs, and nothing here can verify it."""
-    root = folder / "root.json"
-    signs = root.exists() and '"sigstore-oidc"' in root.read_text("utf-8", "replace")
-    if signs and find_spec("sigstore") is None:
-        raise CommandError(
-            "part-missing",
-            "A Sigstore identity signs this index, and `sigstore` is not installed.",
-            todo="Install the part: 'sparkwright-install[sigstore]'.",
-        )
 
 
 def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float = 0) -> Index:
@@ -341,7 +307,7 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
     Args:
         folder: Keeps what is trusted and seen.
         fingerprint: The sha256 of the first root metadata, as its publisher states it elsewhere.
-        seconds: As for `Index`.
+        seconds: For all metadata together; 0 for `REFRESH_SECONDS`.
 
     Raises:
         trust-missing: The root of an unknown index is not confirmed.
@@ -349,35 +315,38 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
     """
     carried = CARRIED_ADDRESS.read_text("utf-8").splitlines() if CARRIED_ADDRESS.exists() else []
     own, first = carried or ("", "")
-    location, wanted = Location.parse(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
-    url = location.public_url
-    with locked(own_folder(folder) / LOCK, str(folder)):
-        places = folder / "indexes.json"
-        known = files.read_json(places, dict[str, str]) if places.exists() else {}
-        at_home = own and url == Location.parse(own).public_url
-        wanted = wanted or (first if at_home else known.get(url, ""))
-        if not wanted or wanted != first:
-            root = _first_root(location, wanted, {first, *known.values()})
-            wanted = files.sha256_bytes(root)
-        if wanted == first:
+    url, wanted = parse_address(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
+    shown = http.redact_credentials(url)
+    with locked_folder(folder):
+        path = folder / "indexes.json"
+        trusted = files.read_json(path, dict[str, str]) if path.exists() else {}
+        at_home = own and shown == http.redact_credentials(parse_address(own))
+        wanted = wanted or (first if at_home else trusted.get(shown, ""))
+        if wanted and wanted == first:
             root = CARRIED_ROOT.read_bytes()
-        index = Index(location, root, wanted, own_folder(folder, wanted[:32]), seconds)
-        if known.get(url) != wanted:
-            write_file(places, msgspec.json.encode({**known, url: wanted}))
+        else:
+            root = _first_root(url, wanted, {first, *trusted.values()})
+            wanted = files.sha256_bytes(root)
+        index = Index(
+            url, root, wanted, own_folder(folder, wanted[:32]), seconds or REFRESH_SECONDS
+        )
+        if trusted.get(shown) != wanted:
+            write_file(path, msgspec.json.encode({**trusted, shown: wanted}))
     return index
 
 
-def _first_root(location: Location, wanted: str, trusted: Collection[str]) -> bytes:
-    """Return the first root metadata of the index, whose trust is confirmed."""
-    root = fetch(location.join("metadata/1.root.json"), LARGEST_ROOT, FILE_SECONDS)
+def _first_root(url: str, wanted: str, trusted: Collection[str]) -> bytes:
+    """Return the first root metadata of the index at *url*, whose trust is confirmed."""
+    shown = http.redact_credentials(url)
+    root = fetch(urljoin(url, "metadata/1.root.json"), LARGEST_ROOT, FILE_SECONDS)
     if root is None:
-        raise ClientError("index-missing", f"There is no index at {location}.")
+        raise ClientError("index-missing", f"There is no index at {shown}.")
     actual = files.sha256_bytes(root)
     # Another address of an index that is trusted already is a mirror.
     if wanted != actual if wanted else actual not in trusted:
         raise ClientError(
             "trust-missing",
-            f"The root of {location} is not trusted on this machine.",
+            f"The root of {shown} is not trusted on this machine.",
             details=[f"fingerprint: {actual}", *([f"named:       {wanted}"] if wanted else [])],
             data={"fingerprint": actual},
         )

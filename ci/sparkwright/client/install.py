@@ -11,28 +11,23 @@ import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparkwright.client import downloads, environment, locked_wheels, wheel_check
+from sparkwright.client import environment, locked_wheels, wheel_check
 from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import own_folder
+from sparkwright.client.folders import check_room, own_folder
 from sparkwright.client.index import Index, newest_first
 from sparkwright.client.locked_wheels import LockedWheel
-from sparkwright.client.records import (
-    LARGEST_LOCK,
-    Channel,
-    Release,
-    ReleaseLock,
-    ReleaseState,
-)
+from sparkwright.client.records import LARGEST_LOCK, Channel, Release, ReleaseLock
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files
+from sparkwright.core.process import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import content_key, sha256_bytes
@@ -40,15 +35,6 @@ from sparkwright.core.store import write_file
 
 #: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
 CACHED_CHECKS = "checked"
-
-
-class _CachedCheck(msgspec.Struct, frozen=True):
-    """What the check of a wheel yielded (`CheckedWheel`), and the time of its file, in ns."""
-
-    time: int
-    files: dict[str, tuple[str, str, int]]
-    scripts: frozenset[str]
-    info: str
 
 
 def select_release(
@@ -73,7 +59,7 @@ def select_release(
         and python in ("", *states[name].pythons)
     ]
     if not names:
-        what = f"{index.location} has no release {version or stack}".strip()
+        what = f"{index} has no release {version or stack}".strip()
         what += f" for Python {python} on {machine}." if python else f" for {machine}."
         todo = "See `sparkwright list`; another stack is named with --stack." * bool(stack)
         raise ClientError("release-unknown", what, details=newest_first(states)[:10], todo=todo)
@@ -156,31 +142,36 @@ def install(
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
     contents = (lock.sha256, release.edits, release.overlays, interpreter.site)
-    key = content_key("environment", contents)
+    key, place = content_key("environment", contents), prefix.environment_folder(name)
     with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        folder = str(prefix.environment_folder(name))
-        moved = present and present.folder != folder
-        if name in prefix.environments() and not moved and not renew:
+        moved, ours = present and present.folder != str(place), name in prefix.environments()
+        if ours and not moved and not renew:
             if present and present.key != key:
                 raise PythonError(
                     "environment-unusable",
                     f"{name} is installed with Python {present.python}, or from another lock.",
-                    todo=f"Name that Python with --python; or, once no program of {folder} runs,"
+                    todo=f"Name that Python with --python; or, once no program of {place} runs,"
                     f" replace it with `sparkwright install --renew --version {name}`.",
                 )
             if present and prefix.current == name:
                 return _result(prefix, "there already", present, present)
             return _switch(prefix, name, dry_run=dry_run)
+        if os.path.lexists(place) and not ours:
+            raise PythonError(
+                "environment-unusable",
+                f"{place} is not an environment of sparkwright.",
+                todo="Move it away; or name another folder with --prefix.",
+            )
         wheels = _wheels(index, release, lock, interpreter)
         checked, replaced = _prepare_wheels(
             prefix, cache, release, wheels, interpreter, renew=renew
         )
         marker = Marker(
             name=name,
-            folder=folder,
-            index=index.location.public_url,
+            folder=str(place),
+            index=index.address,
             python=interpreter.version,
             key=key,
             packages={wheel.project: wheel.version for wheel in wheels},
@@ -191,14 +182,17 @@ def install(
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        ours = {wheel.project for wheel in release.wheels}
-        with _replacing(prefix, marker) as place, console.step(f"installing into {folder}"):
+        variables = cache_variables(place).items()
+        text = "".join(f'{variable}="{value}"\n' for variable, value in variables)
+        replaced["caches.env"] = text.encode()
+        projects = {wheel.project for wheel in release.wheels}
+        with prefix.replacing(name) as new, console.step(f"installing into {place}"):
             hashes = environment.known_files(prefix, before.name) if before else {}
-            states = environment.make(place, cache, interpreter, checked, replaced, ours, hashes)
+            states = environment.make(new, cache, interpreter, checked, replaced, projects, hashes)
             listing = msgspec.json.encode(states)
-            write_file(place / LISTING, listing)
+            write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-            write_file(place / MARKER, msgspec.json.encode(marker))
+            write_file(new / MARKER, msgspec.json.encode(marker))
         prefix.switch(name)
         return _result(prefix, "installed", before, marker)
 
@@ -245,8 +239,7 @@ def _wheels(
                 wrong.append(
                     f"{wheel.name} {wheel.sha256[:12]}, not {ours.name} {ours.sha256[:12]}"
                 )
-        address = index.location.join(url)
-        wheels.append(msgspec.structs.replace(wheel, url=address, size=size))
+        wheels.append(msgspec.structs.replace(wheel, url=index.join(url), size=size))
     if wrong:
         raise ClientError(
             "set-mixed",
@@ -270,21 +263,21 @@ def _prepare_wheels(
     them with the files that overlays and edits replace.
     """
     folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
-    cached: dict[str, _CachedCheck] = {}
+    known: dict[str, CheckedWheel] = {}
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
-            cached[wheel.sha256] = files.read_json(folder / wheel.sha256, _CachedCheck)
-    paths = downloads.obtain(cache, wheels, {sha256: old.time for sha256, old in cached.items()})
+            known[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
+    times = {sha256: checked.time for sha256, checked in known.items()}
+    paths = locked_wheels.obtain(cache, wheels, times)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        old, time = cached.get(wheel.sha256), path.stat().st_mtime_ns
-        if old and old.time == time:
-            return CheckedWheel(wheel, path, old.files, old.scripts, old.info)
+        old = known.get(wheel.sha256)
+        if old and old.time == path.stat().st_mtime_ns:
+            return msgspec.structs.replace(old, wheel=wheel, path=str(path))
         inexact = wheel.project in release.inexact_records
         new = wheel_check.check_wheel(wheel, path, python.site, inexact=inexact)
         if not inexact:
-            result = _CachedCheck(time, new.files, new.scripts, new.info)
-            write_file(folder / wheel.sha256, msgspec.json.encode(result))
+            write_file(folder / wheel.sha256, msgspec.json.encode(new))
         return new
 
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
@@ -297,35 +290,11 @@ def _prepare_wheels(
         }
         replaced |= wheel_check.edited(checked, release.edits, python.site)
     # uv links from its cache, which has the files of a wheel that was installed before.
-    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in cached)
-    downloads.check_room(cache, new)
+    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in known)
+    check_room(cache, new)
     one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
-    downloads.check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
+    check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
     return checked, replaced
-
-
-@contextlib.contextmanager
-def _replacing(prefix: Prefix, marker: Marker) -> Iterator[Path]:
-    """
-    Yield the place of an environment that the block makes; one that is there stays aside until the
-    new one has its marker.
-    """
-    folder = own_folder(prefix.root, "releases") / marker.name
-    aside, journal = folder.with_name(f".{marker.name}.old"), prefix.journal(marker.name)
-    ours = marker.name in prefix.environments() and not folder.is_symlink()
-    if journal.exists() or (os.path.lexists(folder) and not ours):
-        raise PythonError(
-            "environment-unusable",
-            f"{folder} is not an environment of sparkwright, or cannot be removed.",
-            todo=f"Remove it, and {aside.name} beside it; or name another folder with --prefix.",
-        )
-    journal.touch()
-    if folder.exists():
-        folder.rename(aside)
-    try:
-        yield folder
-    finally:
-        prefix.recover()
 
 
 def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
@@ -366,8 +335,8 @@ def _switch(
 ) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
-        what, todo = f"{prefix.environment_folder(name)} was changed.", advise_renewal([name])
-        raise ClientError("environment-broken", what, details=changes[:20], todo=todo)
+        what = f"{prefix.environment_folder(name)} was changed."
+        raise ClientError("environment-broken", what, details=changes[:20])
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
     if dry_run:
@@ -376,21 +345,13 @@ def _switch(
     return _result(prefix, "switched", before, after)
 
 
-def advise_renewal(names: Iterable[str]) -> str:
-    """Return what to do about the changed environments *names*."""
-    commands = (f"`sparkwright install --renew --version {name}`" for name in names)
-    return f"Make it anew with {', '.join(commands)}, or `sparkwright uninstall` it."
-
-
-def rollback(
-    prefix: Prefix, *, confirmed: bool, states: Mapping[str, ReleaseState]
-) -> dict[str, Any]:
+def rollback(prefix: Prefix, *, confirmed: bool, yanked: Mapping[str, str]) -> dict[str, Any]:
     """
     Let ``current`` lead to the release that was current before.
 
     Args:
         confirmed: Go back to a release that was yanked, too.
-        states: The states of the releases in the index, as far as they are known.
+        yanked: Release → why it was yanked, as far as that is known.
 
     Raises:
         nothing-installed: There is no earlier release. release-yanked: It was yanked since.
@@ -404,7 +365,7 @@ def rollback(
         if not history:
             raise ClientError("nothing-installed", f"{prefix.root} has no earlier release.")
         name = history[-1]
-        if reason := states[name].yanked if name in states else "":
+        if reason := yanked.get(name):
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
                 raise ClientError(
@@ -423,15 +384,14 @@ def uninstall(prefix: Prefix, name: str) -> str:
         nothing-installed: It is not installed. environment-unusable: Some of it cannot be removed.
     """
     with prefix.locked():
-        begun = prefix.environments()  # an earlier run may have removed one in part
         prefix.recover()
         name = name or prefix.current
-        if name not in (*begun, *prefix.environments()):
+        if name not in prefix.environments():
             raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
         if prefix.current == name:
             (prefix.root / "current").unlink()
-        prefix.remove(name)
-        if (folder := prefix.environment_folder(name)).exists():
-            what, todo = f"{folder} cannot be removed whole.", "Remove the rest as its owner."
+        if not prefix.remove(name):
+            what = f"Some files of {name} cannot be removed from {prefix.root / 'releases'}."
+            todo = "Unmount what lies there, or remove the rest as its owner."
             raise PythonError("environment-unusable", what, todo=todo)
     return name

@@ -1,26 +1,41 @@
 """
-The wheels of a locked set (``pylock.toml``, PEP 751), read as hostile.
+The wheels of a locked set (``pylock.toml``, PEP 751), and how they come into the user's cache.
 
-Only wheels with a sha256 at an address are accepted; archives, directories, repositories, extras
-and whatever else the format has are refused.
+A lock is read as hostile: only wheels with a sha256 at an address are accepted; archives,
+directories, repositories, extras and whatever else the format has are refused.
+
+Wheels are known by hash alone. A cached file is hashed again unless its time is that of the last
+check; uv hashes every wheel that it unpacks. The wheels of an index in a folder are used in place.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import threading
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from sparkwright.client.errors import ClientError
+from sparkwright.client.folders import check_room, locked_folder, own_folder
+from sparkwright.core import files, http
+from sparkwright.core.console import console
+from sparkwright.core.store import flush
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
-    from packaging.pylock import Package, PackageWheel, Pylock
+    from packaging.pylock import PackageWheel, Pylock
     from packaging.tags import Tag
+
+#: Transfers at once, and seconds for all files of a set together: 12 GB at 1 MB/s.
+CONNECTIONS, SECONDS = 8, 12_000.0
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -59,7 +74,15 @@ def read(data: bytes, what: str) -> Pylock:
         raise ClientError(
             "lock-invalid", f"{what} is no pylock.toml.", details=[str(error)[:1000]]
         ) from error
-    faults = [fault for package in lock.packages for fault in _faults(package)]
+    faults = [
+        f"{package.name}: not wheels alone, or one without version, name, sha256 or usable address"
+        for package in lock.packages
+        if package.version is None
+        or package.sdist
+        or package.is_direct
+        or not package.wheels
+        or not all(map(_is_usable, package.wheels))
+    ]
     if lock.extras or lock.dependency_groups or lock.default_groups:
         faults.append("it leaves a choice: extras or groups")
     if faults:
@@ -69,24 +92,19 @@ def read(data: bytes, what: str) -> Pylock:
     return lock
 
 
-def _faults(package: Package) -> Iterator[str]:
-    if package.version is None or not package.wheels or package.sdist or package.is_direct:
-        yield f"{package.name}: no wheel with a version, or something beside wheels"
-        return
-    for wheel in package.wheels:
-        name, address = _name(wheel), urlsplit(wheel.url or "")
-        if not _FILE.fullmatch(name):
-            yield f"{package.name}: {name!r:.200} is no name of a wheel"
-        if not _SHA256.fullmatch(wheel.hashes.get("sha256", "")):
-            yield f"{name}: no sha256"
-        if wheel.path or not wheel.url or address.scheme not in ("https", "http", ""):
-            yield f"{name}: no address that could be asked: {wheel.path or wheel.url!r:.200}"
-        elif address.username or address.password:
-            yield f"{name}: credentials in its address"
-        elif not address.scheme and (address.netloc or ".." in re.split(r"[/\\]", address.path)):
-            yield f"{name}: its address leaves the index: {wheel.url!r:.200}"
-        if wheel.size is not None and wheel.size < 0:
-            yield f"{name}: {wheel.size} bytes"
+def _is_usable(wheel: PackageWheel) -> bool:
+    """Return whether *wheel* has a sha256, and an address without credentials on a server."""
+    address = urlsplit(wheel.url or "")
+    inside = not address.netloc and ".." not in re.split(r"[/\\]", address.path)
+    return bool(
+        _FILE.fullmatch(_name(wheel))
+        and _SHA256.fullmatch(wheel.hashes.get("sha256", ""))
+        and wheel.url
+        and not wheel.path
+        and (address.scheme in ("https", "http") or (not address.scheme and inside))
+        and not (address.username or address.password)
+        and (wheel.size or 0) >= 0
+    )
 
 
 def _name(wheel: PackageWheel) -> str:
@@ -132,3 +150,108 @@ def select(
         if isinstance(wheel, PackageWheel)
     ]
     return tuple(sorted(wheels, key=lambda wheel: wheel.project))
+
+
+def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
+    """
+    Return where each of *wheels* lies; their addresses are absolute.
+
+    Args:
+        checked: The sha256 of files that were checked before → their times then, in ns.
+
+    Raises:
+        download-invalid: Other bytes arrived. index-damaged: A file does not exist, or is not the
+            one that the index names.
+        index-unreachable: A server does not answer, or is too slow. disk-full: There is no room.
+    """
+    with locked_folder(cache), ThreadPoolExecutor(CONNECTIONS) as pool:
+        paths = [_path(cache, wheel) for wheel in wheels]
+        times = [checked.get(wheel.sha256, 0) for wheel in wheels]
+        valid = pool.map(_is_valid, wheels, paths, times)
+        rows = zip(wheels, paths, valid, strict=True)
+        # The largest first: a small file at the end delays the whole less.
+        pairs = sorted(
+            ((wheel, path) for wheel, path, good in rows if not good),
+            key=lambda pair: -pair[0].size,
+        )
+        size, stopped = sum(wheel.size for wheel, _ in pairs), threading.Event()
+        check_room(cache, size)
+        arrived = {wheel.sha256: 0 for wheel, _ in pairs}
+        with console.progress("wheels", size, "bytes") as line:
+
+            def bring(wheel: LockedWheel, path: Path) -> None:
+                def advance(count: int, _total: int) -> None:
+                    arrived[wheel.sha256] = count
+                    line.update(sum(arrived.values()), wheel.name)
+
+                _download(wheel, path, advance, stopped)
+
+            futures = [pool.submit(bring, *pair) for pair in pairs]
+            try:
+                for future in as_completed(futures, SECONDS):
+                    future.result()
+            except TimeoutError as error:
+                what = f"Not every wheel arrived within {SECONDS:g} s."
+                raise ClientError("index-unreachable", what) from error
+            finally:
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+    return paths
+
+
+def _path(cache: Path, wheel: LockedWheel) -> Path:
+    address = urlsplit(wheel.url)
+    if address.scheme == "file":
+        return Path(unquote(address.path))
+    return own_folder(cache, "wheels", wheel.sha256) / wheel.name
+
+
+def _is_valid(wheel: LockedWheel, path: Path, time: int) -> bool:
+    local = urlsplit(wheel.url).scheme == "file"
+    regular = path.is_file() and (local or not path.is_symlink())
+    with contextlib.suppress(OSError):
+        # A file with holes could be larger than any disk.
+        state = path.stat()
+        sized = regular and wheel.size in (0, state.st_size)
+        if sized and (state.st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
+            return True
+    if local:
+        raise ClientError("index-damaged", f"{path} is not the file that the index names.")
+    path.unlink(missing_ok=True)
+    return False
+
+
+def _download(
+    wheel: LockedWheel,
+    path: Path,
+    on_progress: Callable[[int, int], None],
+    stopped: threading.Event,
+) -> None:
+    """Download *wheel* to *path*; if it is wrong, once more from its beginning."""
+    partial, arrived = path.with_name(f"{path.name}.part"), ""
+    for _ in range(2):
+        if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
+            partial.unlink()
+        try:
+            http.download(
+                wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped
+            )
+        except http.HttpFailure as failure:
+            reference = "index-unreachable"
+            if failure.status in (404, 410):
+                reference = "index-damaged"
+            elif failure.kind in ("broken", "redirect", "size"):
+                reference = "download-invalid"
+            what = f"{http.redact_credentials(wheel.url)} cannot be downloaded."
+            raise ClientError(reference, what, details=[str(failure)]) from None
+        arrived = files.sha256_file(partial)
+        if arrived == wheel.sha256:
+            os.replace(partial, path)
+            flush(path.parent)
+            return
+        partial.unlink()
+    raise ClientError(
+        "download-invalid",
+        f"{wheel.name} arrived with other bytes than the signed release names.",
+        details=[f"expected: {wheel.sha256}", f"arrived:  {arrived}"],
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from sparkwright.client import install as installation
 from sparkwright.client.environment import Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
-from sparkwright.client.records import CHANNELS, ReleaseState
+from sparkwright.client.records import CHANNELS
 from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
@@ -122,29 +121,29 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
+def _yanked(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, str]:
     """
-    Return the states of the installed releases, each asked of the index that it came from.
+    Return why installed releases were yanked, each asked of the index that it came from.
 
-    An index that does not answer yields no state, because going back must not need one.
+    An index that does not answer states nothing, because going back must not need one.
     """
-    installed, states = prefix.installed(), dict[str, ReleaseState]()
+    installed, reasons = prefix.installed(), dict[str, str]()
     # Markers hold addresses without credentials.
-    stored = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    for address in dict.fromkeys(marker.index for marker in installed.values()):
-        url, trust = (arguments.index, arguments.trust) if address == stored else (address, "")
+    named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
+    for address in {marker.index for marker in installed.values()}:
+        url = arguments.index if address == named else address
         try:
-            current = open_index(prefix.root / "trust", url, trust or "", PATIENCE).states
+            index = open_index(prefix.root / "trust", url, seconds=PATIENCE)
         except SparkwrightError as error:
             why = f"{error.what} ({error.reference})"
             console.warn(f"whether a release was yanked is not known: {why}")
             continue
-        states |= {
-            name: current[name]
-            for name in current.keys() & installed
-            if installed[name].index == address
+        reasons |= {
+            name: index.states[name].yanked
+            for name, marker in installed.items()
+            if marker.index == address and name in index.states
         }
-    return states
+    return reasons
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -204,11 +203,11 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, state in states.items()
     ]
     columns = ["  release", "channel", "made", "Python", "machine", "missing for verified", ""]
-    console.table(str(index.location), columns, rows, result=True)
+    console.table(str(index), columns, rows, result=True)
     if others := len(index.states) - len(states):
         console.note(f"{others} more with --channel candidate, or another --stack")
     return {
-        "index": str(index.location),
+        "index": str(index),
         "releases": states,
         "installed": sorted(installed),
         "current": prefix.current,
@@ -218,8 +217,8 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
     prefix = Prefix(Path(arguments.prefix))
-    states = _states(arguments, prefix)
-    return _show(installation.rollback(prefix, confirmed=arguments.yes, states=states))
+    yanked = _yanked(arguments, prefix)
+    return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
 
 
 def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -237,7 +236,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
         files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
-        links = [index.location.join(file.url or file.path) for file in files if file]
+        links = [index.join(file.url or file.path) for file in files if file]
         evidence = [http.redact_credentials(link) for link in links]
         lines = [f"yanked: {state.yanked}"] if state.yanked else []
         lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
@@ -249,11 +248,11 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
-    states = _states(arguments, prefix)
+    yanked = _yanked(arguments, prefix)
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,
-            "yanked": states[name].yanked if name in states else "",
+            "yanked": yanked.get(name, ""),
             "faults": installation.find_changes(prefix, name, deep=arguments.deep),
         }
         for name in sorted(path.name for path in prefix.root.glob("releases/[!.]*"))
@@ -273,7 +272,6 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
             "environment-broken",
             "An installed release is not as it was made.",
             details=faults[:20],
-            todo=installation.advise_renewal(name for name in releases if releases[name]["faults"]),
             data={"releases": releases},
         )
     return {"releases": releases}
@@ -302,15 +300,11 @@ def run_program(arguments: argparse.Namespace) -> int:
     }
     environment = {**caches, **inherited, "VIRTUAL_ENV": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
-    program = shutil.which(words[0], path=environment["PATH"])
-    if program is None:
-        raise CommandError("tool-missing", f"{words[0]} is not in {folder / 'bin'}, nor in PATH.")
     try:
-        os.execve(program, words, environment)  # noqa: S606  it is the user's command
+        os.execvpe(words[0], words, environment)  # noqa: S606  it is the user's command
     except OSError as error:
-        raise CommandError(
-            "tool-missing", f"{program} cannot be started.", details=[str(error)]
-        ) from error
+        what = f"{words[0]} cannot be started; it was looked for in {folder / 'bin'} and in PATH."
+        raise CommandError("tool-missing", what, details=[str(error)]) from error
 
 
 def run(words: Sequence[str]) -> int:

@@ -15,9 +15,6 @@ import msgspec
 
 from sparkwright.core.states import State
 
-#: Of `Release`. A client refuses a release of another format.
-FORMAT = 1
-
 #: Bytes of the largest release record, lock, and other small file (verdicts, provenance, notes).
 LARGEST_RELEASE = 8 << 20
 LARGEST_LOCK = 16 << 20
@@ -301,7 +298,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     overlays: tuple[Overlay, ...] = ()
     inexact_records: dict[Name, str] = {}
     before: str = ""
-    format: int = FORMAT
+    #: A client refuses a release of another format.
+    format: Literal[1] = 1
 
     @property
     def target(self) -> str:
@@ -357,16 +355,3 @@ def target_path(name: str) -> str:
 def number(name: str) -> int:
     """Return the number of the release *name* in its stack: 3 of ``2026.11.3``."""
     return int(name.rpartition(".")[2])
-
-
-def decode_release(data: bytes) -> Release:
-    """
-    Return the release in *data*.
-
-    Raises:
-        ValueError: It is not one, or of another format.
-    """
-    release = msgspec.json.decode(data, type=Release)
-    if release.format != FORMAT:
-        raise ValueError(f"the release is of format {release.format}; {FORMAT} is read")
-    return release

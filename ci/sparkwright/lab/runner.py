@@ -12,7 +12,6 @@ import base64
 import grp
 import os
 import pwd
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +22,8 @@ import msgspec
 
 from sparkwright.builder import host_info
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import Advice, FileError, GitHubError, SparkwrightError
-from sparkwright.core.files import read_text, sha256_file
+from sparkwright.core.errors import Advice, FileError, SparkwrightError
+from sparkwright.core.files import read_text
 from sparkwright.core.github import Repository
 
 #: Events that only somebody with write access to the repository causes (GitHub: "Events that
@@ -34,13 +33,10 @@ TRUSTED_EVENTS = frozenset(
 )
 #: Labels that GitHub gives to every self-hosted runner of our machines.
 COMMON_LABELS = ("self-hosted", "linux", "ARM64", "X64")
-CONFIG, STATE = Path("/etc/sparkwright"), Path("/var/lib/sparkwright-runner")
+CONFIG = Path("/etc/sparkwright")
 UNIT = "sparkwright-runner.service"
 UNIT_FOLDER = Path("/etc/systemd/system")
 USERS = ("sparkwright-runner", "sparkwright-server")
-#: The kinds of processor in the names of GitHub's archives.
-ARCHIVES = {"aarch64": "arm64", "x86_64": "x64"}
-_MATRIX = re.compile(r"\$\{\{\s*matrix\.([A-Za-z_][\w-]*)\s*\}\}")
 
 Workflow = dict[str, Any]
 
@@ -158,38 +154,25 @@ def _workflow(text: str, name: str) -> Workflow:
         raise FileError("file-invalid", f"{name} has no readable `on` or `jobs`.")
     if not all(isinstance(job, dict) for job in jobs.values()):
         raise FileError("file-invalid", f"{name} has a job that is no mapping.")
-    title = str(data.get("name") or f".github/workflows/{name}")
-    return {"name": title, "on": events, "jobs": jobs}
+    return {"on": events, "jobs": jobs}
 
 
 def _untrusted_triggers(
     name: str, workflows: Mapping[str, Workflow], visited: frozenset[str] = frozenset()
 ) -> frozenset[str]:
     """
-    Return the events by which a stranger starts the workflow *name*.
-
-    A called workflow has the events of its callers, and ``workflow_run`` is as trusted as the
-    workflows that it follows.
+    Return the events by which a stranger starts the workflow *name*; a called workflow has the
+    events of its callers.
     """
     if name in visited:
         return frozenset()
-    visited |= {name}
     events = workflows[name]["on"]
-    triggers = set(events) - TRUSTED_EVENTS - {"workflow_call", "workflow_run"}
-    if "workflow_call" in events:
-        for caller, workflow in workflows.items():
-            uses = (str(job.get("uses", "")) for job in workflow["jobs"].values())
-            if any(use.startswith("./") and Path(use).name == name for use in uses):
-                triggers |= _untrusted_triggers(caller, workflows, visited)
-    if "workflow_run" in events:
-        parameters = events["workflow_run"]
-        titles = parameters.get("workflows") if isinstance(parameters, dict) else None
-        # A title of no file may be that of a file that a branch adds.
-        for title in titles if isinstance(titles, list) and titles else [titles]:
-            followed = [file for file, other in workflows.items() if other["name"] == title]
-            if not followed or any(_untrusted_triggers(f, workflows, visited) for f in followed):
-                triggers.add("workflow_run")
-    return frozenset(map(str, triggers))
+    triggers = set(map(str, events)) - TRUSTED_EVENTS - {"workflow_call"}
+    for caller, workflow in workflows.items() if "workflow_call" in events else ():
+        uses = (str(job.get("uses", "")) for job in workflow["jobs"].values())
+        if any(use.startswith("./") and Path(use).name == name for use in uses):
+            triggers |= _untrusted_triggers(caller, workflows, visited | {name})
+    return frozenset(triggers)
 
 
 def _reaching_jobs(workflow: Workflow, ours: frozenset[str]) -> Iterator[tuple[str, str]]:
@@ -199,56 +182,30 @@ def _reaching_jobs(workflow: Workflow, ours: frozenset[str]) -> Iterator[tuple[s
             if not str(uses).startswith("./"):
                 yield key, "it calls a workflow of another repository, which chooses its runner"
             continue
-        wanted = _wanted_labels(job.get("runs-on"), job)
+        wanted = _wanted_labels(job.get("runs-on"))
         if wanted is None:
             yield key, "its runner is computed, or any of a group"
         elif common := sorted(wanted & ours):
             yield key, f"it asks for {', '.join(common)}"
 
 
-def _wanted_labels(runs_on: Any, job: Mapping[str, Any]) -> frozenset[str] | None:
+def _wanted_labels(runs_on: Any) -> frozenset[str] | None:
     """Return the labels of ``runs-on`` in lower case; None if they are not written out."""
-    match runs_on:
-        case str() if match := _MATRIX.fullmatch(runs_on.strip()):
-            return _all_labels(_matrix_values(match[1], job))
-        case str():
-            return None if "${{" in runs_on else frozenset((runs_on.strip().lower(),))
-        case list() if all(isinstance(label, str) for label in runs_on):
-            return _all_labels(runs_on)
-        case dict() if runs_on.get("labels"):
-            return _wanted_labels(runs_on["labels"], job)
-    return None
-
-
-def _all_labels(values: list[Any]) -> frozenset[str] | None:
-    parts = [_wanted_labels(value, {}) for value in values]
-    written = [part for part in parts if part is not None]
-    return frozenset().union(*written) if written and len(written) == len(parts) else None
-
-
-def _matrix_values(name: str, job: Mapping[str, Any]) -> list[Any]:
-    """Return the values that the job's matrix gives to *name*; None stands for computed ones."""
-    strategy = job.get("strategy")
-    matrix = strategy.get("matrix") if isinstance(strategy, dict) else None
-    include = matrix.get("include", []) if isinstance(matrix, dict) else None
-    if not isinstance(matrix, dict) or not isinstance(include, list):
-        return [None]
-    values = matrix.get(name, [])
-    added = [entry[name] for entry in include if isinstance(entry, dict) and name in entry]
-    return [*(values if isinstance(values, list) else [None]), *added]
+    labels = runs_on.get("labels") if isinstance(runs_on, dict) else runs_on
+    if isinstance(labels, str):
+        labels = [labels]
+    if not isinstance(labels, list) or not labels:
+        return None
+    if any(not isinstance(label, str) or "${{" in label for label in labels):
+        return None
+    return frozenset(label.strip().lower() for label in labels)
 
 
 # Settings of the repository.
 
 
-class _Owner(msgspec.Struct, frozen=True):
-    login: str
-    type: str
-
-
 class _Repository(msgspec.Struct, frozen=True):
     private: bool
-    owner: _Owner
     default_branch: str
 
 
@@ -258,9 +215,6 @@ class _Approval(msgspec.Struct, frozen=True):
 
 class _PrivateForks(msgspec.Struct, frozen=True):
     run_workflows_from_fork_pull_requests: bool
-    send_write_tokens_to_workflows: bool = False
-    send_secrets_and_variables: bool = False
-    require_approval_for_fork_pr_workflows: bool = False
 
 
 class _Permissions(msgspec.Struct, frozen=True):
@@ -299,15 +253,6 @@ class _Branch(msgspec.Struct, frozen=True):
     protected: bool
 
 
-class _Group(msgspec.Struct, frozen=True):
-    name: str
-    allows_public_repositories: bool
-
-
-class _Groups(msgspec.Struct, frozen=True):
-    runner_groups: list[_Group]
-
-
 class _File(msgspec.Struct, frozen=True):
     name: str
     content: str = ""
@@ -339,28 +284,19 @@ def settings_findings(
     lasting = [runner.name for runner in runners if not runner.ephemeral]
     problem = f"not for one job only: {', '.join(lasting)}" if lasting else ""
     yield _finding("registered runners", problem)
-    if about.owner.type == "Organization":
-        yield _group_finding(repository, about)
     yield from _workflow_findings(repository, settings)
 
 
 def _fork_finding(repository: Repository, private: bool) -> RunnerFinding:
     """Return whether pull requests of strangers run before somebody approves them."""
-    name, path = "workflows of forks", "/actions/permissions/"
+    name, path = "workflows of forks", "/actions/permissions/fork-pr-"
     if private:
-        path += "fork-pr-workflows-private-repos"
-        forks = repository.request("GET", path, _PrivateForks, "workflows of forks")
-        if not forks.run_workflows_from_fork_pull_requests:
-            return RunnerFinding(name, "ok", "the repository is private, and forks run nothing")
-        problems = {
-            "run without approval": not forks.require_approval_for_fork_pr_workflows,
-            "get a token that may write": forks.send_write_tokens_to_workflows,
-            "get secrets": forks.send_secrets_and_variables,
-        }
-        message = ", ".join(problem for problem, applies in problems.items() if applies)
-        return _finding(name, f"they {message}" if message else "")
-    path += "fork-pr-contributor-approval"
-    policy = repository.request("GET", path, _Approval, "workflows of forks").approval_policy
+        path += "workflows-private-repos"
+        runs = repository.request("GET", path, _PrivateForks, name)
+        problem = "they run" if runs.run_workflows_from_fork_pull_requests else ""
+        return _finding(name, problem, "the repository is private, and forks run nothing")
+    path += "contributor-approval"
+    policy = repository.request("GET", path, _Approval, name).approval_policy
     strict = policy == "all_external_contributors"
     problem = "" if strict else f"approval is required of {policy} only"
     return _finding(name, problem, "the repository is public, and every outsider needs approval")
@@ -407,25 +343,6 @@ def _branch_finding(repository: Repository, branch: str) -> RunnerFinding:
     return RunnerFinding(name, "look", "nothing protects it: whoever may push to it may sign")
 
 
-def _group_finding(repository: Repository, about: _Repository) -> RunnerFinding:
-    """Return whether public repositories of the organization may use its groups of runners."""
-    name = repository.repository.partition("/")[2]
-    path = f"/orgs/{about.owner.login}/actions/runner-groups?visible_to_repository={name}"
-    what = "runner groups"
-    try:
-        reply = repository.github.send("GET", path, what)
-        groups = repository.github.decode(reply, _Groups, what).runner_groups
-    except GitHubError as error:
-        if error.reference != "github-refused":
-            raise
-        # Runners of this repository are in no group of the organization.
-        message = f"the token may not read those of {about.owner.login}"
-        return RunnerFinding(what, "look", message)
-    public = [group.name for group in groups if group.allows_public_repositories]
-    problem = f"public repositories may use {', '.join(public)}" if public else ""
-    return _finding(what, problem)
-
-
 def _workflow_findings(
     repository: Repository, settings: Mapping[str, str]
 ) -> Iterator[RunnerFinding]:
@@ -449,48 +366,31 @@ def _workflow_findings(
 
 def machine_findings(root: Path) -> Iterator[RunnerFinding]:
     """
-    Yield whether this machine is set up as docs/howto/set-up-a-runner.md says.
+    Yield whether this machine is set up as docs/howto/set-up-a-runner.md says, without what the
+    script `run-job` checks itself: its settings, its token and the archive of GitHub's runner.
 
     Args:
-        root: The checkout whose unit, script and archive hash are compared with the machine's.
+        root: The checkout whose unit is compared with the machine's.
     """
     path = CONFIG / "runner.env"
     if not path.is_file():
         yield RunnerFinding("machine", "not-run", f"it takes no jobs: there is no {path}")
         return
-    settings, shipped = variables(path), root / "ci" / "runner"
-    yield from _file_findings(shipped, settings)
-    for user in USERS:
-        yield _user_finding(user)
-    unsupported = "gb10" in settings.get("LABELS", "").split(",") and not any(
-        gpu.capability == "12.1" for gpu in host_info.gpus()
-    )
-    problem = "gb10 stands for a GPU of compute capability 12.1, and here is none"
-    yield _finding("labels", problem if unsupported else "")
-
-
-def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[RunnerFinding]:
+    shipped = root / "ci" / "runner"
     unit, installed = shipped / UNIT, UNIT_FOLDER / UNIT
     same = installed.is_file() and installed.read_bytes() == unit.read_bytes()
     overridden = installed.with_name(f"{UNIT}.d").exists()
     problem = f"{installed}.d changes it" if overridden else ""
     yield _finding("unit", problem if same else f"{installed} is not {unit}")
-    machine = ARCHIVES.get(os.uname().machine, "")
-    archive = STATE / f"actions-runner-linux-{machine}-{settings.get('RUNNER_VERSION', '')}.tar.gz"
-    hashed = archive.is_file() and sha256_file(archive) == settings.get("RUNNER_SHA256")
-    problem = f"{archive} has not the sha256 in {CONFIG / 'runner.env'}"
-    yield _finding("runner software", "" if hashed else problem)
     writable = [
-        str(path)
-        for path in (CONFIG, CONFIG / "runner.env", installed, unit, shipped / "run-job")
-        if path.exists() and (path.stat().st_uid or path.stat().st_mode & 0o022)
+        str(file)
+        for file in (CONFIG, installed, unit, shipped / "run-job")
+        if file.exists() and (file.stat().st_uid or file.stat().st_mode & 0o022)
     ]
     problem = f"others than root can write {', '.join(writable)}" if writable else ""
     yield _finding("files of root", problem)
-    token = CONFIG / "github-token"
-    private = token.is_file() and not token.stat().st_mode & 0o077 and not token.stat().st_uid
-    problem = f"{token} is missing, or others than root can read it"
-    yield _finding("token", "" if private else problem)
+    for user in USERS:
+        yield _user_finding(user)
 
 
 def _user_finding(user: str) -> RunnerFinding:

@@ -200,7 +200,7 @@ class StatusPage:
     def read_releases(self, index: Index) -> None:
         """Read the newest releases of *index*, and the speeds of their wheels."""
         # A folder is published with the page in a folder below it.
-        self.index = url if (url := index.location.url).startswith("http") else "../"
+        self.index = url if (url := index.url).startswith("http") else "../"
         self.releases = []
         with console.progress("releases", MAX_RELEASES) as progress:
             for count, name in enumerate(newest_first(index.states)[:MAX_RELEASES]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +15,6 @@ from sparkwright.cherry_picks.drift import MEANING, Bump, Document, Drift, Trial
 from sparkwright.core import git
 from sparkwright.core.errors import FileError, UsageError
 from sparkwright.core.files import read_json
-from sparkwright.core.git import Objects
 from sparkwright.core.github import Repository
 from sparkwright.core.pages import environment
 
@@ -30,13 +28,6 @@ UNUSABLE = ("conflict", "likely-upstream", "already-upstream", "empty")
 FOLDERS = ("forks", "cherry_picks")
 #: By this, which readers do not see, the issue is recognised.
 MARK = "<!-- sparkwright:drift -->"
-
-#: Kind of a source file → the pattern of its path.
-_KINDS = {
-    "compiled": re.compile(r"\.(cu|cpp|cc|c|cxx)\Z"),
-    "headers": re.compile(r"\.(h|hpp|cuh|inc|inl)\Z"),
-    "build files": re.compile(r"(^|/)(CMakeLists\.txt|[^/]+\.cmake|setup\.py|pyproject\.toml)\Z"),
-}
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=300_000)]
@@ -61,7 +52,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
     Attributes:
         bump: None if there is no later release.
-        range_diff: Of both series. *upstream*: see `changed_sources`.
+        range_diff: Of both series. *upstream*: how many files upstream changed.
         files: The files that differ from the commit; None for a removed one.
         error: Of a bump that failed.
     """
@@ -193,36 +184,16 @@ def require_clean(root: Path) -> None:
     Raises:
         UsageError: Files of `FOLDERS` differ from its commit.
     """
-    if paths := sorted(_changed_files(root)):
+    words = ["status", "--porcelain", "--untracked-files=all", "--no-renames", "--", *FOLDERS]
+    if rows := git.run(words, cwd=root)[1].decode("utf-8", "replace").splitlines():
         todo = "Commit or stash them first; the pull request is to hold the bump alone."
-        raise UsageError("usage", "The checkout has changes.", details=paths[:20], todo=todo)
-
-
-def _changed_files(root: Path) -> list[str]:
-    """Return the files of `FOLDERS` that differ from the commit."""
-    words = ["status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *FOLDERS]
-    rows = git.run(words, cwd=root)[1].decode("utf-8", "surrogateescape").split("\0")
-    return [row[3:] for row in rows if row]
+        raise UsageError("usage", "The checkout has changes.", details=rows[:20], todo=todo)
 
 
 def contents(root: Path, changed: Iterable[str]) -> dict[str, bytes | None]:
     """Return the files in the lines *changed* of `rebase.export`; None for a removed one."""
     paths = [line.partition(": ")[2] for line in changed]
     return {path: (root / path).read_bytes() if (root / path).is_file() else None for path in paths}
-
-
-def changed_sources(objects: Objects, before: str, after: str) -> str:
-    """
-    Return how many files of each kind upstream changed between two trees, in a sentence.
-
-    This bounds nothing: one changed header may reach every compiled file. `plan` knows the units.
-    """
-    paths = list(objects.changes(before, after))
-    counts = Counter(
-        kind for path in paths for kind, pattern in _KINDS.items() if pattern.search(path)
-    )
-    parts = ", ".join(f"{counts[kind]} {kind}" for kind in _KINDS)
-    return f"Upstream changed {len(paths)} files: {parts}."
 
 
 def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str) -> IssueUpdate:

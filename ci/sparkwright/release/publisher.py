@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import replace
 from packaging.version import Version
 
-from sparkwright.client.downloads import check_room
 from sparkwright.client.errors import ClientError
+from sparkwright.client.folders import check_room
 from sparkwright.client.records import (
     Channel,
     Missing,

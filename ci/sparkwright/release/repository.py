@@ -46,7 +46,6 @@ from sparkwright.client.records import (
     ReleaseState,
     ReleaseWheel,
     Sha256,
-    decode_release,
     number,
     target_path,
 )
@@ -249,7 +248,10 @@ class IndexFolder:
         try:
             data = _bytes(self.folder / "targets" / target.get_prefixed_paths()[0])
             target.verify_length_and_hashes(data)
-            entry = IndexEntry(decode_release(data), msgspec.convert(target.custom, ReleaseState))
+            entry = IndexEntry(
+                msgspec.json.decode(data, type=Release),
+                msgspec.convert(target.custom, ReleaseState),
+            )
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkwright.client.environment import Marker, installed_at
 from sparkwright.core import process
@@ -38,32 +39,26 @@ print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version(
 _FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
 
 
-class _Answer(msgspec.Struct):
-    prefix: str
-    vllm: str
-    ray: str
-    package: str
-    loaders: frozenset[str]
-
-
 class ServingEnvironment(msgspec.Struct, frozen=True):
     """
     An environment with vLLM.
 
     Attributes:
-        python: Its interpreter.
+        prefix: Its folder.
         vllm: The version of vLLM.
         ray: The version of Ray; empty if it is missing.
         package: The folder ``vllm``.
         loaders: Packages that load weights for ``--load-format`` and are installed.
+        python: Its interpreter.
         marker: What `sparkwright install` installed in it; None for another environment.
     """
 
-    python: Path
+    prefix: Path
     vllm: str
     ray: str
     package: Path
-    loaders: frozenset[str] = frozenset()
+    loaders: frozenset[str]
+    python: Path = Path()
     marker: Marker | None = None
 
     @property
@@ -79,12 +74,10 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         class ``…FrontendArgs`` there.
         """
         # The folder was openai/ up to 0.31, launchers/ in 0.32, and is common/ in 0.33.
-        paths = (self.package / "entrypoints").glob("*/cli_args.py")
+        interfaces = self.package.glob("entrypoints/*/cli_args.py")
+        paths = (self.package / "engine" / "arg_utils.py", *interfaces)
         try:
-            trees = [
-                ast.parse(read_bytes(path, limit=LARGEST))
-                for path in (self.package / "engine" / "arg_utils.py", *sorted(paths))
-            ]
+            trees = [ast.parse(read_bytes(path, limit=LARGEST)) for path in paths]
         except (FileError, SyntaxError, ValueError, RecursionError):
             return frozenset()
         flags = frozenset(flag for tree in trees for flag in _flags(tree))
@@ -113,21 +106,15 @@ def examine(python: Path) -> ServingEnvironment:
     try:
         # .pth files may print something before the answer.
         lines = process.output([python, "-I", "-c", _SCRIPT], timeout=60).splitlines()
-        answer = msgspec.json.decode(lines[-1], type=_Answer)
+        found = msgspec.json.decode(
+            lines[-1], type=ServingEnvironment, dec_hook=lambda _, text: Path(text)
+        )
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
         what = f"{python} does not answer as a Python does."
         raise PythonError("environment-unusable", what, details=details) from error
-    if not answer.vllm or not answer.package:
+    if not found.vllm or not found.package.name:
         todo = "Install a release with `sparkwright install`, or name another Python with --python."
         what = f"There is no vLLM in the environment of {python}."
-        raise PythonError("environment-unusable", what, details=[answer.prefix], todo=todo)
-    installed = installed_at(Path(answer.prefix))
-    return ServingEnvironment(
-        python,
-        answer.vllm,
-        answer.ray,
-        Path(answer.package),
-        answer.loaders,
-        installed and installed[1],
-    )
+        raise PythonError("environment-unusable", what, details=[str(found.prefix)], todo=todo)
+    return replace(found, python=python, marker=installed_at(found.prefix))

@@ -28,7 +28,8 @@ class ServeError(SparkwrightError):
         ),
         "port-taken": Advice(
             "Another program listens on that address and port, or this user may not.",
-            "End that program, or choose another port with --port (in a container: PORT).",
+            "End that program (`ss -ltnp` names it), or choose another port with --port (in a "
+            "container: PORT).",
         ),
         "ray-failed": Advice(
             "Ray's head did not start: a wrong address, or a port that is taken.",

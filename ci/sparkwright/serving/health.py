@@ -67,11 +67,6 @@ def check(url: str, patience: float, key: str = "") -> Health:
     """
     client = Client(url, deadline=patience, key=key)
     begin = time.monotonic()
-    try:
-        client.health()
-    except ServerInvalid as error:
-        if error.status in DEAD or error.reason == "server-unreachable":
-            return Health("dead", f"/health: {error.message}", url)
     before = _counters(client)
     try:
         answer = client.complete("A", max_tokens=TOKENS, ignore_eos=True)

@@ -74,10 +74,8 @@ _OPTIONS: Mapping[str, Any] = {
     "entrypoint": ["/bin/sh"],
 }
 
-_HOST = r"(?:(?=[^/]*[.:]|localhost[:/])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
-_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-#: The name of a repository (distribution/reference), without tag or digest.
-_REPOSITORY = re.compile(rf"{_HOST}{_PART}(?:/{_PART})*")
+#: The name of a repository, without tag or digest.
+_REPOSITORY = re.compile(r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*")
 #: What engines say if the line, and not the user, is the reason.
 _UNREACHABLE = re.compile(
     r"connection refused|no such host|timeout|timed out|http response to https|no route"
@@ -151,7 +149,7 @@ def labels(index: Index, release: Release, platform: str, base: str) -> dict[str
     """Return the labels of an image of *release* on *base*, sorted; none of them holds a date."""
     state, machine = index.states[release.name], PLATFORMS[platform]
     name, _, digest = base.rpartition("@")
-    address = str(index.location)
+    address = str(index)
     values = {
         "org.opencontainers.image.title": f"vLLM for DGX Spark, sparkwright {release.stack}",
         "org.opencontainers.image.version": release.name,
@@ -250,7 +248,7 @@ def _install(
     inputs: Path,
 ) -> None:
     """Install the release *name* in a container of *system*, and keep that as *image*."""
-    address = index.location.url
+    address = index.url
     mounts = [
         Mount(_INPUTS, str(inputs.resolve()), "bind", read_only=True),
         Mount(_CACHE, "sparkwright-downloads", "volume", no_copy=True),
@@ -337,17 +335,11 @@ def _registry_digest(engine: DockerClient, name: str) -> str:
 
 
 def _send(engine: DockerClient, repository: str, tag: str) -> str:
-    sizes: dict[str, tuple[int, int]] = {}
     digest, name = "", f"{repository}:{tag}"
-    with console.progress("layers", 0, "bytes") as line:
-        for event in engine.api.push(repository, tag=tag, stream=True, decode=True):
-            if "error" in event:
-                raise _registry_failure(name, str(event["error"]))
-            digest = (event.get("aux") or {}).get("Digest", digest)
-            if total := (detail := event.get("progressDetail") or {}).get("total"):
-                sizes[event.get("id", "")] = (detail.get("current", 0), total)
-            line.total = sum(total for _, total in sizes.values())
-            line.update(sum(done for done, _ in sizes.values()))
+    for event in engine.api.push(repository, tag=tag, stream=True, decode=True):
+        if "error" in event:
+            raise _registry_failure(name, str(event["error"]))
+        digest = (event.get("aux") or {}).get("Digest", digest)
     if not digest:
         raise ImageError("registry-refused", f"The engine states no digest of {name}.")
     return digest

@@ -1,10 +1,19 @@
-"""From a request to the command of the server: recipe, environment, model, flags and variables."""
+"""
+From a request to the command of the server: recipe, environment, model, flags and variables.
+
+Several machines become one server by Ray's own processes, started from the environment that serves.
+vLLM joins the cluster that ``RAY_ADDRESS`` names, waits up to half an hour until its machines have
+the GPUs that it needs, and puts a part of the model on each.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shlex
-from collections.abc import Iterator
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +24,14 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.launch import LaunchPlan, check_variables
+from sparkwright.bench.server.launch import ALWAYS, PASSED, LaunchPlan, check_variables
 from sparkwright.core.errors import UsageError
+from sparkwright.core.process import wrap_with_limits
 from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 from sparkwright.serving.preflight import GIB, Machine
 
@@ -28,6 +39,13 @@ from sparkwright.serving.preflight import GIB, Machine
 SHARE = 0.75
 #: Share of the memory that stays free for a plain model: 12 GiB of a Spark.
 FLOOR = 0.1
+
+
+#: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
+#: is the model's. Proposed.
+OBJECT_STORE = 1 << 30
+#: Seconds until Ray's head must listen.
+RAY_PATIENCE = 60.0
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
@@ -92,17 +110,10 @@ class ServingPlan(msgspec.Struct, frozen=True):
         """The command line of the server."""
         return self.launch.command(self.request.port, self.request.host)
 
-    def shown_variables(self) -> dict[str, str]:
-        """Return the server's own variables, without the values of secrets."""
-        secrets = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-        return {
-            name: "(set)" if any(part in name for part in secrets) else value
-            for name, value in sorted(self.launch.variables.items())
-        }
-
     def document(self) -> dict[str, Any]:
-        """Return the plan for programs, without secrets."""
+        """Return the plan for people and programs, without the values of secrets."""
         environment, marker = self.environment, self.environment.marker
+        secrets = ("KEY", "TOKEN", "SECRET", "PASSWORD")
         return {
             "recipe": self.recipe.name if self.recipe else "",
             "vllm": environment.vllm,
@@ -115,16 +126,14 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "nodes": self.nodes,
             "experts": self.experts,
             "command": self.command,
-            "variables": self.shown_variables(),
+            "variables": {
+                name: "(set)" if any(part in name for part in secrets) else value
+                for name, value in sorted(self.launch.variables.items())
+            },
             "needed_gib": round(self.needed, 1),
             "floor_gib": round(self.floor, 1),
             "warnings": self.warnings,
         }
-
-    def shell(self) -> str:
-        """Return variables and command as a line for a shell, without secrets."""
-        variables = [f"{name}={shlex.quote(v)}" for name, v in self.shown_variables().items()]
-        return " ".join([*variables, shlex.join(self.command)])
 
 
 def plan(
@@ -171,12 +180,12 @@ def plan(
     if not head and (nodes > 1 or (machine.gpus and parallel > machine.gpus)):
         what = f"{request.recipe or request.model} needs more than this machine."
         raise UsageError("usage", what, todo="Start it with --ray-head and --nodes.")
-    recipe = _with_overrides(recipe, words, request.floor) if recipe else None
     floor = FLOOR * machine.total if request.floor is None else request.floor
-    floor = recipe.plan.floor if recipe else floor
-    with models.missing_guard():
-        path = model.checkpoint
-        audit = modules.audit(checkpoint.read(path)) if path else None
+    if recipe:
+        recipe = _with_overrides(recipe, words, request.floor)
+        floor = recipe.plan.floor
+    path = model.checkpoint
+    audit = modules.audit(checkpoint.read(path)) if path else None
     advice = preflight.check(
         words,
         machine,
@@ -195,7 +204,7 @@ def plan(
         variables,
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
-    warnings = (*advice, *_provenance(request, recipe, environment, model, head=head))
+    warnings = (*advice, *_provenance(recipe, environment, head=head))
     needed = needed if machine.shared else 0.0
     experts = _experts(environment.package, launch, model, machine.gpu)
     return ServingPlan(
@@ -278,22 +287,15 @@ def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None)
 
 
 def _provenance(
-    request: ServeRequest,
-    recipe: Recipe | None,
-    environment: ServingEnvironment,
-    model: LocalModel,
-    *,
-    head: bool,
+    recipe: Recipe | None, environment: ServingEnvironment, *, head: bool
 ) -> Iterator[str]:
-    """Yield what was not shown for this wheel, checkpoint or recipe."""
+    """Yield what was not shown for this wheel or recipe."""
     marker, installed = environment.marker, environment.wheel
     if marker is None:
         yield (
             f"vLLM {environment.vllm} was not installed by sparkwright, so there is no "
             "evidence about it"
         )
-    elif marker.packages.get("vllm") != environment.vllm:
-        yield f"vLLM {environment.vllm} replaced the {marker.packages.get('vllm')} of {marker.name}"
     elif marker.channel != "verified":
         yield f"{marker.name} is a {marker.channel}: not every gate passed"
     if recipe is None:
@@ -304,8 +306,70 @@ def _provenance(
     elif installed[:12] not in measured:
         wheels = ", ".join(measured)
         yield f"{recipe.name} was measured with wheel {wheels}, not with {installed[:12] or 'this'}"
-    if recipe.model.revision == "unresolved" and model.commit and not request.revision:
-        yield f"the recipe pins no commit of its checkpoint; served is {model.commit[:12]}"
     # A head starts Ray itself, and says what the other machines start.
     if recipe.before and not head:
         yield f"do this before the start: {recipe.before}"
+
+
+# Ray.
+
+
+def own_address() -> str:
+    """Return this machine's address on the network of its default route, else 127.0.0.1."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.connect(("192.0.2.1", 9))  # sends nothing; reserved for documentation (RFC 5737)
+        return str(sender.getsockname()[0])
+    return "127.0.0.1"
+
+
+def ray_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of Ray's processes, which the parts of vLLM on a machine inherit."""
+    network = ("RAY_", "NCCL_", "GLOO_", "UCX_")
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED or name.startswith(network)
+    }
+    everything = {**passed, **ALWAYS, "RAY_USAGE_STATS_ENABLED": "0", **given}
+    return {name: value for name, value in everything.items() if value}
+
+
+def ray_command(environment: ServingEnvironment, *options: str) -> list[str]:
+    """
+    Return the command line that starts Ray on this machine, and stays as long as it runs.
+
+    Raises:
+        ray-missing: The environment has no Ray.
+    """
+    if not environment.ray:
+        what = f"There is no Ray in the environment of {environment.python}."
+        raise ServeError("ray-missing", what)
+    program = [str(environment.python), "-P", "-m", "ray.scripts.scripts", "start", "--block"]
+    return [*program, "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE}", *options]
+
+
+def start_ray_head(words: list[str], host: str, port: int, settings: Mapping[str, str]) -> None:
+    """
+    Start the head with the command line *words*; it ends with the thread that called this, also
+    when that has become another program (exec).
+
+    Raises:
+        ray-failed: It ended, or does not listen within `RAY_PATIENCE`.
+    """
+    head = subprocess.Popen(
+        wrap_with_limits(words),
+        env=ray_variables(settings),
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # its words are messages, not results
+        start_new_session=True,
+    )
+    end = time.monotonic() + RAY_PATIENCE
+    while head.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=3):
+            return
+        time.sleep(0.2)
+    head.terminate()
+    raise ServeError("ray-failed", f"Ray's head does not listen at {host}:{port}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,13 +27,11 @@ class LocalModel(msgspec.Struct, frozen=True):
 
     Attributes:
         path: A folder or a GGUF file; its name on the hub if vLLM downloads it.
-        title: For people.
         commit: Where it was downloaded from; empty if unknown.
         weights: Bytes of all tensors; 0 if they were not read.
     """
 
     path: Path
-    title: str
     commit: str = ""
     weights: int = 0
 
@@ -41,19 +39,6 @@ class LocalModel(msgspec.Struct, frozen=True):
     def checkpoint(self) -> Path | None:
         """The folder, if its tensors and its configuration can be read."""
         return self.path if self.weights and (self.path / "config.json").is_file() else None
-
-
-@contextlib.contextmanager
-def missing_guard() -> Iterator[None]:
-    """Turn what a checkpoint lacks into `model-missing`."""
-    try:
-        yield
-    except SourceError as error:
-        if error.reference != "not-provided":
-            raise
-        raise ModelError(
-            "model-missing", error.what, details=error.details, todo=error.todo
-        ) from error
 
 
 def find(
@@ -74,24 +59,19 @@ def find(
     path = Path(text).expanduser()
     if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
         path = path.absolute()
-        return LocalModel(path, str(path), weights=_weights(path))
+        return LocalModel(path, weights=_weights(path))
     folder = cache_folder(variables) / f"models--{text.replace('/', '--')}"
     commit = _commit(folder, revision or "main")
     snapshot = folder / "snapshots" / commit
     partial = sorted(folder.glob("blobs/*.incomplete"))[:3]
     absent = not commit or not snapshot.is_dir()
     if download and (absent or partial):
-        return LocalModel(Path(text), f"{text}, which vLLM downloads", commit)
+        return LocalModel(Path(text), commit)
     if absent:
         what = f"{text} is not in the model cache of this machine."
         details = [f"folder: {folder}", f"revision: {revision or 'main'}"]
         raise ModelError("model-missing", what, details=details)
-    try:
-        return LocalModel(snapshot, f"{text} at {commit[:12]}", commit, _weights(snapshot))
-    except ModelError as error:
-        details = [*error.details, *(f"half downloaded: {path.name}" for path in partial)]
-        what = f"{text} in the model cache cannot be used: {error.what}"
-        raise ModelError(error.reference, what, details=details) from error
+    return LocalModel(snapshot, commit, _weights(snapshot))
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
@@ -103,11 +83,7 @@ def cache_folder(variables: Mapping[str, str]) -> Path:
 
 
 def _commit(folder: Path, revision: str) -> str:
-    """
-    Return the commit of *revision* that was downloaded last; empty if there is none.
-
-    Without a reference to ``main``, it is the only snapshot.
-    """
+    """Return the commit of *revision* that was downloaded last; empty if there is none."""
     if _COMMIT.fullmatch(revision):
         return revision
     if not re.fullmatch(r"[\w./-]{1,200}", revision) or ".." in revision:
@@ -115,8 +91,7 @@ def _commit(folder: Path, revision: str) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         commit = (folder / "refs" / revision).read_text("ascii")[:64].strip()
         return commit if _COMMIT.fullmatch(commit) else ""
-    snapshots = [path.name for path in folder.glob("snapshots/*") if _COMMIT.fullmatch(path.name)]
-    return snapshots[0] if len(snapshots) == 1 and revision == "main" else ""
+    return ""
 
 
 def _weights(path: Path) -> int:
@@ -146,5 +121,9 @@ def _weights(path: Path) -> int:
         return 0
     if "config.json" not in names:
         return sum(file.stat().st_size for file in tensors)
-    with missing_guard():
+    try:
         return sum(tensor.bytes for tensor in checkpoint.read(path).tensors.values())
+    except SourceError as error:
+        raise ModelError(
+            "model-missing", error.what, details=error.details, todo=error.todo
+        ) from error

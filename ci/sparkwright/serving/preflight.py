@@ -7,7 +7,6 @@ the GPU has the host's memory, as on a GB10, or that there is no GPU.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -204,20 +203,5 @@ def check_port(host: str, port: int) -> None:
             listener.bind(address)
             listener.listen(1)
     except OSError as error:
-        raise ServeError(
-            "port-taken",
-            f"{host} port {port} cannot be listened on: {error.strerror or error}.",
-            details=_listeners(port),
-        ) from None
-
-
-def _listeners(port: int) -> list[str]:
-    with contextlib.suppress(psutil.Error, OSError):
-        return [
-            f"process {connection.pid}: {' '.join(psutil.Process(connection.pid).cmdline())[:120]}"
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-            and tuple(connection.laddr)[1:] == (port,)
-            and connection.pid
-        ]
-    return []
+        what = f"{host} port {port} cannot be listened on: {error.strerror or error}."
+        raise ServeError("port-taken", what) from None
