@@ -8,7 +8,6 @@ Exits with 1 when the start takes longer than promised.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -25,6 +24,7 @@ from sparkwright.core.console import console
 sys.path.insert(0, str(measure.ROOT))
 
 from tests.support import standin
+from tests.support.waiting import until
 
 #: Promised: seconds from the command to vLLM's process.
 START = 1.5
@@ -48,14 +48,14 @@ def started(machine: standin.Machine, command: list[str]) -> float:
     """Return the seconds from *command* to the moment at which the server's own program runs, and end it."""
     machine.record.unlink(missing_ok=True)
     began = time.time()
-    one = subprocess.Popen(command, env={**machine.environment, "STANDIN": json.dumps({"record": str(machine.record)})}, cwd=machine.folder,
+    one = subprocess.Popen(command, env={**machine.environment, "STANDIN": str(machine.record)}, cwd=machine.folder,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     try:
         return float(machine.told()["time"]) - began
     finally:
         os.killpg(one.pid, signal.SIGTERM)
         one.wait()
-        machine.gone()
+        until(lambda: not any(map(standin.alive, machine.told()["pids"])))
 
 
 def more(parser: argparse.ArgumentParser) -> None:

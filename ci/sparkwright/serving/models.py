@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.bench.model import checkpoint
-from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.forks.stack import SourceError
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -29,16 +29,13 @@ class LocalModel(msgspec.Struct, frozen=True):
         path: A folder or a GGUF file; its name on the hub if vLLM downloads it.
         commit: Where it was downloaded from; empty if unknown.
         weights: Bytes of all tensors; 0 if they were not read.
+        checkpoint: Its configuration and tensors; None if they were not read.
     """
 
     path: Path
     commit: str = ""
     weights: int = 0
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder, if its tensors and its configuration can be read."""
-        return self.path if self.weights and (self.path / "config.json").is_file() else None
+    checkpoint: Checkpoint | None = None
 
 
 def find(
@@ -59,7 +56,7 @@ def find(
     path = Path(text).expanduser()
     if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
         path = path.absolute()
-        return LocalModel(path, weights=_weights(path))
+        return _read(path)
     folder = cache_folder(variables) / f"models--{text.replace('/', '--')}"
     commit = _commit(folder, revision or "main")
     snapshot = folder / "snapshots" / commit
@@ -71,7 +68,7 @@ def find(
         what = f"{text} is not in the model cache of this machine."
         details = [f"folder: {folder}", f"revision: {revision or 'main'}"]
         raise ModelError("model-missing", what, details=details)
-    return LocalModel(snapshot, commit, _weights(snapshot))
+    return _read(snapshot, commit)
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
@@ -94,16 +91,16 @@ def _commit(folder: Path, revision: str) -> str:
     return ""
 
 
-def _weights(path: Path) -> int:
+def _read(path: Path, commit: str = "") -> LocalModel:
     """
-    Return the bytes of all tensors of the model at *path*; 0 if their format is not read.
+    Return the model at *path*; weights of formats that are not read count 0 bytes.
 
     Raises:
         model-missing: It holds no complete model.
         checkpoint-invalid: A file of it is damaged.
     """
     if path.is_file() and path.suffix == ".gguf":
-        return path.stat().st_size
+        return LocalModel(path, commit, path.stat().st_size)
     try:
         names = sorted(file.name for file in path.iterdir())
     except OSError as error:
@@ -117,13 +114,14 @@ def _weights(path: Path) -> int:
         what = f"{path} holds no model: there is no config.json."
         raise ModelError("model-missing", what, details=[f"it holds: {', '.join(names[:8])}"])
     tensors = [path / name for name in names if name.endswith(".safetensors")]
-    if not tensors and any(name.endswith(UNREAD) for name in names):
-        return 0
     if "config.json" not in names:
-        return sum(file.stat().st_size for file in tensors)
+        return LocalModel(path, commit, sum(file.stat().st_size for file in tensors))
+    if not tensors and any(name.endswith(UNREAD) for name in names):
+        return LocalModel(path, commit)
     try:
-        return sum(tensor.bytes for tensor in checkpoint.read(path).tensors.values())
+        model = checkpoint.read(path)
     except SourceError as error:
         raise ModelError(
             "model-missing", error.what, details=error.details, todo=error.todo
         ) from error
+    return LocalModel(path, commit, sum(t.bytes for t in model.tensors.values()), model)
