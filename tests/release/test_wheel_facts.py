@@ -93,7 +93,7 @@ EDITS: dict[str, tuple[Callable[[Members], object], str, str]] = {
     "another library than was compiled": (replacing("libtorch.abi3.so", "compiled", "compelled"), "wheel-mismatch", "build record names"),
     "another library than the base's": (replacing("_big_C.abi3.so", "official", "artificial"), "wheel-mismatch", "build record names"),
     "a library that is gone": (lambda found: found.pop("vllm/_big_C.abi3.so"), "wheel-mismatch", "build record names"),
-    # Of what the client refuses, too: see `tests/client/test_wheels.py`.
+    # Of what the client refuses, too: see `tests/client/test_refusals.py`.
     "a file outside of the places for packages": (lambda found: found.update({"sitecustomize.py": b""}), "wheel-unsafe", "starts"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What `serve` starts, and what it refuses before it starts anything: a recipe, a plain model and a container by the same rules."""
+"""What `serve` starts, and what it refuses before: a recipe, a plain model and a container by the same rules; also without a checkout."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,12 @@ from tests.support.badserver import MODELS, Listener, completion, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
 from sparkwright.client import environment as client
+from sparkwright.core import config
 from sparkwright.core.files import sha256_bytes
-from sparkwright.serving import flags, health, launch, preflight
+from sparkwright.serving import flags, health, launch, models, preflight
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -407,3 +412,146 @@ def test_health_command_fails_unless_the_server_works(answers: Answers, referenc
     with refusal(reference) if reference else contextlib.nullcontext() as caught:
         assert main.run(["serve", "--health", listen(answers).url, "--patience", "1"]) == 0
     assert caught is None or text in caught.value.todo
+
+
+# Models.
+
+
+NAME, COMMIT, ANOTHER = "org/Toy-1", "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """Return a cache of models with one, as the hub's client lays it out: links into blobs."""
+    place = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    standin.model(place / "blobs")
+    (place / "snapshots" / COMMIT).mkdir(parents=True)
+    for file in (place / "blobs").iterdir():
+        (place / "snapshots" / COMMIT / file.name).symlink_to(Path("../../blobs") / file.name)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    return tmp_path / "hub"
+
+
+def resolved(hub: Path, revision: str = "", *, download: bool = False) -> models.LocalModel:
+    return models.find(NAME, revision, {"HF_HUB_CACHE": str(hub)}, download=download)
+
+
+def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
+    """Its weights are counted from the headers; those in other forms are vLLM's affair."""
+    one = models.find(str(standin.model(tmp_path / "toy")), "", {})
+    assert (one.path, one.weights, one.commit) == (tmp_path / "toy", 8, "")
+    (tmp_path / "toy" / "model.safetensors").rename(tmp_path / "toy" / "pytorch_model.bin")
+    assert models.find(str(tmp_path / "toy"), "", {}).weights == 0
+
+
+def test_a_name_is_resolved_in_the_cache(hub: Path) -> None:
+    """The pinned commit, else the one that was fetched last."""
+    assert resolved(hub).path == resolved(hub, COMMIT).path == hub / "models--org--Toy-1" / "snapshots" / COMMIT
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"), ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"), ({}, "~/.cache/huggingface/hub"),
+    ],
+)  # fmt: skip
+def test_the_cache_is_where_the_hubs_client_keeps_it(variables: dict[str, str], folder: str) -> None:
+    assert models.cache_folder(variables) == Path(folder).expanduser()
+
+
+@pytest.mark.parametrize("revision", [ANOTHER, "other", "../../../etc/passwd", "refs/\0"])
+def test_a_commit_that_is_not_there_is_missing(hub: Path, revision: str) -> None:
+    """Nothing is fetched, unless somebody allows vLLM to."""
+    with refusal("model-missing", match="not in the model cache"):
+        resolved(hub, revision)
+    assert resolved(hub, revision, download=True).path == Path(NAME)
+
+
+def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
+    place = hub / "models--org--Toy-1"
+    (place / "blobs" / "model.safetensors").rename(place / "blobs" / "0123.incomplete")
+    with refusal("model-missing", match=r"no model\.safetensors"):
+        resolved(hub)
+    assert resolved(hub, download=True).checkpoint is None
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "a/b/c", "org/not-here"])
+def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
+    """A path or a name."""
+    with refusal("model-missing"):
+        models.find(name, "", {"HF_HUB_CACHE": str(tmp_path)})
+
+
+SHARDS = {"weight_map": {"weight": "model.safetensors", "more": "model-00002-of-00002.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "match"),
+    [
+        ("config.json", None, r"no config\.json"), ("model.safetensors", None, "safetensors"),
+        ("model-00002-of-00002.safetensors.part", "", "half downloaded"), ("model.safetensors.index.json", json.dumps(SHARDS), "model-00002"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path, file: str, text: str | None, match: str) -> None:
+    folder = standin.model(tmp_path / "toy")
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
+    with refusal("model-missing", match=match):
+        models.find(str(folder), "", {})
+
+
+# The program's wheel, without a checkout.
+
+
+#: What `pip install sparkwright` does not bring.
+ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "zstandard", "matplotlib",
+          "ml_dtypes", "cyclonedx", "auditwheel")  # fmt: skip
+BARE = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+from sparkwright.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module", name="unpacked")
+def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the program as its wheel lays it down."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.unpack_archive(source_wheel.write_program(folder, extra=""), folder / "site", "zip")
+    return folder / "site"
+
+
+def test_the_wheel_carries_the_reviewed_data_as_a_checkout_has_it(unpacked: Path) -> None:
+    """Byte for byte; both builders of the wheel are told the same files."""
+    data = unpacked / "sparkwright" / "data"
+    carried = sorted(path.relative_to(data) for path in data.rglob("*") if path.is_file())
+    assert "toy-cpu.yaml" in {path.name for path in carried}
+    assert all((data / path).read_bytes() == (ROOT / path).read_bytes() for path in carried)
+    forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    named = {path for source in forced for path in ([ROOT / source] if (ROOT / source).is_file() else (ROOT / source).iterdir())}
+    assert {path.relative_to(ROOT) for path in named} == set(carried)
+    assert all(target == f"sparkwright/data/{source}" for source, target in forced.items())
+
+
+def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a *program* with the unpacked one and nothing but what it requires, in a folder of no checkout."""
+    environment = {**machine.environment, "PYTHONPATH": str(unpacked)}
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program, *words], env=environment, cwd=machine.folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
+    """From a recipe of its own data; and its wheel, made again from there, carries the same."""
+    done = bare(machine, unpacked, BARE, *machine.words("toy-cpu", "--dry-run", "--json")[3:])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["recipe"] == "toy-cpu"
+    assert bare(machine, unpacked, BARE, "serve", "--health").returncode == 1
+    again = bare(machine, unpacked, "from sparkwright.core import config; print(len(config.carried()), config.root())")
+    assert again.stdout.split() == [str(len(config.carried())), str(unpacked / "sparkwright" / "data")]

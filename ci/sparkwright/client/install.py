@@ -27,10 +27,10 @@ from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import LARGEST_LOCK, Channel, Release, ReleaseLock
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files
-from sparkwright.core.process import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.process import cache_variables
 from sparkwright.core.store import write_file
 
 #: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
