@@ -7,19 +7,24 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.client.world import User
-from uv import find_uv_bin
 
 from sparkwright.release import client_wheel
 
-#: Runs the client with the wheel and the distributions that it requires alone, and prints its modules.
+#: Runs the client from a folder, without the modules that it does not require, and prints those of its own that it loaded.
 RUN = """
 import json, sys
-sys.path[:0] = sys.argv[1:3]
+sys.path.insert(0, sys.argv[1])
+absent = set(json.loads(sys.argv[2]))
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
 from sparkwright.client import load_check
 from sparkwright.client.main import main
 code = main(sys.argv[3:])
@@ -28,39 +33,15 @@ sys.exit(code)
 """
 
 
-def _required(
-    name: str,
-    extras: frozenset[str] = frozenset(),
-    seen: set[tuple[str, frozenset[str]]] | None = None,
-) -> set[str]:
-    """Return the names of the distribution *name* and of all that it requires here."""
-    seen = set() if seen is None else seen
-    if (name, extras) in seen:
-        return set()
-    seen.add((name, extras))
-    found = {name}
-    for line in importlib.metadata.requires(name) or ():
-        requirement = Requirement(line)
-        if any(
-            requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-            for extra in ("", *extras)
-        ):
-            found |= _required(requirement.name, frozenset(requirement.extras), seen)
-    return found
-
-
-def _site(folder: Path, wanted: Iterable[str]) -> Path:
-    """Return a folder with links to the distributions of the requirements *wanted*, and the program uv."""
-    (folder / "bin").mkdir(parents=True)
-    # One of the places in which the module `uv` looks for the program.
-    (folder / "bin" / "uv").symlink_to(find_uv_bin())
-    parsed = [Requirement(line) for line in wanted if "extra ==" not in line]
-    names = set[str]().union(*(_required(each.name, frozenset(each.extras)) for each in parsed))
-    for distribution in map(importlib.metadata.distribution, names):
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in tops:
-            (folder / top).symlink_to(Path(str(distribution.locate_file(top))))
-    return folder
+def _required(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> None:
+    """Add the distribution *name* with *extras*, and all that it requires here, to *seen*."""
+    key = (canonicalize_name(name), extras)
+    if key not in seen:
+        seen.add(key)
+        for requirement in map(Requirement, importlib.metadata.requires(name) or ()):
+            contexts = [{"extra": extra} for extra in ("", *extras)]
+            if requirement.marker is None or any(map(requirement.marker.evaluate, contexts)):
+                _required(requirement.name, frozenset(requirement.extras), seen)
 
 
 def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_path: Path) -> None:
@@ -76,7 +57,14 @@ def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_p
     sources = [path.relative_to(unpacked).with_suffix("") for path in unpacked.rglob("*.py")]
     present = {".".join(path.parts).removesuffix(".__init__") for path in sources}
     [info] = unpacked.glob("*.dist-info")
-    site = _site(tmp_path / "site", importlib.metadata.Distribution.at(info).requires or ())
+    required: set[tuple[str, frozenset[str]]] = set()
+    for line in importlib.metadata.Distribution.at(info).requires or ():
+        if "extra ==" not in line:
+            _required(Requirement(line).name, frozenset(Requirement(line).extras), required)
+    owners = importlib.metadata.packages_distributions()
+    names = {name for name, _ in required}
+    absent = [top for top, parts in owners.items() if names.isdisjoint(map(canonicalize_name, parts)) and top != "sparkwright"]
+    assert {"git", "numpy", "docker"} <= set(absent)
     environment = {**user.environment, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     for name in ("SPARKWRIGHT_INDEX", "PYTHONPATH"):
         del environment[name]
@@ -89,7 +77,7 @@ def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_p
         ("rollback", "nothing-installed"),
         ("uninstall", ""),
     ):
-        words = [sys.executable, "-S", "-c", RUN, str(unpacked), str(site), *command.split()]
+        words = [sys.executable, "-c", RUN, str(unpacked), json.dumps(absent), *command.split()]
         done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
         assert (done.returncode, reference in done.stderr) == (bool(reference), True), done.stderr
         used |= set(json.loads(done.stdout.splitlines()[-1]))

@@ -50,7 +50,6 @@ def good_settings() -> dict[str, Any]:
         "": {"private": False, "default_branch": "main"},
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
         "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": False},
-        "/actions/permissions/workflow": {"default_workflow_permissions": "read"},
         "/environments": {"environments": environments},
         **{f"/environments/{name}/deployment-branch-policies": MAIN for name in ENVIRONMENTS},
         "/actions/runners": {"runners": [{"name": "spark-1", "ephemeral": True}]},

@@ -153,7 +153,6 @@ FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
     [
         ({"/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "first_time_contributors"}}, "approval is required of first"),
         ({"": PRIVATE, FORKS: {"run_workflows_from_fork_pull_requests": True}}, "workflows of forks: they run"),
-        ({"/actions/permissions/workflow": {"default_workflow_permissions": "write"}}, "may write to the repository"),
         (environments(), "environment approve: it does not exist"),
         (environments(**lab_github.CHOSEN), "no required reviewers"),
         (environments(**REVIEWED), "others than the branch main may deploy"),

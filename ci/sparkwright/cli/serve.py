@@ -285,10 +285,8 @@ def _apply_variables(
             words.append(f"{option}={value}")
         elif option == "flag":
             words += value
-        elif option == "ray_worker":
-            # Only a worker names a head; a server finds its own.
-            arguments.ray_worker = value if arguments.ray_worker == "" else arguments.ray_worker
-        elif getattr(arguments, option) in (None, "", False):
+        # Only a worker names a head; a server finds its own.
+        elif getattr(arguments, option) in (("",) if option == "ray_worker" else (None, "", False)):
             setattr(arguments, option, value)
     if wrong:
         what = f"{len(wrong)} variables of the environment cannot be used."

@@ -233,7 +233,7 @@ class Prefix:
         """The releases that were current, the latest last, which is the current one if any is."""
         path, current = self.root / "history.json", self.current
         entries = files.read_json(path, list[str]) if path.exists() else []
-        # A `switch` that was killed leaves entries after the current one.
+        # Going back, or a `switch` that was killed, leaves entries after the current one.
         while current in entries and entries[-1] != current:
             entries.pop()
         return entries
@@ -243,18 +243,15 @@ class Prefix:
         Let ``current`` lead to the release *name*, and append it to the history.
 
         Args:
-            back: Instead, remove what follows *name* from the history.
+            back: It is in the history, and what follows it counts no more.
         """
-        path = self.root / "history.json"
-        if not back:
-            entries = [entry for entry, _ in itertools.groupby([*self.history, name])]
-            write_file(path, msgspec.json.encode(entries))
+        history = self.history
+        if not back and history[-1:] != [name]:
+            write_file(self.root / "history.json", msgspec.json.encode([*history, name]))
         link = self.root / ".current"
         link.unlink(missing_ok=True)
         link.symlink_to(Path("releases") / name)
         os.replace(link, self.root / "current")
-        if back:
-            write_file(path, msgspec.json.encode(self.history))
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
@@ -269,10 +266,11 @@ class Prefix:
 
     def remove(self, name: str) -> bool:
         """Remove the environment *name*, or the link to it; return whether all of it is gone."""
-        work = self._work_folder()
-        self.environment_folder(name).rename(work / ".old")
+        work, folder = self._work_folder(), self.environment_folder(name)
+        with contextlib.suppress(OSError):  # a disk that is mounted there stays
+            folder.rename(work / ".old")
         self.recover()
-        return not work.exists()
+        return not (work.exists() or os.path.lexists(folder))
 
     def recover(self) -> None:
         """

@@ -83,7 +83,7 @@ class ClientError(SparkwrightError):
         ),
         "release-unknown": Advice(
             "The index has no release of that name, stack, channel, machine or Python.",
-            "See `sparkwright list` for what there is.",
+            "See `sparkwright list` for what there is; --stack names another stack.",
         ),
         "release-unproved": Advice(
             "The release is a candidate: not everything that `verified` asks for was shown. The"

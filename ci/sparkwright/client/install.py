@@ -59,10 +59,9 @@ def select_release(
         and python in ("", *states[name].pythons)
     ]
     if not names:
-        what = f"{index} has no release {version or stack}".strip()
-        what += f" for Python {python} on {machine}." if python else f" for {machine}."
-        todo = "See `sparkwright list`; another stack is named with --stack." * bool(stack)
-        raise ClientError("release-unknown", what, details=newest_first(states)[:10], todo=todo)
+        wanted = " ".join(filter(None, (version or stack, "for", machine, python)))
+        what = f"{index} has no release {wanted}."
+        raise ClientError("release-unknown", what, details=newest_first(states)[:10])
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
         raise ClientError(

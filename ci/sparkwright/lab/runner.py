@@ -216,10 +216,6 @@ class _PrivateForks(msgspec.Struct, frozen=True):
     run_workflows_from_fork_pull_requests: bool
 
 
-class _Permissions(msgspec.Struct, frozen=True):
-    default_workflow_permissions: str
-
-
 class _Rule(msgspec.Struct, frozen=True):
     type: str
 
@@ -268,11 +264,6 @@ def settings_findings(
     """
     about = repository.request("GET", "", _Repository, "the repository")
     yield _fork_finding(repository, about.private)
-    path = "/actions/permissions/workflow"
-    default = repository.request("GET", path, _Permissions, "workflow permissions")
-    writes = default.default_workflow_permissions != "read"
-    problem = "jobs may write to the repository unless a workflow takes that away" if writes else ""
-    yield _finding("default workflow permissions", problem)
     yield from _environment_findings(repository, settings, about.default_branch)
     runners = repository.pages("/actions/runners", _Runner, "registered runners", key="runners")
     lasting = [runner.name for runner in runners if not runner.ephemeral]
