@@ -325,18 +325,18 @@ def make(
                 stream.write(f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n")
         options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
         uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
-    for place, data in replaced.items():
-        write_file(folder / place, data)
+    for file, data in replaced.items():
+        write_file(folder / file, data)
     own_folder(folder, CACHES)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load, folder, wheels, loaded)
         actual = describe(folder, hashes=hashes)
         _compare_with_wheels(folder, wheels, replaced, base, actual)
         loading.result()
-    for place in actual:
+    for file in actual:
         # uv links one file into several releases, so an edit would change all of them.
-        if not (folder / place).is_symlink():
-            (folder / place).chmod((folder / place).stat().st_mode & ~0o222)
+        if not (folder / file).is_symlink():
+            (folder / file).chmod((folder / file).stat().st_mode & ~0o222)
     return actual
 
 
@@ -389,9 +389,9 @@ def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
     uv links the files of one wheel into every environment, so the next one need not read them.
     """
     hashes: dict[tuple[int, int, int], str] = {}
-    for place, state in prefix.listing(name).items():
+    for file, state in prefix.listing(name).items():
         with contextlib.suppress(OSError):
-            entry = os.lstat(prefix.environment_folder(name) / place)
+            entry = os.lstat(prefix.environment_folder(name) / file)
             if stat.S_ISREG(entry.st_mode):
                 hashes[entry.st_ino, state.size, state.time] = state.sha256
     return hashes
@@ -406,19 +406,19 @@ def _compare_with_wheels(
 ) -> None:
     """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
     expected = {
-        place: sha256 for wheel in wheels for place, (_, sha256, _) in wheel.files.items()
-    } | {place: files.sha256_bytes(data) for place, data in replaced.items()}
+        file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
+    } | {file: files.sha256_bytes(data) for file, data in replaced.items()}
     others = base.union(
         *(wheel.scripts for wheel in wheels),
         *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
     )
     wrong = [
-        place
-        for place, sha256 in expected.items()
-        if place not in actual or actual[place].sha256 != sha256
+        file
+        for file, sha256 in expected.items()
+        if file not in actual or actual[file].sha256 != sha256
     ]
     wrong += sorted(actual.keys() - expected.keys() - others)
-    wrong += sorted(place for wheel in wheels for place in wheel.scripts - actual.keys())
+    wrong += sorted(file for wheel in wheels for file in wheel.scripts - actual.keys())
     if wrong:
         raise ClientError(
             "environment-broken",
@@ -430,11 +430,11 @@ def _compare_with_wheels(
 def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str]) -> None:
     """Load the libraries of *loaded* projects in a child, as far as the machine allows."""
     libraries = [
-        str(folder / place)
+        str(folder / file)
         for wheel in wheels
         if wheel.project in loaded
-        for place in wheel.files
-        if place.endswith(".so") or ".so." in place
+        for file in wheel.files
+        if file.endswith(".so") or ".so." in file
     ]
     modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
     request = msgspec.json.encode({"modules": modules, "libraries": libraries})

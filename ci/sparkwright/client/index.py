@@ -208,8 +208,8 @@ class Index:
             index-invalid: It is not a release of this format.
         """
         target, sha256 = self._target(name), self.sha256(name)
-        place = f"targets/releases/{sha256}.{name}.json"
-        data = self._bytes(place, target.length, sha256, LARGEST_RELEASE)
+        path = f"targets/releases/{sha256}.{name}.json"
+        data = self._bytes(path, target.length, sha256, LARGEST_RELEASE)
         try:
             release = msgspec.json.decode(data, type=Release)
         except ValueError as error:

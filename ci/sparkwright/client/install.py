@@ -141,26 +141,26 @@ def install(
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
     contents = (lock.sha256, release.edits, release.overlays, interpreter.site)
-    key, place = content_key("environment", contents), prefix.environment_folder(name)
+    key, folder = content_key("environment", contents), prefix.environment_folder(name)
     with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        moved, ours = present and present.folder != str(place), name in prefix.environments()
+        moved, ours = present and present.folder != str(folder), name in prefix.environments()
         if ours and not moved and not renew:
             if present and present.key != key:
                 raise PythonError(
                     "environment-unusable",
                     f"{name} is installed with Python {present.python}, or from another lock.",
-                    todo=f"Name that Python with --python; or, once no program of {place} runs,"
+                    todo=f"Name that Python with --python; or, once no program of {folder} runs,"
                     f" replace it with `sparkwright install --renew --version {name}`.",
                 )
             if present and prefix.current == name:
                 return _result(prefix, "there already", present, present)
             return _switch(prefix, name, dry_run=dry_run)
-        if os.path.lexists(place) and not ours:
+        if os.path.lexists(folder) and not ours:
             raise PythonError(
                 "environment-unusable",
-                f"{place} is not an environment of sparkwright.",
+                f"{folder} is not an environment of sparkwright.",
                 todo="Move it away; or name another folder with --prefix.",
             )
         wheels = _wheels(index, release, lock, interpreter)
@@ -169,7 +169,7 @@ def install(
         )
         marker = Marker(
             name=name,
-            folder=str(place),
+            folder=str(folder),
             index=index.address,
             python=interpreter.version,
             key=key,
@@ -181,11 +181,11 @@ def install(
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        variables = cache_variables(place).items()
+        variables = cache_variables(folder).items()
         text = "".join(f'{variable}="{value}"\n' for variable, value in variables)
         replaced["caches.env"] = text.encode()
         projects = {wheel.project for wheel in release.wheels}
-        with prefix.replacing(name) as new, console.step(f"installing into {place}"):
+        with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
             hashes = environment.known_files(prefix, before.name) if before else {}
             states = environment.make(new, cache, interpreter, checked, replaced, projects, hashes)
             listing = msgspec.json.encode(states)
@@ -262,15 +262,15 @@ def _prepare_wheels(
     them with the files that overlays and edits replace.
     """
     folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
-    known: dict[str, CheckedWheel] = {}
+    earlier: dict[str, CheckedWheel] = {}
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
-            known[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
-    times = {sha256: checked.time for sha256, checked in known.items()}
+            earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
+    times = {sha256: checked.time for sha256, checked in earlier.items()}
     paths = locked_wheels.obtain(cache, wheels, times)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        old = known.get(wheel.sha256)
+        old = earlier.get(wheel.sha256)
         if old and old.time == path.stat().st_mtime_ns:
             return msgspec.structs.replace(old, wheel=wheel, path=str(path))
         inexact = wheel.project in release.inexact_records
@@ -283,13 +283,13 @@ def _prepare_wheels(
         checked = list(pool.map(check, wheels, paths))
         wheel_check.check_set(checked, release.overlays)
         replaced = {
-            place: wheel_check.read_member(upper, place)
+            file: wheel_check.read_member(upper, file)
             for overlay in release.overlays
-            for place, upper in wheel_check.overlaid(checked, overlay).items()
+            for file, upper in wheel_check.overlaid(checked, overlay).items()
         }
         replaced |= wheel_check.edited(checked, release.edits, python.site)
     # uv links from its cache, which has the files of a wheel that was installed before.
-    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in known)
+    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in earlier)
     check_room(cache, new)
     one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
     check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
@@ -314,18 +314,18 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     if not (folder / "bin/python").exists():
         changes = [f"its Python {marker.python} is gone"]
     actual = environment.describe(folder, contents=deep)
-    for place in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
-        was, now = expected.get(place), actual.get(place)
-        if was is None and "__pycache__/" not in place:
-            changes.append(f"added: {place}")
+    for file in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
+        was, now = expected.get(file), actual.get(file)
+        if was is None and "__pycache__/" not in file:
+            changes.append(f"added: {file}")
         elif was and now is None:
-            changes.append(f"removed: {place}")
+            changes.append(f"removed: {file}")
         elif (
             was
             and now
             and (was.sha256 != now.sha256 if deep else (was.size, was.time) != (now.size, now.time))
         ):
-            changes.append(f"changed: {place}")
+            changes.append(f"changed: {file}")
     return changes
 
 

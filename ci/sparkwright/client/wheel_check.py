@@ -111,16 +111,16 @@ def check_wheel(
         _check_metadata(wheel, info, texts["METADATA"], texts["WHEEL"])
         rows = dict(_contents(wheel, archive, members, texts["RECORD"], inexact=inexact))
     scripts = set(_entry_points(wheel, texts.get("entry_points.txt", "")))
-    places: dict[str, tuple[str, str, int]] = {}
+    targets: dict[str, tuple[str, str, int]] = {}
     for name, (sha256, size) in rows.items():
         target = _target(wheel, name, info.removesuffix(".dist-info"), site)
-        if target in places or target in scripts:
+        if target in targets or target in scripts:
             raise _unsafe(wheel.name, "has two files for one place", name)
         if target.startswith("bin/"):
             scripts.add(target)
         elif name != f"{info}/RECORD":
-            places[target] = (name, sha256, size)
-    return CheckedWheel(wheel, str(path), time, places, frozenset(scripts), f"{site}/{info}")
+            targets[target] = (name, sha256, size)
+    return CheckedWheel(wheel, str(path), time, targets, frozenset(scripts), f"{site}/{info}")
 
 
 def _unsafe(name: str, what: str, *members: str) -> WheelError:
@@ -241,26 +241,28 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
     allowed = {frozenset((overlay.upper, overlay.lower)) for overlay in overlays}
     owners: dict[str, dict[str, str]] = {}
     for wheel in wheels:
-        contents = {place: sha256 for place, (_, sha256, _) in wheel.files.items()}
+        contents = {target: sha256 for target, (_, sha256, _) in wheel.files.items()}
         # The bytes of a program are not known, so no other project may have it.
-        for place, content in {**contents, **dict.fromkeys(wheel.scripts, wheel.project)}.items():
-            owners.setdefault(place, {})[wheel.project] = content
+        for target, content in {**contents, **dict.fromkeys(wheel.scripts, wheel.project)}.items():
+            owners.setdefault(target, {})[wheel.project] = content
     packages: dict[str, set[str]] = {}
-    for place, holders in owners.items():
-        for one, other in itertools.combinations(holders, 2):
-            if holders[one] != holders[other] and frozenset((one, other)) not in allowed:
-                raise _unsafe(one, f"and {other} have different files in one place", place)
-        folder, _, name = place.rpartition("/")
+    for target, holders in owners.items():
+        for first, other in itertools.combinations(holders, 2):
+            if holders[first] != holders[other] and frozenset((first, other)) not in allowed:
+                raise _unsafe(first, f"and {other} have different files in one place", target)
+        folder, _, name = target.rpartition("/")
         if name == "__init__.py" and _EMPTY not in holders.values():
             packages[folder] = set(holders)
-    for place, holders in owners.items():
-        for folder in zips.folders_above(place):
+    for target, holders in owners.items():
+        for folder in zips.folders_above(target):
             if folder in owners:
-                raise _unsafe(next(iter(holders)), "needs a folder where another has a file", place)
+                raise _unsafe(
+                    next(iter(holders)), "needs a folder where another has a file", target
+                )
             inside = packages.get(folder, set())
             for owner, project in itertools.product(inside, holders.keys() - inside):
                 if frozenset((owner, project)) not in allowed:
-                    raise _unsafe(project, f"puts a file into a package of {owner}", place)
+                    raise _unsafe(project, f"puts a file into a package of {owner}", target)
     for overlay in overlays:
         count = len(overlaid(wheels, overlay))
         present = {overlay.upper, overlay.lower} <= {wheel.project for wheel in wheels}
@@ -291,14 +293,14 @@ def edited(
     by_project = {wheel.project: wheel for wheel in wheels}
     results: dict[str, bytes] = {}
     for edit in edits:
-        wheel, place = by_project.get(edit.package), f"{site}/{edit.file}"
-        holds = wheel and place in wheel.files and place not in results
-        before = read_member(wheel, place) if wheel and holds else b""
+        wheel, target = by_project.get(edit.package), f"{site}/{edit.file}"
+        holds = wheel and target in wheel.files and target not in results
+        before = read_member(wheel, target) if wheel and holds else b""
         text = before.decode("utf-8")
         for change in edit.changes:
             text = text.replace(change.anchor, change.replacement)
-        results[place] = text.encode()
-        hashes = [files.sha256_bytes(data) for data in (before, results[place])]
+        results[target] = text.encode()
+        hashes = [files.sha256_bytes(data) for data in (before, results[target])]
         if hashes != [edit.before, edit.after]:
             raise ClientError(
                 "edit-mismatch",
@@ -308,9 +310,9 @@ def edited(
     return results
 
 
-def read_member(wheel: CheckedWheel, place: str) -> bytes:
+def read_member(wheel: CheckedWheel, target: str) -> bytes:
     """Return the bytes that *wheel* has for *place*; raise `wheel-invalid` if they changed."""
-    member, sha256, _ = wheel.files[place]
+    member, sha256, _ = wheel.files[target]
     with zips.zip_file(Path(wheel.path)) as archive:
         data = archive.read(member)
     if files.sha256_bytes(data) != sha256:

@@ -125,20 +125,22 @@ def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> list
         texts: Name of a workflow file → its text.
     """
     workflows: dict[str, Workflow] = {}
-    found = []
+    findings = []
     for name, text in texts.items():
         try:
             workflows[name] = _workflow(text, name)
         except FileError as error:
             reason = " ".join((error.what, *error.details))
-            found.append(RunnerFinding(f"workflow {name}", "bad", f"it cannot be read: {reason}"))
+            findings.append(
+                RunnerFinding(f"workflow {name}", "bad", f"it cannot be read: {reason}")
+            )
     ours = frozenset(label.lower() for label in machine_labels)
     for name, workflow in workflows.items():
         triggers = sorted(_untrusted_triggers(name, workflows))
         for job, reason in _reaching_jobs(workflow, ours) if triggers else ():
             problems = (f"{job}: {trigger}: {reason}" for trigger in triggers)
-            found += [RunnerFinding(f"workflow {name}", "bad", problem) for problem in problems]
-    return sorted(found)
+            findings += [RunnerFinding(f"workflow {name}", "bad", problem) for problem in problems]
+    return sorted(findings)
 
 
 def _workflow(text: str, name: str) -> Workflow:
@@ -269,7 +271,15 @@ def settings_findings(
     lasting = [runner.name for runner in runners if not runner.ephemeral]
     problem = f"not for one job only: {', '.join(lasting)}" if lasting else ""
     yield _finding("registered runners", problem)
-    yield from _workflow_findings(repository, settings)
+    folder = "/contents/.github/workflows"
+    files = repository.request("GET", folder, list[_File], "workflow files")
+    texts = {}
+    for name in [file.name for file in files if file.name.endswith((".yml", ".yaml"))]:
+        file = repository.request("GET", f"{folder}/{quote(name)}", _File, f"workflow {name}")
+        texts[name] = base64.b64decode(file.content).decode("utf-8", "replace")
+    exposed = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
+    good = f"no stranger starts a job of {len(texts)} files there"
+    yield from exposed or [RunnerFinding("workflows", "ok", good)]
 
 
 def _fork_finding(repository: Repository, private: bool) -> RunnerFinding:
@@ -315,24 +325,6 @@ def _deploying(repository: Repository, environment: _Environment) -> list[_Polic
     path = f"/environments/{quote(environment.name, safe='')}/deployment-branch-policies"
     what = f"the branches of the environment {environment.name}"
     return repository.request("GET", path, _Policies, what).branch_policies
-
-
-def _workflow_findings(
-    repository: Repository, settings: Mapping[str, str]
-) -> Iterator[RunnerFinding]:
-    folder = "/contents/.github/workflows"
-    files = repository.request("GET", folder, list[_File], "workflow files")
-    names = [file.name for file in files if file.name.endswith((".yml", ".yaml"))]
-    texts = {}
-    for name in names:
-        file = repository.request("GET", f"{folder}/{quote(name)}", _File, f"workflow {name}")
-        texts[name] = base64.b64decode(file.content).decode("utf-8", "replace")
-    found = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
-    yield from found
-    if not found:
-        yield RunnerFinding(
-            "workflows", "ok", f"no stranger starts a job of {len(names)} files there"
-        )
 
 
 # The machine.

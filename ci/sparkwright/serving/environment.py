@@ -106,15 +106,17 @@ def examine(python: Path) -> ServingEnvironment:
     try:
         # .pth files may print something before the answer.
         lines = process.output([python, "-I", "-c", _SCRIPT], timeout=60).splitlines()
-        found = msgspec.json.decode(
+        environment = msgspec.json.decode(
             lines[-1], type=ServingEnvironment, dec_hook=lambda _, text: Path(text)
         )
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
         what = f"{python} does not answer as a Python does."
         raise PythonError("environment-unusable", what, details=details) from error
-    if not found.vllm or not found.package.name:
+    if not environment.vllm or not environment.package.name:
         todo = "Install a release with `sparkwright install`, or name another Python with --python."
         what = f"There is no vLLM in the environment of {python}."
-        raise PythonError("environment-unusable", what, details=[str(found.prefix)], todo=todo)
-    return replace(found, python=python, marker=installed_at(found.prefix))
+        raise PythonError(
+            "environment-unusable", what, details=[str(environment.prefix)], todo=todo
+        )
+    return replace(environment, python=python, marker=installed_at(environment.prefix))
