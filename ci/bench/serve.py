@@ -24,7 +24,7 @@ from sparkwright.core.console import console
 sys.path.insert(0, str(measure.ROOT))
 
 from tests.support import standin
-from tests.support.waiting import until
+from tests.support.processes import until
 
 #: Promised: seconds from the command to vLLM's process.
 START = 1.5

@@ -33,8 +33,8 @@ from tests.containers.conftest import (
     missing,
 )
 from tests.support import publisher, standin, wheels
+from tests.support.processes import until
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
-from tests.support.waiting import until
 
 from sparkwright.client.records import Release
 from sparkwright.core.store import Store

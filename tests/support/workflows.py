@@ -127,6 +127,7 @@ class World:
         repository: The bare repository of the workflows, its name ending in ``OWNER/NAME``; others may lie beside it.
         variables: Of the repository.
         secrets: Of each environment.
+        mounts: Folders of this machine, read-only in the containers.
         api: Address of GitHub's API.
         tamper: Called before each step with its job, its name and the workspace, in the place of an attacker.
         steps: All that was run, in order. *summaries*: the page of each job.
@@ -137,6 +138,7 @@ class World:
     repository: Path
     variables: dict[str, str]
     secrets: dict[str, dict[str, str]]
+    mounts: tuple[Path, ...] = ()
     api: str = ""
     tamper: Callable[[str, str, Path], None] = lambda *_: None
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -234,7 +236,7 @@ class World:
             os.chown(path, RUNNER, RUNNER)
         mounts = [
             f"{self.workspace}:{WORKSPACE}", f"{files}:{FILES}", f"{self.server}:{self.server}", f"{hosted_cache()}:{HOME}/.cache",
-            f"{config}:{HOME}/.gitconfig:ro", f"{CERTIFICATES}:{CERTIFICATES}:ro",
+            f"{config}:{HOME}/.gitconfig:ro", f"{CERTIFICATES}:{CERTIFICATES}:ro", *(f"{path}:{path}:ro" for path in self.mounts),
         ]  # fmt: skip
         # How this machine reaches its package index goes along; a hosted machine reaches it without. Hosted machines are virtual
         # ones, where a user may make the namespaces of isolated builds.
