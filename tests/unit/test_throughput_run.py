@@ -20,7 +20,6 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import msgspec
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,24 +95,7 @@ class SimulatedServer(ExternalServer):
         self.failure, self.reason = "it ended with status -11", "server-died"
 
 
-class SimulatedMachine(MachineMonitor):
-    """The machine of *servers*."""
-
-    def __init__(self, servers: SimulatedServers) -> None:
-        self._servers, self.policy = servers, MACHINE
-
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
-        servers = self._servers
-        servers.now += 1
-        gemv = GEMV * (1.5 if servers.noise.slow(servers.now) else 1.0)
-        reasons, servers.throttled = servers.throttled, ()
-        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, throttle_reasons=reasons)
-
-    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
-        return state_checks.disturbances(before, after, [Reading(GEMV, COPY)], MACHINE)
-
-
-class SimulatedServers:
+class SimulatedServers(MachineMonitor):
     """
     Servers, load generator and machine in one; *seed* decides every draw.
 
@@ -127,17 +109,24 @@ class SimulatedServers:
     name = "simulated"
 
     def __init__(self, noise: Noise = Noise(), seed: int = 1) -> None:  # noqa: B008  frozen
-        self.noise, self.now, self.seed = noise, 0.0, seed
+        self.noise, self.now, self.seed, self.policy = noise, 0.0, seed, MACHINE
         self.seeds: list[int] = []
         self.numbers = Counter[Side]()
         self.throttled: tuple[str, ...] = ()
         self.profiled: list[Side] = []
         self.faults: dict[Side, Check] = {}
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
-        self.servers: dict[Side, RunningServer] = {}
-        self.context = MeasurementContext(
-            self, SimulatedMachine(self), POLICY, lambda url: dict(self.at(url).counts), "model"
-        )
+        self.servers: dict[Side, SimulatedServer] = {}
+        self.context = MeasurementContext(self, self, POLICY, lambda url: dict(self.at(url).counts), "model")
+
+    def snapshot(self) -> Snapshot:
+        self.now += 1
+        gemv = GEMV * (1.5 if self.noise.slow(self.now) else 1.0)
+        reasons, self.throttled = self.throttled, ()
+        return Snapshot(self.now, self.now, gemv=gemv, copy=COPY, throttle_reasons=reasons)
+
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+        return state_checks.disturbances(before, after, [Reading(GEMV, COPY)], MACHINE)
 
     def wait(self, seconds: float) -> None:
         """Let the virtual clock run."""
@@ -145,8 +134,7 @@ class SimulatedServers:
 
     def at(self, url: str) -> SimulatedServer:
         """Return the server at *url*."""
-        servers = [one for one in self.servers.values() if isinstance(one, SimulatedServer)]
-        return next(one for one in servers if one.url == url)
+        return next(one for one in self.servers.values() if one.url == url)
 
     @contextlib.contextmanager
     def launch(self, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
@@ -159,7 +147,7 @@ class SimulatedServers:
             )
             for side in sides
         }
-        yield self.servers
+        yield {**self.servers}
 
     def profile(self, side: Side, server: RunningServer) -> Check | None:
         """Return the check of the kernel contract that *server* breaks."""
