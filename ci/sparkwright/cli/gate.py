@@ -24,7 +24,6 @@ from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import GATES, VerdictFile, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release import policy, wheel_facts
@@ -47,7 +46,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--only",
         action="append",
         default=[],
-        choices=tuple(GATES),
+        choices=tuple(ladder.GATES),
         help="only this gate; may be repeated (default: all)",
     )
     add(
@@ -129,7 +128,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if not arguments.wheel and not arguments.server:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     if arguments.record:
-        with GateBuilder(context, gate_options, machine_facts()) as builder:
+        with GateBuilder(context, gate_options, ladder.machine_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
     result = climb(context, gate_options, keep_going=arguments.keep_going)
     ladder.show(result)
@@ -184,17 +183,21 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
     Raises:
         file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
-    path, python, facts = gate_options.wheel, gate_options.python, machine_facts()
+    path, python, facts = gate_options.wheel, gate_options.python, ladder.machine_facts()
     subject, file = None, None
     if path:
         subject = wheel.read_subject(path)
-        file = VerdictFile(context.store, context.output, subject, context.project.stack)
+        file = ladder.VerdictFile(context.store, context.output, subject, context.project.stack)
         console.note(f"attempt {file.attempt} of this wheel; verdicts: {file.path}")
     with GateBuilder(context, gate_options, facts) as builder:
         # The verdicts are about the wheel together with the packages that it is served with.
         site = wheel_identity.site_packages(python) if python else None
         return ladder.climb(
-            [builder.gate(name) for name in GATES if name in (gate_options.only or GATES)],
+            [
+                builder.gate(name)
+                for name in ladder.GATES
+                if name in (gate_options.only or ladder.GATES)
+            ],
             stack=context.project.stack,
             wheel=subject,
             device_code=lambda: builder.device_code,

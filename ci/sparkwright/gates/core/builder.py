@@ -16,7 +16,6 @@ from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import RecipeError
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
@@ -158,7 +157,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         task = self._options.task
         if self._recipe is None or task not in self._recipe.floors:
             recipe = self._options.recipe or "a server without --recipe"
-            raise RecipeError(
+            raise recipes.RecipeError(
                 "recipe-unfit",
                 f"G6 has no floor of {task} for {recipe}.",
                 todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
@@ -106,7 +105,12 @@ class GateOptions(msgspec.Struct, frozen=True):
 
 
 def launch_plan(
-    options: GateOptions, recipe: Recipe | None, python: Path, flags: Sequence[str], *, gated: bool
+    options: GateOptions,
+    recipe: recipes.Recipe | None,
+    python: Path,
+    flags: Sequence[str],
+    *,
+    gated: bool,
 ) -> LaunchPlan:
     """
     Return how the vLLM in the environment of *python* serves the model of *options*.
@@ -128,7 +132,7 @@ def launch_plan(
     return replace(plan, variables={**(GATED if gated else {}), **plan.variables})
 
 
-def served_name(options: GateOptions, recipe: Recipe | None) -> str:
+def served_name(options: GateOptions, recipe: recipes.Recipe | None) -> str:
     """Return the name under which the model of *options* is served."""
     own = recipes.served_name(recipe, options.serve) if options.serve else "model"
     return options.model or own
@@ -180,7 +184,7 @@ class ServerUnderTest:
         options: GateOptions,
         host: Mapping[str, str],
         folder: Path,
-        recipe: Recipe | None = None,
+        recipe: recipes.Recipe | None = None,
         flags: tuple[str, ...] = (),
     ) -> None:
         self._options, self._host, self._folder = options, dict(host), folder

@@ -15,16 +15,12 @@ from msgspec.structs import replace
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
-from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
@@ -53,7 +49,6 @@ from sparkwright.gates.throughput.measurement import (
     MeasurementContext,
     RunningServer,
 )
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     UNSTEADY,
     ExperimentStart,
@@ -112,7 +107,7 @@ class Experiment:
         kind: Kind,
         options: GateOptions,
         blocks: int = 0,
-        generator: LoadGenerator | None = None,
+        generator: vllm_bench.LoadGenerator | None = None,
     ) -> None:
         self._context, self._kind, self._options = context, kind, options
         self._blocks, self._generator = blocks, generator
@@ -120,9 +115,11 @@ class Experiment:
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         self._logs = context.store.folder("logs", "throughput")
         gates = root / "ci" / "gates"
-        self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
+        self.policy = strict_yaml.load(
+            gates / "throughput.yaml", paired_differences.ThroughputPolicy
+        )
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
-        self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
+        self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
         self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(root)
         own = self._recipe.workloads if self._recipe else (self.policy.workloads,)
@@ -171,7 +168,7 @@ class Experiment:
             if not hindrance:
                 try:
                     accuracy = check_generator(generator, self._generator_policy)
-                except LoadError as error:
+                except vllm_bench.LoadError as error:
                     hindrance = Reason(error.reason, error.message)
             fingerprint = machine.fingerprint()
             key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
@@ -272,7 +269,11 @@ class Experiment:
             yield {**servers}
 
     def _contract_fault(
-        self, recipe: Recipe, subjects: Mapping[Side, Subject], side: Side, server: RunningServer
+        self,
+        recipe: recipes.Recipe,
+        subjects: Mapping[Side, Subject],
+        side: Side,
+        server: RunningServer,
     ) -> Check | None:
         """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
         profiles = self._logs / "profiles"
@@ -341,6 +342,6 @@ class Experiment:
                 step = modules.audit(weights, batch=cell.concurrency).weights
                 if step >= self.policy.ceiling_min_bytes:
                     ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
-        except (ModelError, SourceError) as error:
+        except (checkpoint.ModelError, SourceError) as error:
             console.detail(f"no roofline: {error.what}")
         return ceilings
