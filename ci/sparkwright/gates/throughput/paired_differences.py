@@ -124,12 +124,13 @@ def difference(
     It is (B1 + B2 - A1 - A2) / 2 in logarithms, in which a linear drift cancels. None if the cell
     was not measured in that block, since it was settled before.
     """
-    baseline_or_other: dict[bool, list[float]] = {True: [], False: []}
-    for one in measurements:
-        if one.cell == cell and one.block == block and one.counts:
-            logarithm = math.log(getattr(one.run, metric))
-            baseline_or_other[one.side == "baseline"].append(logarithm)
-    baseline, other = baseline_or_other.values()
+    logarithms = [
+        (one.side, math.log(getattr(one.run, metric)))
+        for one in measurements
+        if one.cell == cell and one.block == block and one.counts
+    ]
+    baseline = [value for side, value in logarithms if side == "baseline"]
+    other = [value for side, value in logarithms if side != "baseline"]
     if len(baseline) != 2 or len(other) != 2:
         return None
     sign = -1 if METRICS[metric][3] else 1
@@ -201,12 +202,12 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
         high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(one.bounds.tolerated)
         passing = expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
         failing = expected_blocks(one.noise, gap, count / rule.alpha, span)
-        equal = f"an equal wheel passes after about {passing} blocks"
-        if not passing:
-            equal = (
-                f"the noise does not support a margin of {100 * margin:g} % in "
-                f"{rule.max_blocks} blocks"
-            )
+        equal = (
+            f"an equal wheel passes after about {passing} blocks"
+            if passing
+            else f"the noise does not support a margin of {100 * margin:g} % in "
+            f"{rule.max_blocks} blocks"
+        )
         verdict = f"fails after about {failing}" if failing else "stays undecided"
         parts.append(
             f"{one.name}: a block spreads by {100 * (one.noise.sigma or 0):.2g} %; {equal}; "
