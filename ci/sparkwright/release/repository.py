@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock, Timeout
 from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, SigstoreKey
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
@@ -334,6 +333,8 @@ class IndexFolder:
             index-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
+        from filelock import FileLock, Timeout
+
         try:
             with translate_disk_full(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
