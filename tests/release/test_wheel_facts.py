@@ -17,6 +17,7 @@ from tests.support import fatbins, installers, wheels
 
 from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
+from sparkwright.bench.server import wheel_identity
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.release import release_draft, wheel_facts
@@ -169,11 +170,11 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     subprocess.run([*command, "--no-index", "--no-deps", path, theirs], check=True)
     [site] = tmp_path.glob("env/lib/*/site-packages")
     expected = {"content vllm": read(path).content}
-    assert wheel_facts.content_of_environment(site) == expected
+    assert wheel_identity.environment_contents(site) == expected
     (site / "vllm" / "__init__.py").write_bytes(b"print(2)")
-    assert wheel_facts.content_of_environment(site) not in (expected, {})
+    assert wheel_identity.environment_contents(site) not in (expected, {})
     (site / "vllm" / "__init__.py").unlink()
-    assert wheel_facts.content_of_environment(site) == {}
+    assert wheel_identity.environment_contents(site) == {}
 
 
 def test_every_kind_of_wheel_has_a_statement_of_in_toto_and_slsa(tmp_path: Path) -> None:

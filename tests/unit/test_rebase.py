@@ -176,7 +176,7 @@ def test_a_patch_without_a_commit_goes_if_that_is_meant(made: Host) -> None:
     do(made, "rebase")
     work(made, "git reset --quiet --hard HEAD~1")
     with refusal("patch-lost", match="lost 1 patches"):
-        do(made, "export", "--drop", "thrid.patch")
+        do(made, "export", "--drop", "fourth.patch")
     do(made, "export", "--drop", "third.patch")
 
     assert patches(made) == {name: before[name] for name in ("first.patch", "second.patch")}

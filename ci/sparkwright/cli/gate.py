@@ -26,7 +26,7 @@ from sparkwright.gates.core import ladder
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.release import policy, wheel_facts
+from sparkwright.release import policy
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -201,7 +201,7 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
             stack=context.project.stack,
             wheel=subject,
             device_code=lambda: builder.device_code,
-            host={**facts, **(wheel_facts.content_of_environment(site) if site else {})},
+            host={**facts, **(wheel_identity.environment_contents(site) if site else {})},
             keep_going=keep_going,
             file=file,
         )

@@ -1,19 +1,14 @@
 """
-What a wheel of ours is, from its bytes, and the digest by which it is recognised once installed.
+What a wheel of ours is, from its bytes.
 
 The wheel is read as hostile, and checked as the client does before an installation. WHEEL, the SBOM
 and the libraries are then compared with its name and its build record.
-
-`WheelFacts.content` is the sha256 over the sorted lines ``<name>,<sha256 in hex>`` of the files
-that installers leave as they are: without RECORD, what they note in the ``.dist-info`` folder,
-compiled Python, scripts and data. So a wheel, pip's environment and uv's have the same digest.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from email.parser import BytesParser
@@ -28,6 +23,7 @@ from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
+from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
@@ -41,14 +37,11 @@ from sparkwright.client.records import (
     ReleaseWheel,
     line,
 )
-from sparkwright.core.errors import FileError, WheelError
-from sparkwright.core.files import read_text, sha256_bytes, sha256_file
-from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
+from sparkwright.core.errors import WheelError
+from sparkwright.core.zips import zip_file, zip_members
 
 #: The ends of platform tags.
 MACHINES: tuple[Machine, ...] = ("any", "x86_64", "aarch64")
-#: What installers write into the ``.dist-info`` folder, and what signs RECORD.
-_VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
 _CUDA = re.compile(r"(?:^|\.)(cu\d+)\Z")
 _SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
@@ -157,49 +150,6 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
     )
 
 
-def content_of_environment(site: Path) -> dict[str, str]:
-    """
-    Return the digests of the wheels of ours in the site-packages *site*: ``content <project>`` →
-    digest, from the files themselves. A wheel of which a file is missing is left out.
-    """
-    digests = {}
-    for info in sorted(site.glob("*+spark.*.dist-info")):
-        project = canonicalize_name(info.name.partition("-")[0])
-        # A device in the place of a file may never end.
-        with contextlib.suppress(OSError, csv.Error, FileError):
-            record = csv.reader(read_text(info / "RECORD").splitlines())
-            names = [row[0] for row in record if row and _stable_name(row[0], info.name)]
-            if all((site / name).is_file() for name in names):
-                content = _digest({name: sha256_file(site / name) for name in names}, info.name)
-                digests[f"content {project}"] = content
-    return digests
-
-
-def _digest(files: Mapping[str, str], info: str) -> str:
-    """
-    Return `WheelFacts.content`.
-
-    Args:
-        files: Member → sha256.
-        info: The name of the ``.dist-info`` folder.
-    """
-    names = {name: _stable_name(name, info) for name in files}
-    lines = sorted(f"{stable},{files[name]}\n" for name, stable in names.items() if stable)
-    return sha256_bytes("".join(lines).encode())
-
-
-def _stable_name(member: str, info: str) -> str:
-    """Return the installed name of *member*; empty if installers change it or put it elsewhere."""
-    top, _, rest = member.partition("/")
-    varies = member.endswith(".pyc") or (top == info and rest in _VARYING)
-    if varies or member.startswith(("../", "/")):
-        return ""
-    if top != f"{info.removesuffix('.dist-info')}.data":
-        return member
-    # These two become the site-packages; scripts, data and headers leave it.
-    return rest.partition("/")[2] if rest.startswith(("purelib/", "platlib/")) else ""
-
-
 def _contents(path: Path) -> _Contents:
     name = WheelName.of(path.name)
     project = canonicalize_name(name.distribution)
@@ -299,7 +249,7 @@ def _read(
         machine=_machine(path.name, subject),
         source=source,
         stack=record.stack,
-        content=_digest(own, name.info),
+        content=wheel_identity.content_digest(own, name.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
         device_code=device_code.wheel_digest(_device_code(path, subject, audit) if audit else []),

@@ -1,20 +1,27 @@
-"""Compare the files of an environment with those of a wheel."""
+"""Recognise an installed wheel by its files."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError, PythonError
-from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.core.errors import CommandError, FileError, PythonError
+from sparkwright.core.files import read_text, sha256_bytes, sha256_file
+from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
 #: Files that Python would run or load if they lay among the wheel's files.
 LOADED = (".py", ".so", ".pth", ".pyd")
+#: What installers write into the ``.dist-info`` folder, and what signs RECORD.
+VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
 
 def site_packages(python: Path) -> Path:
@@ -59,6 +66,53 @@ def mismatches(python: Path, wheel: Path) -> dict[str, str]:
         wheel-invalid: *wheel* is none.
     """
     return dict(itertools.islice(_compare(wheel, site_packages(python)), MOST))
+
+
+def environment_contents(site: Path) -> dict[str, str]:
+    """
+    Return the digests of the wheels of ours in the site-packages *site*: ``content <project>`` →
+    digest, from the files themselves. A wheel of which a file is missing is left out.
+    """
+    digests = {}
+    for info in sorted(site.glob("*+spark.*.dist-info")):
+        project = canonicalize_name(info.name.partition("-")[0])
+        # A device in the place of a file may never end.
+        with contextlib.suppress(OSError, csv.Error, FileError):
+            record = csv.reader(read_text(info / "RECORD").splitlines())
+            names = [row[0] for row in record if row and _installed_name(row[0], info.name)]
+            if all((site / name).is_file() for name in names):
+                files = {name: sha256_file(site / name) for name in names}
+                digests[f"content {project}"] = content_digest(files, info.name)
+    return digests
+
+
+def content_digest(files: Mapping[str, str], info: str) -> str:
+    """
+    Return the digest by which a wheel is recognised once installed.
+
+    It is the sha256 over the sorted lines ``<name>,<sha256 in hex>`` of the files that installers
+    leave as they are: without RECORD, what they note in the ``.dist-info`` folder, compiled
+    Python, scripts and data. So a wheel, pip's environment and uv's have the same digest.
+
+    Args:
+        files: Member → sha256.
+        info: The name of the ``.dist-info`` folder.
+    """
+    names = {name: _installed_name(name, info) for name in files}
+    lines = sorted(f"{stable},{files[name]}\n" for name, stable in names.items() if stable)
+    return sha256_bytes("".join(lines).encode())
+
+
+def _installed_name(member: str, info: str) -> str:
+    """Return the installed name of *member*; empty if installers change it or put it elsewhere."""
+    top, _, rest = member.partition("/")
+    varies = member.endswith(".pyc") or (top == info and rest in VARYING)
+    if varies or member.startswith(("../", "/")):
+        return ""
+    if top != f"{info.removesuffix('.dist-info')}.data":
+        return member
+    # These two become the site-packages; scripts, data and headers leave it.
+    return rest.partition("/")[2] if rest.startswith(("purelib/", "platlib/")) else ""
 
 
 def _compare(wheel: Path, site: Path) -> Iterator[tuple[str, str]]:
