@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,3 +271,12 @@ def test_metrics_stand_with_their_labels_and_as_sums(listen: Listen) -> None:
     assert math.isnan(read["c"])
     with invalid("answer-unreadable"):
         client.metrics()
+
+
+@pytest.mark.parametrize("line", [b"a " + b"1" * 400_000 + b"x", b"a 1" + b" " * 400_000 + b"x", b"a" + b"{} " * 200_000])
+def test_hostile_metrics_are_refused_at_once(listen: Listen, line: bytes) -> None:
+    client = Client(listen(lambda connection, _: connection.sendall(head("text/plain") + line)).url)
+    began = time.monotonic()
+    with invalid("answer-unreadable"):
+        client.metrics()
+    assert time.monotonic() - began < 5

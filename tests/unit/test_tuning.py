@@ -70,18 +70,18 @@ if args.tune:
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-def tuned_file(folder: Path, device: str, kind: str, experts: int, size: int, shards: int = 1, **options: Any) -> str:
+def tuned_file(folder: Path, gpu: str, kind: str, experts: int, size: int, shards: int = 1, **options: Any) -> str:
     whole = options.pop("whole", False)
-    return modules.tuned_file(checkpoint.read(moe(folder / "m", kind, experts, size, **options)), device, shards, whole=whole)[0]
+    return modules.tuned_file(checkpoint.read(moe(folder / "m", kind, experts, size, **options)), modules.device_name(gpu), shards, whole=whole)[0]
 
 
 @pytest.mark.parametrize(
     ("model", "options", "gpu", "name"),
     [
-        (("F8_E4M3", 512, 512), {}, "NVIDIA_GB10", "E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"),
+        (("F8_E4M3", 512, 512), {}, "NVIDIA GB10", "E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"),
         (("F8_E4M3", 512, 512, 2), {}, "D", "E=512,N=256,device_name=D,dtype=fp8_w8a8,block_shape=[128,128].json"),
         (("F8_E4M3", 512, 512, 2), {"whole": True}, "D", "E=256,N=512,device_name=D,dtype=fp8_w8a8,block_shape=[128,128].json"),
-        (("BF16", 8, 14336), {"quantization_config": None}, "D", "E=8,N=14336,device_name=D.json"),
+        (("BF16", 8, 14336), {"quantization_config": None}, "NVIDIA H200 NVL", "E=8,N=14336,device_name=NVIDIA_H200.json"),
         (("F8_E4M3", 8, 512), {"quantization_config": {**FP8, "weight_block_size": None, "config_groups": [1]}}, "D",
          "E=8,N=512,device_name=D,dtype=fp8_w8a8.json"),
     ],

@@ -190,7 +190,7 @@ def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
                 size = int.from_bytes(match[1], "little")
                 option = _ARCH_OPTION.search(note[match.end() : match.end() + size])
                 if option and match.end() + size <= len(note):
-                    target = option[1].decode()
+                    target = target or option[1].decode()
         elif section.name.startswith(".text."):
             kernels.append(section.name.removeprefix(".text."))
     return target, tuple(sorted(kernels))

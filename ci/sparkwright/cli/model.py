@@ -152,7 +152,7 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         raise TuningError("tuning-foreign", what, details=details)
     source = arguments.tuner.read_bytes() if arguments.tuner else tuning.locked_tuner(context)
-    device = gpus[0].name.replace(" ", "_")
+    device = modules.device_name(gpus[0].name)
     name, dtype = modules.tuned_file(checkpoint.read(folder), device, shards)
     log = context.store.folder("logs") / "tune.log"
     content, latencies = tuning.tune(

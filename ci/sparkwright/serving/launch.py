@@ -218,7 +218,9 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
     shards = int(flags.number(launch.flags, "--tensor-parallel-size") or 1)
     whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
     try:
-        name, _ = modules.tuned_file(model.checkpoint, gpu.replace(" ", "_"), shards, whole=whole)
+        name, _ = modules.tuned_file(
+            model.checkpoint, modules.device_name(gpu), shards, whole=whole
+        )
     except ModelError:
         return ""
     folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]

@@ -41,7 +41,6 @@ BITS: Mapping[str, int] = {
     "F4": 4,
 }
 
-
 T = TypeVar("T")
 
 
@@ -145,8 +144,9 @@ def header(path: Path) -> dict[str, Tensor]:
     Raises:
         checkpoint-invalid: Its header does not describe it.
     """
-    if not path.is_file():  # a pipe of that name would hang
-        raise invalid(f"{path.name} is no file.")
+    # A pipe of that name would hang.
+    if not (path.is_file() and os.access(path, os.R_OK)):
+        raise invalid(f"{path.name} is no file, or cannot be read.")
     with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")

@@ -88,7 +88,6 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     A module of a checkpoint.
 
     Attributes:
-        layer: None outside of layers.
         expert: Its number among its layer's experts; None for others.
         short: Its name within its layer, an expert's number as ``*``.
         group: ``layers``, or the first name of `_GROUPS`.
@@ -98,7 +97,6 @@ class Module(msgspec.Struct, frozen=True, gc=False):
             ``format-unknown`` (nothing shows that its scales are its own); empty if it is sound.
     """
 
-    layer: int | None
     expert: int | None
     short: str
     group: str
@@ -229,6 +227,11 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     return experts * (1 - (1 - taken / experts) ** tokens)
 
 
+def device_name(gpu: str) -> str:
+    """Return the name by which vLLM's files name the *gpu*, of which the driver has another."""
+    return "NVIDIA_H200" if "H200" in gpu.split() else gpu.replace(" ", "_")
+
+
 def tuned_file(
     checkpoint: Checkpoint, device: str, shards: int = 1, *, whole: bool = False
 ) -> tuple[str, str]:
@@ -237,7 +240,7 @@ def tuned_file(
     ``get_config_file_name`` of vLLM 0.20.1 to 0.33.0 does, and its data type, a value of `DTYPES`.
 
     Args:
-        device: The name of the GPU, with underscores.
+        device: The GPU, as of `device_name`.
         shards: GPUs that share each expert, or, if *whole*, the experts.
 
     Raises:
@@ -276,13 +279,12 @@ def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:
     for name, tensors in parts.items():
         layer, expert = _LAYER.search(name), _EXPERT.search(name)
         short = _EXPERT.sub(".experts.*.", "." + (name[layer.end() :] if layer else name))[1:]
-        number = int(layer[1]) if layer else None
         group = next((group for group, rule in _GROUPS if rule.search(name)), "layers")
-        if number is not None and number >= layers and group not in APART:
+        if layer and int(layer[1]) >= layers and group not in APART:
             group = "mtp"
         scheme, fault = _scheme(tensors, quantization)
         index = int(expert[1]) if expert else None
-        listed.append(Module(number, index, short, group, tensors, scheme, fault))
+        listed.append(Module(index, short, group, tensors, scheme, fault))
     return listed
 
 

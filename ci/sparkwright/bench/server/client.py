@@ -56,9 +56,11 @@ REASONS: Mapping[str, str] = {
 
 #: The words of vLLM 0.32.0 for log probabilities that JSON cannot hold.
 NOT_A_NUMBER = "Out of range float values"
-#: A line of Prometheus' text format: name, labels, value, and perhaps a time.
+#: A line of Prometheus' text format: name, labels, value, and perhaps a time. What matches digits
+#: alone never follows its like, or a line of a megabyte of digits would take hours.
 METRIC = re.compile(
-    r"([^\s{]+)(\{.*\})?\s+(NaN|[+-]?(?:Inf|[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?))(?:\s+[0-9]+)?\s*",
+    r"([^\s{]+)(\{.*\})?\s+(NaN|[+-]?(?:Inf|[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?))"
+    r"(?:\s+[0-9]+)?\s*",
     re.IGNORECASE,
 )
 #: The most bytes of one log probability and of one token as JSON.

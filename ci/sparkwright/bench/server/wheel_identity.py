@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -55,8 +56,8 @@ def version(python: Path, name: str = "vllm") -> str:
 
 def mismatches(python: Path, wheel: Path) -> dict[str, str]:
     """
-    Return how the environment of *python* differs from *wheel*: file → ``missing``, ``differs`` or
-    ``foreign``; empty if it does not.
+    Return how the environment of *python* differs from *wheel*: file → ``missing`` (or not to
+    be read), ``differs`` or ``foreign``; empty if it does not.
 
     Every byte is compared. Files that an installer adds to ``.dist-info``, scripts, which it
     changes, and compiled Python do not count.
@@ -120,7 +121,7 @@ def _compare(wheel: Path, site: Path) -> Iterator[tuple[str, str]]:
         members = zip_members(archive, wheel.name)
         own = {path: info for name, info in members.items() if (path := _target(name, site))}
         for path, info in own.items():
-            if not path.is_file():
+            if not (path.is_file() and os.access(path, os.R_OK)):
                 yield info.filename, "missing"
                 continue
             with archive.open(info) as packed, path.open("rb") as file:

@@ -81,7 +81,9 @@ def record(client: Client, folder: Path) -> Path:
     with client.profile():
         client.complete(prompt, max_tokens=8, ignore_eos=True)
     written = sorted(
-        path for path in set(folder.rglob("*.json*")) - before if "async_llm" not in path.name
+        path
+        for path in set(folder.rglob("*.json*")) - before
+        if "async_llm" not in path.name and path.is_file()  # a pipe of that name would hang
     )
     if not written:
         raise ServerInvalid("profile-missing", "the server wrote no trace")
