@@ -283,6 +283,24 @@ def test_rollback_is_refused_however_the_root_was_learnt(
     assert [listed(True), listed(False)] == ["index-rollback"] * 2
 
 
+def test_keys_that_the_carried_root_replaced_count_no_more(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror that ends at root 1 is held to root 2, although nothing was seen on this machine before."""
+    mirror, address = shutil.copytree(user.world.root, user.folder / "mirror"), user.folder / "index.txt"
+    world, old = user.world, user.world.keys
+    new = tufindex.make_keys(world.folder / "new")
+    for role in ("root", "online"):
+        with IndexFolder(world.root).changing(
+            Keys({name: [*old.by_file[name], *new.by_file[name]] for name in old.by_file}), tufindex.ROLES
+        ) as change:
+            change.rotate(KEY_ROLES[role], [signer.public_key for signer in new.by_file[role]])
+    address.write_text(f"{world.url}\n{world.fingerprint}\n")
+    monkeypatch.setattr(client_index, "CARRIED_ADDRESS", address)
+    monkeypatch.setattr(client_index, "CARRIED_ROOT", max(world.root.glob("metadata/*.root.json")))
+    assert user.run("list", "--index", mirror).reference == "index-unsigned"
+
+
 def test_state_of_a_later_format_hides_only_its_release(both: User) -> None:
     """A value that this client does not know is no reason to refuse the index."""
     with_state(lambda state: state.update(machines=["riscv64"]), TWO)(both.world)

@@ -106,6 +106,13 @@ def test_rollback_goes_back_and_install_forward_again(
     assert both.run("rollback").code == 0
 
 
+def test_rollback_ends_at_a_release_that_was_current_before(both: User) -> None:
+    """A release that was current twice is no way round."""
+    assert both.run("install", "--version", ONE).code == 0
+    outcomes = [(both.run("rollback").reference, both.current) for _ in range(3)]
+    assert outcomes == [("", TWO), ("", ONE), ("nothing-installed", ONE)]
+
+
 def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
     """Its own index says so, whichever the later release is from."""
     other = World(both.folder / "others")
@@ -309,6 +316,18 @@ def test_uninstall_tells_what_cannot_be_removed(both: User) -> None:
     assert {path.name for path in (both.prefix / "releases").iterdir()} == {TWO}
 
 
+def test_environment_on_a_disk_of_its_own_stays(both: User) -> None:
+    """It cannot be replaced, which is reported, and later runs work."""
+    folder = shlex.quote(str(both.prefix / "releases" / ONE))
+    client, before = shlex.join(CLIENT), both.listing()
+    script = f"{client} install --renew --version {ONE} 2>&1; {client} doctor --json"
+    command = [*mounts.mounting_shell(), f"mount --bind {folder} {folder} && {{ {script}; }}"]
+    done = subprocess.check_output(command, env=both.environment, text=True)
+
+    assert "environment-unusable" in done
+    assert (both.current, both.listing()) == (TWO, before)
+
+
 def test_doctor_runs_nothing_and_believes_no_record(installed: User) -> None:
     """A .pth that exits, a RECORD that names the interpreter and a Python that prints without end are shown, not obeyed."""
     (installed.site() / "evil.pth").write_text("import os; os._exit(0)\n")
@@ -365,7 +384,7 @@ def test_package_that_ends_or_floods_its_python_is_refused(
 
 
 LOWER = {"shared/mma.py": b"admits = 'sm_120a'\n", "shared/__init__.py": b"# lower\n"}
-UPPER = {"shared/mma.py": b"admits = 'sm_121'\n", "shared/__init__.py": b"# upper\n", "shared/more.py": b""}  # fmt: skip
+UPPER = {"shared/mma.py": b"admits = 'sm_121'\n", "shared/__init__.py": b"# upper\n", "shared/more.py": b"", "shared/data.bin": b"\xff"}  # fmt: skip
 EDIT = FileEdit(
     name="admit-sm-121a", package="upper", file="shared/mma.py", before=sha256_bytes(UPPER["shared/mma.py"]),
     after=sha256_bytes(b"admits = 'sm_121a'\n"), changes=(TextChange("'sm_121'", "'sm_121a'"),), reason="it refuses", drop_when="it admits",
@@ -400,6 +419,7 @@ def test_edits_and_overlays_are_made_on_the_machine(world: World) -> None:
         ("edit-mismatch", {"edits": (replace(EDIT, after="0" * 64),)}),
         ("edit-mismatch", {"edits": (replace(EDIT, changes=(TextChange("nowhere", "x"),)),)}),
         ("edit-mismatch", {"edits": (replace(EDIT, package="lower"),)}),
+        ("edit-mismatch", {"edits": (replace(EDIT, file="shared/data.bin"),)}),
         ("set-mixed", {"overlays": (replace(OVERLAY, files=1),)}),
         ("wheel-unsafe", {"overlays": ()}),
     ],

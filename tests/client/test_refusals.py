@@ -468,6 +468,12 @@ def recorded(change: Callable[[list[list[str]]], object]) -> Callable[[], Wheel]
     return lambda: wheel("evil", record=change)
 
 
+def _unhashed(rows: list[list[str]]) -> None:
+    for row in rows:
+        if row[0].endswith(".dist-info/RECORD"):
+            row[1] = ""
+
+
 def _metadata(text: str) -> Callable[[], Wheel]:
     return lambda: wheel("evil", metadata=f"Metadata-Version: 2.1\n{text}\n")
 
@@ -477,6 +483,7 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "pyvenv.cfg": ("wheel-unsafe", with_file("{data}/data/pyvenv.cfg", b"home = /usr/bin\n")),
     "interpreter": ("wheel-unsafe", with_file("{data}/data/bin/python")),
     "packages by data": ("wheel-unsafe", with_file(f"{{data}}/data/{SITE}/torch/__init__.py")),
+    "file for a folder": ("wheel-unsafe", with_file("{data}/data/bin")),
     "lib64": ("wheel-unsafe", with_file("{data}/data/lib64/x")),
     "folder for a file": ("wheel-unsafe", with_file("{data}/data/caches.env/x")),
     "marker": ("wheel-unsafe", with_file("{data}/data/sparkwright.json")),
@@ -523,6 +530,11 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     # RECORD and metadata.
     "no RECORD": ("wheel-invalid", lambda: wheel("evil", without=["RECORD"])),
     "no WHEEL": ("wheel-invalid", lambda: wheel("evil", without=["WHEEL"])),
+    "large METADATA": ("wheel-invalid", _metadata("Name: evil\nVersion: 1.0\n" + "a:\n" * (2 << 20))),
+    "RECORD of another without a hash": (
+        "wheel-invalid",
+        lambda: wheel("evil", files={"evil/a.dist-info/RECORD": b""}, record=_unhashed),
+    ),
     "no METADATA": ("wheel-invalid", lambda: wheel("evil", without=["METADATA"])),
     "wrong hash": (
         "wheel-invalid",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sigstore.oidc
 from msgspec.structs import replace
-from securesystemslib.signer import Key
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key
 from sigstore.models import ClientTrustConfig
 from sigstore.verify import Verifier
 from tests.refusals import allowed, refusal
@@ -203,12 +203,16 @@ def _sigstore_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def test_identity_signs_and_another_one_does_not(sigstore_world: World, tmp_path: Path) -> None:
+def test_identity_signs_and_another_one_does_not(
+    sigstore_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     keys.make(tmp_path / "keys", ["root", "online"])
     folder = tmp_path / "index"
     tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.1")
     root = (folder / "metadata" / "1.root.json").read_bytes()
     with tufindex.serve(folder) as url:
+        # A client has no module of the publisher.
+        monkeypatch.delitem(KEY_FOR_TYPE_AND_SCHEME, ("sigstore-oidc", "Fulcio"))
         assert "2026.11.1" in tufindex.read(url, tmp_path / "client", root)
         sigstore_world.identity = WORKFLOW.replace("publish.yml", "other.yml")
         # The publisher has read the index, and verified the identity, by then.

@@ -233,7 +233,7 @@ class Prefix:
         """The releases that were current, the latest last, which is the current one if any is."""
         path, current = self.root / "history.json", self.current
         entries = files.read_json(path, list[str]) if path.exists() else []
-        # Going back, or a `switch` that was killed, leaves entries after the current one.
+        # A `switch` that was killed leaves entries after the current one.
         while current in entries and entries[-1] != current:
             entries.pop()
         return entries
@@ -243,7 +243,7 @@ class Prefix:
         Let ``current`` lead to the release *name*, and append it to the history.
 
         Args:
-            back: It is in the history, and what follows it counts no more.
+            back: It is in the history, and what follows it is removed from there.
         """
         history = self.history
         if not back and history[-1:] != [name]:
@@ -252,6 +252,8 @@ class Prefix:
         link.unlink(missing_ok=True)
         link.symlink_to(Path("releases") / name)
         os.replace(link, self.root / "current")
+        if back:
+            write_file(self.root / "history.json", msgspec.json.encode(self.history))
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
@@ -275,14 +277,15 @@ class Prefix:
     def recover(self) -> None:
         """
         Move new environments that are whole to their places, and remove what else is left of runs.
-        What cannot be removed is left to the next run.
+        What cannot be moved is removed, and what cannot be removed is left to the next run.
         """
         for work in self.root.glob(f"releases/{UNFINISHED}*"):
             for marker in work.glob(f"[!.]*/{MARKER}"):
                 folder = self.environment_folder(marker.parent.name)
-                if os.path.lexists(folder):
-                    folder.rename(work / ".old")
-                marker.parent.rename(folder)
+                with contextlib.suppress(OSError):  # a disk that is mounted there stays
+                    if os.path.lexists(folder):
+                        folder.rename(work / ".old")
+                    marker.parent.rename(folder)
             shutil.rmtree(work, ignore_errors=True)
 
 

@@ -151,8 +151,11 @@ class Index:
     def __init__(
         self, url: str, root: bytes, fingerprint: str, folder: Path, seconds: float
     ) -> None:
+        from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
         from tuf.ngclient import Updater, UpdaterConfig
 
+        # The library reads keys of identities only on request.
+        KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
         self.url, self.address = url, http.redact_credentials(url)
         self.fingerprint = fingerprint
         limits = UpdaterConfig(
@@ -322,11 +325,11 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         trusted = files.read_json(path, dict[str, str]) if path.exists() else {}
         at_home = own and shown == http.redact_credentials(parse_address(own))
         wanted = wanted or (first if at_home else trusted.get(shown, ""))
-        if wanted and wanted == first:
-            root = CARRIED_ROOT.read_bytes()
-        else:
+        if not wanted or wanted != first:
             root = _first_root(url, wanted, {first, *trusted.values()})
             wanted = files.sha256_bytes(root)
+        if wanted == first:  # a mirror's, too: keys that were replaced since count no more
+            root = CARRIED_ROOT.read_bytes()
         index = Index(
             url, root, wanted, own_folder(folder, wanted[:32]), seconds or REFRESH_SECONDS
         )

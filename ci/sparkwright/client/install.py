@@ -112,7 +112,8 @@ def install(
             disk-full: Nothing was created.
         environment-broken: The environment is there, and was changed; or the new one is not
             usable, and was removed.
-        environment-unusable: The environment is there, with another Python or from another lock.
+        environment-unusable: The environment is there, with another Python or from another lock,
+            or its folder cannot be replaced.
         command-failed: The new environment could not be made, and was removed.
     """
     interpreter = environment.find_python(python)
@@ -192,6 +193,12 @@ def install(
             write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
             write_file(new / MARKER, msgspec.json.encode(marker))
+        if prefix.marker(name) != marker:
+            raise PythonError(
+                "environment-unusable",
+                f"{folder} cannot be replaced.",
+                todo="Unmount it; or name another folder with --prefix.",
+            )
         prefix.switch(name)
         return _result(prefix, "installed", before, marker)
 

@@ -70,19 +70,20 @@ def read(data: bytes, what: str) -> Pylock:
 
     try:
         lock = Pylock.from_dict(tomllib.loads(data.decode("utf-8")))
+        faults = [
+            f"{package.name}: not wheels alone, or one without version, name, sha256 or usable"
+            " address"
+            for package in lock.packages
+            if package.version is None
+            or package.sdist
+            or package.is_direct
+            or not package.wheels
+            or not all(map(_is_usable, package.wheels))
+        ]
     except (ValueError, PylockValidationError, RecursionError, TypeError, AttributeError) as error:
         raise ClientError(
             "lock-invalid", f"{what} is no pylock.toml.", details=[str(error)[:1000]]
         ) from error
-    faults = [
-        f"{package.name}: not wheels alone, or one without version, name, sha256 or usable address"
-        for package in lock.packages
-        if package.version is None
-        or package.sdist
-        or package.is_direct
-        or not package.wheels
-        or not all(map(_is_usable, package.wheels))
-    ]
     if lock.extras or lock.dependency_groups or lock.default_groups:
         faults.append("it leaves a choice: extras or groups")
     if faults:

@@ -131,9 +131,9 @@ def _yanked(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, str]:
     # Markers hold addresses without credentials.
     named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
     for address in {marker.index for marker in installed.values()}:
-        url = arguments.index if address == named else address
+        url, trust = (arguments.index, arguments.trust) if address == named else (address, None)
         try:
-            index = open_index(prefix.root / "trust", url, seconds=PATIENCE)
+            index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
         except SparkwrightError as error:
             why = f"{error.what} ({error.reference})"
             console.warn(f"whether a release was yanked is not known: {why}")

@@ -18,7 +18,7 @@ import itertools
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from email import message_from_string
+from email.parser import HeaderParser
 from pathlib import Path
 
 import msgspec
@@ -43,6 +43,8 @@ _RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*",
 _DATA_FOLDER = re.compile(rf"(?!(bin|lib64|{CACHES})$)[A-Za-z0-9_-]+")
 #: Programs that install, which only their own projects have.
 _INSTALLER = re.compile(r"(pip|uv)x?[0-9.]*", re.IGNORECASE)
+#: Bytes of METADATA, WHEEL and entry_points.txt: their parsers take far more than a reader.
+_LARGEST_TEXT = 4 << 20
 #: Modules that Python imports when it starts.
 _STARTUP = re.compile(r"(sitecustomize|usercustomize|_virtualenv)(\.[^/]*)?")
 
@@ -104,12 +106,13 @@ def check_wheel(
         texts = {}
         for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"):
             member = members.get(f"{info}/{name}")
-            if member and member.file_size <= files.LARGEST:
+            limit = files.LARGEST if name == "RECORD" else _LARGEST_TEXT
+            if member and member.file_size <= limit:
                 texts[name] = archive.read(member).decode("utf-8")
             elif member or name != "entry_points.txt":
                 raise _invalid(wheel, f"has no usable {name}", f"expected: {info}/{name}")
         _check_metadata(wheel, info, texts["METADATA"], texts["WHEEL"])
-        rows = dict(_contents(wheel, archive, members, texts["RECORD"], inexact=inexact))
+        rows = dict(_contents(wheel, archive, members, info, texts["RECORD"], inexact=inexact))
     scripts = set(_entry_points(wheel, texts.get("entry_points.txt", "")))
     targets: dict[str, tuple[str, str, int]] = {}
     for name, (sha256, size) in rows.items():
@@ -134,10 +137,10 @@ def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:
 
 def _check_metadata(wheel: LockedWheel, info: str, metadata: str, format_text: str) -> None:
     """Raise unless the format of the wheel is known, and it is of the locked project inside."""
-    version = message_from_string(format_text).get("Wheel-Version", "")
+    version = HeaderParser().parsestr(format_text).get("Wheel-Version", "")
     if not version.startswith("1."):
         raise _invalid(wheel, "is not of version 1 of the wheel format", version)
-    fields = message_from_string(metadata)
+    fields = HeaderParser().parsestr(metadata)
     names, versions = fields.get_all("Name", []), fields.get_all("Version", [])
     if len(names) != 1 or len(versions) != 1:
         raise _invalid(wheel, "does not state its name and version once")
@@ -155,6 +158,7 @@ def _contents(
     wheel: LockedWheel,
     archive: zipfile.ZipFile,
     members: Mapping[str, zipfile.ZipInfo],
+    info: str,
     record: str,
     *,
     inexact: bool,
@@ -165,7 +169,7 @@ def _contents(
         raise _invalid(wheel, "has a RECORD that does not list each member once")
     for name, digest, size in rows:
         match = _SHA256.fullmatch(digest)
-        if not match and (digest or not name.endswith(".dist-info/RECORD")):
+        if not match and (digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
         actual = members[name].file_size
         with archive.open(members[name]) as stream:
@@ -217,7 +221,7 @@ def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
         return f"{site}/{name}"
     if scheme == "headers":
         return f"include/site/{site.split('/')[1]}/{wheel.project}/{name}"
-    if scheme == "scripts" or (scheme == "data" and first == "bin"):
+    if scheme == "scripts" or (scheme == "data" and name.startswith("bin/")):
         return _script(wheel, name.removeprefix("bin/"))
     # A folder of its own; not what the environment is made of, such as pyvenv.cfg or packages.
     packages = first == "lib" and below.startswith("python")
@@ -294,24 +298,24 @@ def edited(
     results: dict[str, bytes] = {}
     for edit in edits:
         wheel, target = by_project.get(edit.package), f"{site}/{edit.file}"
-        holds = wheel and target in wheel.files and target not in results
-        before = read_member(wheel, target) if wheel and holds else b""
-        text = before.decode("utf-8")
+        sha256 = wheel.files[target][1] if wheel and target in wheel.files else ""
+        fits = target not in results and sha256 == edit.before
+        data = read_member(wheel, target) if wheel and fits else b""
         for change in edit.changes:
-            text = text.replace(change.anchor, change.replacement)
-        results[target] = text.encode()
-        hashes = [files.sha256_bytes(data) for data in (before, results[target])]
-        if hashes != [edit.before, edit.after]:
+            # Once: an anchor that is everywhere could fill the memory.
+            data = data.replace(change.anchor.encode(), change.replacement.encode(), 1)
+        if not fits or files.sha256_bytes(data) != edit.after:
             raise ClientError(
                 "edit-mismatch",
                 f"{edit.name}: {edit.file} of {edit.package} is not the file to edit.",
                 details=[f"expected: {edit.before}", f"afterwards: {edit.after}"],
             )
+        results[target] = data
     return results
 
 
 def read_member(wheel: CheckedWheel, target: str) -> bytes:
-    """Return the bytes that *wheel* has for *place*; raise `wheel-invalid` if they changed."""
+    """Return the bytes that *wheel* has for *target*; raise `wheel-invalid` if they changed."""
     member, sha256, _ = wheel.files[target]
     with zips.zip_file(Path(wheel.path)) as archive:
         data = archive.read(member)
