@@ -594,6 +594,8 @@ def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
         ("file-invalid", 'url: ""', 'url: "http://example.org/"', "$.url"),
         ("file-invalid", "gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),
         ("file-invalid", "served_by: vllm", "served_by: wllm", "no fork wllm"),
+        ("file-invalid", 'requires: ["ray>=2.60"]', 'requires: ["--index-url=https://x/"]', "$.sets"),
+        ("file-invalid", 'requires: ["ray>=2.60"]', 'requires: ["ray @ https://x/"]', "names no version"),
         ("file-invalid", "days: 30", "days: 0", "days"),
         ("file-invalid", 'root: ""', 'root: "abc"', "root"),
         ("file-invalid", "threshold: 1}", "threshold: 0}", "threshold"),

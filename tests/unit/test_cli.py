@@ -251,3 +251,8 @@ def test_commands_of_the_documentation_exist(page: Path) -> None:
         if command := re.match(r"(?:sudo )?(?:\S*/)?(?:sparkwright|nox -s(?= \w+ --)) (.*)", line):
             words = shlex.split(re.split(r"\s#|\||\s>", command[1].replace(" -- ", " ", 1))[0])
             main.parse(words)
+
+
+def test_a_demo_without_policies_of_gates_is_refused(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["demo", *mini.words]) == 1
+    assert "error: not-provided: There are no gate policies" in capsys.readouterr().err

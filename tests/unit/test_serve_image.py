@@ -94,7 +94,7 @@ def test_candidate_has_to_be_asked_for_and_is_labelled(run: Run) -> None:
         (["--base", BASE, "2026.11.9"], "release-unknown"),
         (["--base", BASE, "2026.11.2"], "release-unproved"),
         (["--base", BASE, "--trust", "0" * 64], "trust-missing"),
-        *((["--base", BASE, "--push", name], "usage") for name in ("Not/A:repository", BASE, "a b", "/x", "a//b", "x\n", "é", "a" * 300)),
+        *((["--base", BASE, "--push", name], "usage") for name in ("Not/A:repository", BASE, "name:1", "a b", "/x", "a//b", "x\n", "é", "a" * 300)),
         (["--base", BASE, ""], "usage"),
         (["--base", BASE, "--built", "dist"], "usage"),
         (["--base", BASE, "--offline", "--index", "https://wheels.example/"], "usage"),

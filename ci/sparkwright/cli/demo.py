@@ -1,9 +1,10 @@
 """
 ``sparkwright demo``: every stage on three miniature upstreams, with the real git, CMake and nvcc.
 
-Only the downloaded tools are reused. Three stages must fail, or the demo fails: the plan without
-the rule for 12.1, the audit of the official wheel, and publishing as verified without a GB10. The
-release is served on loopback; the client knows nothing of its publisher but the fingerprint.
+Only the downloaded tools are reused. Four stages must fail, or the demo fails: the plan without the
+rule for 12.1, the audit of the official wheel, publishing as verified without a GB10, and
+installing the yanked release. The release is served on loopback; the client knows nothing of its
+publisher but the fingerprint.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Lock, Project, render_lock
+from sparkwright.forks.stack import Lock, Project, SourceError, render_lock
 from sparkwright.gates.core.server_under_test import GateOptions
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
@@ -63,8 +64,15 @@ def demo(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepare(context: RunContext) -> RunContext:
-    """Return a context with a fresh demo project, and a store that shares the downloaded tools."""
+    """
+    Return a context with a fresh demo project, and a store that shares the downloaded tools.
+
+    Raises:
+        not-provided: The checkout has no gate policies; the demo has none of its own.
+    """
     folder, gates = context.store.root / "demo", context.project.root / "ci" / "gates"
+    if not gates.is_dir():
+        raise SourceError("not-provided", f"There are no gate policies in {gates}.")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
     shutil.copytree(gates, folder / "project" / "ci" / "gates")

@@ -273,7 +273,12 @@ class FirstSteps:
         began = time.time()
         try:
             earlier = self._earlier.get(self._key(name))
-            if earlier and all((self._folder / file).is_file() for file in earlier.files):
+            # An earlier version of this program stored failed steps, too.
+            if (
+                earlier
+                and earlier.finished
+                and all((self._folder / file).is_file() for file in earlier.files)
+            ):
                 console.note("not repeated: nothing changed since it was done")
                 return earlier
             record = work()

@@ -289,13 +289,13 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     if action == "make":
         pairs = keys.make(path, names or tuple(keys.KEY_ROLES))
-        made = {str(file): public.keyid for file, public in pairs.items()}
-        rows = list(map(list, made.items()))
+        fingerprints = {str(file): public.keyid for file, public in pairs.items()}
+        rows = list(map(list, fingerprints.items()))
         console.table("keys", ["private key", "fingerprint"], rows, result=True)
         if not keys.passphrase():
             console.note(f"They have no passphrase; {keys.PASSPHRASE} gives one.")
         console.note("Keep the root key offline: only the first publication and rotations need it.")
-        return {"keys": made}
+        return {"keys": fingerprints}
     if action == "show":
         return _show_keys(IndexFolder(arguments.at).require())
     publisher = _publisher(arguments)

@@ -77,7 +77,7 @@ class PublishedRelease(msgspec.Struct, frozen=True):
         return {name: worst(gate.state for gate in gates if gate.name == name) for name in names}
 
 
-class Speed(msgspec.Struct, frozen=True):
+class WheelSpeed(msgspec.Struct, frozen=True):
     """
     The speed of one wheel in one workload.
 
@@ -95,16 +95,16 @@ class Speed(msgspec.Struct, frozen=True):
     rate: Value | None
 
 
-def _table(speeds: Sequence[Speed]) -> Table:
+def _table(speeds: Sequence[WheelSpeed]) -> Table:
     rows = [
-        (each.cell, each.release, each.wheel[:12], *each.figures)
-        for each in sorted(speeds, key=lambda speed: speed.cell)
+        (speed.cell, speed.release, speed.wheel[:12], *speed.figures)
+        for speed in sorted(speeds, key=lambda speed: speed.cell)
     ]
     heads = ("Workload", "Release", "Wheel", *FIGURES)
     return Table("Speeds", heads, rows, 0, "Medians over blocks; the newest release first.")
 
 
-def _chart(speeds: Sequence[Speed], name: str) -> Chart | None:
+def _chart(speeds: Sequence[WheelSpeed], name: str) -> Chart | None:
     """Return the tokens per second of each user over the releases."""
     oldest_first = [speed for speed in reversed(speeds) if speed.rate]
     names = list(dict.fromkeys(speed.release for speed in oldest_first))
@@ -185,7 +185,7 @@ class StatusPage:
         self.patches: dict[str, list[Line]] = {}
         self.pulls: dict[str, tuple[str, Record]] = {}
         self.runs: list[Run] | None = None
-        self._speeds: dict[tuple[str, str], list[Speed]] = {}
+        self._speeds: dict[tuple[str, str], list[WheelSpeed]] = {}
 
     @contextmanager
     def _noting(self, subject: str | Path) -> Iterator[None]:
@@ -230,7 +230,7 @@ class StatusPage:
             if figures := view.figures(cell):
                 tpot = view.value(cell, "tpot")
                 rate = tpot.inverse if tpot else None
-                speeds.append(Speed(release, cell.name, wheel.sha256, figures, rate))
+                speeds.append(WheelSpeed(release, cell.name, wheel.sha256, figures, rate))
 
     @property
     def speeds(self) -> list[tuple[str, str, Table, Chart | None]]:

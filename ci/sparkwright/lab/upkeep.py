@@ -31,6 +31,9 @@ MARK = "<!-- sparkwright:drift -->"
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=300_000)]
+_Path = Annotated[
+    str, msgspec.Meta(pattern=rf"\A({'|'.join(FOLDERS)})(/(?!\.\.?(/|\Z))[^/\x00-\x1f]+)+\Z")
+]
 
 
 class IssueUpdate(msgspec.Struct, frozen=True):
@@ -39,11 +42,6 @@ class IssueUpdate(msgspec.Struct, frozen=True):
     action: Literal["opened", "updated", "unchanged", "closed", "none"]
     number: int = 0
     url: str = ""
-
-
-_Path = Annotated[
-    str, msgspec.Meta(pattern=rf"\A({'|'.join(FOLDERS)})(/(?!\.\.?(/|\Z))[^/\x00-\x1f]+)+\Z")
-]
 
 
 class Proposal(msgspec.Struct, frozen=True):

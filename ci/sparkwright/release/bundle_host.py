@@ -155,9 +155,10 @@ def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
     # In one step: a half of it would be taken for a folder with other files.
     shutil.copy(bundle / "bundle.json", root / "bundle.json.part")
     (root / "bundle.json.part").replace(root / "bundle.json")
-    names = [name for name, _, _ in plan["parts"]]
+    # To cat, a hyphen alone is its standard input.
+    names = [f"./{name}" for name, _, _ in plan["parts"]]
     with (
-        subprocess.Popen(["cat", "--", *names], cwd=bundle, stdout=subprocess.PIPE) as parts,
+        subprocess.Popen(["cat", *names], cwd=bundle, stdout=subprocess.PIPE) as parts,
         tarfile.open(fileobj=parts.stdout, mode="r|xz") as archive,
     ):
         # Python's own filter is not in 3.11.2, which Debian 12 has.

@@ -209,8 +209,9 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with translate_disk_full(path.parent):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-            path.write_bytes(data)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
     except OSError as error:
         raise ReleaseError(
             "key-invalid", f"{path} cannot be written.", details=[str(error)]

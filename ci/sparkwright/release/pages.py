@@ -240,7 +240,7 @@ def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Re
         if key in then:
             change = "unchanged" if then[key].sha256 == patch.sha256 else "changed"
         yield key[0], patch, change
-    for key in then.keys() - now.keys():
+    for key in sorted(then.keys() - now.keys()):
         yield key[0], then[key], "dropped"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
 from sparkwright.bench.recipes import recipe as recipes
@@ -135,6 +136,10 @@ class SetRule(_Record, frozen=True):
         files = [edit.file for edit in self.edits]
         if twice := sorted({file for file in files if files.count(file) > 1}):
             raise ValueError(f"{twice[0]} is edited twice")
+        # A line that is no requirement would be an option of uv.
+        for text in (*self.requires, *(override.requirement for override in self.overrides)):
+            if Requirement(text).url:
+                raise ValueError(f"{text!r} names no version of the package index")
 
 
 class ThroughputRule(msgspec.Struct, frozen=True):

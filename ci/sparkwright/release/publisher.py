@@ -220,7 +220,8 @@ class Publisher:
         The signed index names each by its hash and its address there, so no key is needed.
 
         Raises:
-            release-unknown: The stack has no release, or it does not name one of the wheels there.
+            release-unknown: The stack has no release, or a wheel that its newest one has there
+                is not at *paths*.
             wheel-invalid, archive-unsafe: A wheel cannot be read.
             And the errors of `GitHubAssets`.
         """

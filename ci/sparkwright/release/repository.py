@@ -138,7 +138,11 @@ class IndexFolder:
                 names = ", ".join(map(str, odd[:5]))
                 raise ValueError(f"neither a file nor a folder, or one for the other: {names}")
             self._read(resuming=resuming)
-        except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
+        # A role's file that holds another role's metadata lacks attributes.
+        except (
+            *(OSError, ValueError, LookupError, AttributeError),
+            *(RepositoryError, DeserializationError),
+        ) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
             raise damaged(f"{folder} is not a valid index.", [cause]) from error
 
@@ -333,6 +337,7 @@ class IndexFolder:
             index-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
+        # No parser of a command loads it.
         from filelock import FileLock, Timeout
 
         try:

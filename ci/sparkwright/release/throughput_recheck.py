@@ -65,7 +65,7 @@ def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
         if series.primary
     }
     bounds = rule.policy.bounds
-    wide = any(one.margin > bounds[metric].margin for (_, metric), one in primary.items())
+    wide = any(series.margin > bounds[metric].margin for (_, metric), series in primary.items())
     if wide or result.alpha > alpha * (1 + TOLERANCE):
         margins = [series.margin for series in primary.values()]
         text = f"margins {margins} and error rate {result.alpha:g}; asked for: {alpha:g}"
@@ -106,7 +106,7 @@ def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
         primary = [series for series in written.series if series.primary]
         metrics = tuple(series.metric for series in primary)
         cells.append(replace(WorkloadCell.parse(written.name), primary=metrics))
-        bounds |= {one.metric: Bounds(one.margin, one.tolerated) for one in primary}
+        bounds |= {series.metric: Bounds(series.margin, series.tolerated) for series in primary}
     policy = replace(rule.policy, bounds=bounds)
     counted = [leg for leg in result.legs if leg.counts]
     blocks = sorted({leg.block for leg in counted if leg.block >= 0})

@@ -75,7 +75,9 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 #: The name of a repository, without tag or digest.
-_REPOSITORY = re.compile(r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*")
+_REPOSITORY = re.compile(
+    r"([a-z0-9][a-z0-9.-]*(:[0-9]+)?/)?[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*"
+)
 #: What engines say if the line, and not the user, is the reason.
 _UNREACHABLE = re.compile(
     r"connection refused|no such host|timeout|timed out|http response to https|no route"

@@ -39,8 +39,6 @@ from sparkwright.serving.preflight import GIB, Machine
 SHARE = 0.75
 #: Share of the memory that stays free for a plain model: 12 GiB of a Spark.
 FLOOR = 0.1
-
-
 #: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
 #: is the model's. Proposed.
 OBJECT_STORE = 1 << 30
@@ -171,9 +169,9 @@ def plan(
     model = models.find(name, revision, {**os.environ, **variables}, download=request.download)
     weights = model.weights / GIB / nodes
     words = _flags(request, recipe, environment, nodes)
-    if machine.unified and not recipe and not flags.value(words, "--kv-cache-memory-bytes"):
+    if machine.unified and not recipe and not flags.value(words, preflight.CACHE):
         cache = preflight.pinned_cache(words, machine, weights)
-        words = (*words, *[f"--kv-cache-memory-bytes={cache}"] * bool(cache))
+        words = (*words, f"{preflight.CACHE}={cache}") if cache else words
     if revision and not model.path.exists():
         words = (*words, f"--revision={revision}")
     parallel = flags.number(words, "--tensor-parallel-size") or 1
@@ -263,9 +261,9 @@ def _flags(
         below = recipe.flags(recipe.variant(environment.vllm))
     else:
         share = [f"--gpu-memory-utilization={SHARE:g}"]
-        pinned = flags.value(request.flags, "--kv-cache-memory-bytes")
+        pinned = flags.value(request.flags, preflight.CACHE)
         ray = [f"--tensor-parallel-size={nodes}", "--distributed-executor-backend=ray"]
-        below = (*share * (not pinned), *ray * (nodes > 1))
+        below = (*([] if pinned else share), *(ray if nodes > 1 else []))
     words = flags.merge(below, request.flags)
     flags.check(words, environment)
     return words
@@ -273,7 +271,7 @@ def _flags(
 
 def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None) -> Recipe:
     """Return *recipe* with the memory plan that the arguments *words* state."""
-    cache = flags.number(words, "--kv-cache-memory-bytes")
+    cache = flags.number(words, preflight.CACHE)
     length = flags.number(words, "--max-model-len")
     values = {
         "gpu_memory_utilization": flags.number(words, "--gpu-memory-utilization"),
