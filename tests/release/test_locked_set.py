@@ -118,7 +118,8 @@ def selected(made: LockedSet, python: str = PYTHON) -> dict[str, LockedWheel]:
 def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Path) -> None:
     """
     The set holds our wheels at our addresses with hash and size, and what they require from the index, by hash alone;
-    the lock is what PEP 751 asks for, and says which machines and Pythons it is for.
+    the lock is what PEP 751 asks for, and says which machines and Pythons it is for. Without the override, a version that the
+    index lacks makes the set unresolved, with uv's reason.
     """
     made = resolved(index, ours, tmp_path)
     built = "+spark.2026.11.p1a2b3c4d.cu130"
@@ -143,6 +144,9 @@ def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Pat
     assert read["environments"] == [f"{platform} and python_version == '{PYTHON}'"]
     assert all(set(package) == {"name", "version", "wheels"} for package in read["packages"])
     assert str(tmp_path / "release") not in made.lock.decode()
+    with refusal("set-unresolved") as caught:
+        resolved(index, ours, tmp_path, overrides=())
+    assert any("certifi" in line for line in caught.value.details)
 
 
 def test_every_package_has_one_version_for_all_pythons(
@@ -191,15 +195,6 @@ def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path
     )
     with refusal("set-unresolved"):
         resolved(index, [never], tmp_path, pythons=("3.12", "3.11"))
-
-
-def test_without_its_override_the_set_is_unresolved(
-    index: Index, ours: list[Path], tmp_path: Path
-) -> None:
-    """A version that the index lacks makes the set unresolved, with uv's reason; an override replaces the requirement."""
-    with refusal("set-unresolved") as caught:
-        resolved(index, ours, tmp_path, overrides=())
-    assert any("certifi" in line for line in caught.value.details)
 
 
 def test_another_torch_is_a_mixed_set(index: Index, tmp_path: Path) -> None:

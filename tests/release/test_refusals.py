@@ -19,7 +19,6 @@ from tests.support.foldertree import tree
 from tests.support.publisher import IndexOwner
 
 from sparkwright.cli import main
-from sparkwright.release.repository import IndexFolder
 
 #: A command line of the program, a shell script, or a function of the wheels of the next release.
 Step = str | Callable[[list[Path]], object]
@@ -207,7 +206,7 @@ def test_commands_without_a_fault_work_once_nobody_else_is_at_work(
         "release verify --at index",
     ):
         assert (line, run(line)) == (line, "")
-    assert IndexFolder(owner.root).entries["2026.11.2"].state.channel == "verified"
+    assert owner.index.entries["2026.11.2"].state.channel == "verified"
 
 
 #: Runs the commands of the job that signs where only what its requirements pin can be imported.

@@ -9,17 +9,13 @@ Small indexes made by the publisher's own code, and the client that reads them o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from tests.support import loopback
 
 from sparkwright.client.index import open_index
 from sparkwright.client.records import (
-    Channel,
     Proof,
     Release,
-    ReleaseFile,
     ReleaseState,
     ReleaseWheel,
 )
@@ -40,52 +36,35 @@ def make_keys(folder: Path, *names: str) -> Keys:
     return keys.load([folder])
 
 
-def file(name: str, data: bytes) -> ReleaseFile:
-    """Return the record of a file with *data*."""
-    return ReleaseFile(name=name, size=len(data), sha256=sha256_bytes(data))
-
-
-def release(name: str, wheels: int = 1) -> tuple[Release, dict[str, bytes]]:
-    """Return a release with *wheels* wheels, and what they hold: name → bytes."""
+def release(name: str) -> tuple[Release, bytes]:
+    """Return a release with one wheel, and what that holds."""
     stack, _, number = name.rpartition(".")
-    data = {
-        f"demo{index}-{number}-py3-none-any.whl": f"{name} {index}".encode()
-        for index in range(wheels)
-    }
-    own = tuple(
-        ReleaseWheel(
-            **msgspec.structs.asdict(file(filename, content)), fork="vllm", project=filename.partition("-")[0], version=number, machine="any",
-            metadata="0" * 64, uploaded="2026-11-22T07:30:00Z", proof=Proof(policy="0" * 64),
-        )
-        for filename, content in data.items()
+    data = name.encode()
+    wheel = ReleaseWheel(
+        name=f"demo-{number}-py3-none-any.whl", size=len(data), sha256=sha256_bytes(data), fork="vllm", project="demo",
+        version=number, machine="any", metadata="0" * 64, uploaded="2026-11-22T07:30:00Z", proof=Proof(policy="0" * 64),
     )  # fmt: skip
-    return Release(
-        name=name,
-        stack=stack,
-        made=f"2026-11-22T07:30:{int(number) % 60:02}Z",
-        wheels=own,
-        locks=(),
-    ), data
+    made = f"2026-11-22T07:30:{int(number) % 60:02}Z"
+    return Release(name=name, stack=stack, made=made, wheels=(wheel,), locks=()), data
 
 
-def state(release: Release, channel: Channel = "candidate") -> ReleaseState:
-    """Return how *release* stands."""
+def state(release: Release) -> ReleaseState:
+    """Return how *release* stands, a candidate."""
     return ReleaseState(
         stack=release.stack,
         made=release.made,
-        channel=channel,
+        channel="candidate",
         machines=("any",),
         pythons=("3.12",),
     )
 
 
-def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
+def publish(folder: Path, held: Keys, name: str) -> Release:
     """Add the release *name* to the index in *folder*."""
     made, data = release(name)
     with IndexFolder(folder).changing(held, ROLES) as change:
-        for wheel in made.wheels:
-            change.put(wheel, data[wheel.name])
-        change.set_release(made, state(made, **options))
+        change.put(made.wheels[0], data)
+        change.set_release(made, state(made))
     return made
 
 
