@@ -280,9 +280,9 @@ def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in sections(patch.data):
         hunks = part.hunks if part.old else ()
-        places = [(hunk, hunk.places(_text(git, part.old))) for hunk in hunks]
-        if not all(hunk.start in lines for hunk, lines in places):
-            for hunk, lines in places:
+        fitting = [(hunk, hunk.fitting_lines(_text(git, part.old))) for hunk in hunks]
+        if not all(hunk.start in lines for hunk, lines in fitting):
+            for hunk, lines in fitting:
                 if len(lines) > 1 or not hunk.before:
                     at = ", ".join(map(str, lines[:5])) or "none, as it names no line that is there"
                     yield f"{part.path}: {hunk.label} at lines {at}"
@@ -299,5 +299,5 @@ def _joined_lines(git: Git, patch: Patch, *, done: bool = False) -> Iterator[str
         for hunk in part.hunks[-1:]:
             lines, path = (hunk.after, part.new) if done else (hunk.before, part.old)
             ends_open = path and lines and not lines[-1].endswith(b"\n")
-            if ends_open and not hunk.places(_text(git, path), done=done):
+            if ends_open and not hunk.fitting_lines(_text(git, path), done=done):
                 yield f"{path}: {hunk.label}"

@@ -52,9 +52,9 @@ def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     if not text and not (hunk.before and hunk.after):
         return report | {"state": "already" if hunk.before else "fits"}
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
-        if places := hunk.places(text, done=done):
-            nearest = min(places, key=lambda line: abs(line - number))
-            moved = "moved" if len(places) == 1 else "ambiguous"
+        if fitting := hunk.fitting_lines(text, done=done):
+            nearest = min(fitting, key=lambda line: abs(line - number))
+            moved = "moved" if len(fitting) == 1 else "ambiguous"
             state = "already" if done else "fits" if nearest == number else moved
             return report | {"state": state, "line": nearest}
     wanted, have = hunk.before[:COMPARED], lines_of(text)

@@ -157,7 +157,7 @@ class Hunk(msgspec.Struct, frozen=True):
     after: tuple[bytes, ...]
     last: bool = False
 
-    def places(self, text: bytes, *, done: bool = False) -> list[int]:
+    def fitting_lines(self, text: bytes, *, done: bool = False) -> list[int]:
         """
         Return every line of *text*, from 1, at which git could apply the hunk (apply.c).
 

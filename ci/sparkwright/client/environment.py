@@ -307,7 +307,7 @@ def make(
         cache: The folder of uv's cache and of the log.
         replaced: Files that are written after the installation, by path below the environment.
         loaded: Projects whose libraries are loaded as a trial.
-        hashes: As `known_files`.
+        hashes: As `unchanged_files`.
 
     Raises:
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
@@ -359,7 +359,7 @@ def describe(
 
     Args:
         contents: Whether files are read; else their sha256 is left empty.
-        hashes: As `known_files`; these are not read.
+        hashes: As `unchanged_files`; these are not read.
     """
     start, caches = len(str(folder)) + 1, folder / CACHES
 
@@ -385,7 +385,7 @@ def _state(path: str, hashes: Mapping[tuple[int, int, int], str], *, contents: b
     return FileState(entry.st_size, time, digest)
 
 
-def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
+def unchanged_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
     """
     Return the files of the release *name* that were not changed: inode, size and time → sha256.
 

@@ -187,7 +187,7 @@ def install(
         replaced["caches.env"] = text.encode()
         projects = {wheel.project for wheel in release.wheels}
         with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
-            hashes = environment.known_files(prefix, before.name) if before else {}
+            hashes = environment.unchanged_files(prefix, before.name) if before else {}
             states = environment.make(new, cache, interpreter, checked, replaced, projects, hashes)
             listing = msgspec.json.encode(states)
             write_file(new / LISTING, listing)
@@ -298,8 +298,8 @@ def _prepare_wheels(
     # uv links from its cache, which has the files of a wheel that was installed before.
     new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in earlier)
     check_room(cache, new)
-    one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
-    check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
+    same_disk = cache.stat().st_dev == prefix.root.stat().st_dev
+    check_room(prefix.root, new if same_disk else sum(wheel.size for wheel in checked))
     return checked, replaced
 
 

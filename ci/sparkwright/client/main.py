@@ -231,7 +231,7 @@ def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
 def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show where wheel files are from."""
     index = _open_index(arguments, Prefix(Path(arguments.prefix)))
-    found = []
+    wheels = []
     for path in arguments.wheels:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
@@ -241,8 +241,8 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
         lines = [f"yanked: {state.yanked}"] if state.yanked else []
         lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
         console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
-        found.append({"release": name, "state": state, "wheel": wheel, "evidence": evidence})
-    return {"wheels": found}
+        wheels.append({"release": name, "state": state, "wheel": wheel, "evidence": evidence})
+    return {"wheels": wheels}
 
 
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class ForkSource(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: Of the upstream release.
-        kind, origin, pin, tree, resolved: Of the source, as in `forks.sources.FetchedSource`.
+        kind, origin, pin, tree, resolved: Of the source, as in `forks.fetch.FetchedSource`.
         built: How it was built. *base*: the sha256 of the official wheel under a graft.
         source_tree: The tree that was built. *sites*: how many places arch rules changed.
         cuda: The compiler's release (``cu130``). *isolation*: what kept the build off the network.

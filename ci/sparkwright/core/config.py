@@ -87,8 +87,8 @@ def checkout() -> Path | None:
     Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this
     program lies in, if it does.
     """
-    places = (Path.cwd(), *Path.cwd().parents, PACKAGE.parents[1])
-    return next((folder for folder in places if any(folder.glob("forks/*/stack.yaml"))), None)
+    folders = (Path.cwd(), *Path.cwd().parents, PACKAGE.parents[1])
+    return next((folder for folder in folders if any(folder.glob("forks/*/stack.yaml"))), None)
 
 
 def root(named: Path | None = None) -> Path:

@@ -63,15 +63,15 @@ def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid)
     return data
 
 
-def read_text(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> str:
+def read_text(path: Path, *, limit: int = LARGEST) -> str:
     """Return the regular file at *path*, which must be UTF-8; raises as `read_bytes`."""
     try:
-        return read_bytes(path, limit=limit, failure=failure).decode("utf-8")
+        return read_bytes(path, limit=limit).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise failure(f"{path} is not UTF-8.", details=[str(error)]) from error
+        raise _invalid(f"{path} is not UTF-8.", details=[str(error)]) from error
 
 
-def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failure = _invalid) -> T:
+def read_json(path: Path, kind: type[T], *, limit: int = LARGEST) -> T:
     """
     Return the JSON file at *path* as a record of type *kind*.
 
@@ -79,12 +79,12 @@ def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failu
         file-invalid: As `read_bytes`; or it is not JSON, repeats a key, is nested too deeply, holds
             a number of thousands of digits, or does not fit the record.
     """
-    data = read_bytes(path, limit=limit, failure=failure)
+    data = read_bytes(path, limit=limit)
     try:
         json.loads(data, object_pairs_hook=_unique)
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise failure(f"{path} is not the expected JSON.", details=[str(error)[:300]]) from error
+        raise _invalid(f"{path} is not the expected JSON.", details=[str(error)[:300]]) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:

@@ -356,8 +356,8 @@ class Objects:
                     left.unlink(missing_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             unfinished.touch()
-        places = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
-        env = {name: str(path) for name, path in places.items()}
+        paths = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
+        env = {name: str(path) for name, path in paths.items()}
         self.run(["update-index", "-q", "--refresh"], env=env, check=False)
         self.run(["read-tree", "--reset", "-u", tree], env=env)
         unfinished.unlink()

@@ -1,4 +1,7 @@
-"""Run programs from argument lists, with a full log; none outlives this process."""
+"""
+Run programs from argument lists, with a full log; none outlives this process. The variables of
+their environments; the memory of this machine.
+"""
 
 from __future__ import annotations
 

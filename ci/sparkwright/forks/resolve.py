@@ -51,7 +51,7 @@ def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
 
     Args:
         earlier: Names the sources that FetchContent downloads, which only a configure can tell
-            (`sparkwright.cli.lock`); they are pinned again.
+            (`sparkwright.cli.stages`); they are pinned again.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.

@@ -132,8 +132,8 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop_when: Line
     exempt: dict[str, Line] = {}
 
-    def places(self, objects: Objects, tree: str, pattern: str) -> list[str]:
-        """Return the places of *pattern* in *tree*, each as ``path:line``."""
+    def matches(self, objects: Objects, tree: str, pattern: str) -> list[str]:
+        """Return the lines of *tree* that hold *pattern*, each as ``path:line``."""
         excluded = [f":(exclude,literal){path}" for path in self.exempt]
         command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
         lines = objects.run(command, check=False)[1].decode("utf-8", "replace").splitlines()
@@ -367,17 +367,17 @@ def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guar
     """
     for guard in guards:
         for pattern in guard.patterns:
-            if not guard.places(objects, source, pattern):
+            if not guard.matches(objects, source, pattern):
                 raise BuildError(
                     "rule-mismatch",
                     f"Guard {guard.name} of archs.yaml guards nothing: no line holds {pattern!r}.",
                     todo="See where upstream moved the code, and correct the guard. It may go "
                     f"when: {guard.drop_when}",
                 )
-            if places := guard.places(objects, tree, pattern):
+            if lines := guard.matches(objects, tree, pattern):
                 raise BuildError(
                     "arch-trap",
-                    f"{len(places)} lines of {guard.fork} would fail at run time on the arch.",
-                    details=[f"{guard.name}: {guard.reason}", *places],
+                    f"{len(lines)} lines of {guard.fork} would fail at run time on the arch.",
+                    details=[f"{guard.name}: {guard.reason}", *lines],
                     todo=guard.todo,
                 )
