@@ -154,6 +154,7 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `audit`.
     """
+    # Nothing is disassembled, so the folder of nvdisasm is not needed.
     old, new = (
         audit(path, policy, scratch, scratch=scratch, judged="any") for path in (first, again)
     )
@@ -161,12 +162,15 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
         {member.name: member.sha256 for member in members(path, scratch)} for path in (first, again)
     )
     differing = sorted({name for name, _ in files.items() ^ new_files.items()})
-    codes = {(library.name, library.device_code) for library in old.libraries}
-    changed = {name for name, _ in codes ^ {(one.name, one.device_code) for one in new.libraries}}
+    codes, new_codes = (
+        {library.name: library.device_code for library in report.libraries} for report in (old, new)
+    )
     unexplained = [
         name
         for name in differing
-        if name in changed or not name.endswith(HOST) or (name in files) != (name in new_files)
+        if codes.get(name) != new_codes.get(name)
+        or not name.endswith(HOST)
+        or (name in files) != (name in new_files)
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -120,7 +121,7 @@ class Member(NamedTuple):
     is_elf: bool
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, frozen=True):
     """
     The part of a build record that the audit reads.
 
@@ -133,7 +134,7 @@ class Record(msgspec.Struct):
     deviations: tuple[str, ...] = ()
 
 
-class Contents(msgspec.Struct):
+class Contents(NamedTuple):
     """
     What a wheel states of itself.
 
@@ -144,7 +145,7 @@ class Contents(msgspec.Struct):
     """
 
     metadata: RawMetadata
-    rows: dict[str, tuple[str, str]] = {}
+    rows: Mapping[str, tuple[str, str]] = MappingProxyType({})
     record: Record | None = None
 
 
@@ -159,7 +160,7 @@ def read_subject(wheel: Path) -> AuditedWheel:
     sha, entries = hashlib.sha256(), 0
     try:
         if not wheel.is_file():
-            raise OSError("There is no such file.")
+            raise OSError("There is no such regular file.")
         name, version, _, tags = parse_wheel_filename(wheel.name)
         with wheel.open("rb") as stream:
             while block := stream.read(1 << 20):

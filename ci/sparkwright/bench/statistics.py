@@ -137,7 +137,7 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def culprits(self) -> tuple[str, ...]:
         """Series that are slower than tolerated."""
-        return tuple(one.name for one in self.series if one.state == "fail")
+        return tuple(series.name for series in self.series if series.state == "fail")
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
@@ -211,22 +211,22 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     Raises:
         ValueError: A difference is not a finite number.
     """
-    cut = [one.differences[: rule.max_blocks] for one in series]
+    cut = [each.differences[: rule.max_blocks] for each in series]
     longest = max(1, *map(len, cut))
     paths = np.full((2, len(series), longest), -np.inf)
-    for index, (one, values) in enumerate(zip(series, cut, strict=True)):
-        high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)
-        noise, own = (one.noise.squares, one.noise.freedom), slice(len(values))
+    for index, (each, values) in enumerate(zip(series, cut, strict=True)):
+        high, low = math.log1p(each.bounds.margin), math.log1p(each.bounds.tolerated)
+        noise, own = (each.noise.squares, each.noise.freedom), slice(len(values))
         paths[0, index, own] = evidence_path(high - np.array(values), *noise)
         paths[1, index, own] = evidence_path(np.array(values) - low, *noise)
     passed, failed = crossings(paths[0], paths[1], rule)
     end = int(min(failed.min(), passed.max(), longest))
     results = tuple(
-        _series_decision(one, paths[:, index, : min(len(cut[index]), end, passed[index])], rule,
+        _series_decision(each, paths[:, index, : min(len(cut[index]), end, passed[index])], rule,
                          passed[index] <= end, failed[index] <= end)
-        for index, one in enumerate(series)
+        for index, each in enumerate(series)
     )  # fmt: skip
-    slower = [one.name for one in results if one.state == "fail"]
+    slower = [result.name for result in results if result.state == "fail"]
     waiting = [index for index in range(len(series)) if passed[index] > longest]
     names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
     state: State | None = None

@@ -78,16 +78,16 @@ def run(report: AuditReport) -> tuple[Check, ...]:
 
 def _group(report: AuditReport, name: str) -> Check:
     message, rules = GROUPS[name]
-    found = [finding for finding in report.findings if finding.rule in rules]
-    figures = [Figure("findings", len(found), bound=0), *_figures(report).get(name, [])]
-    if not found:
+    findings = [finding for finding in report.findings if finding.rule in rules]
+    figures = [Figure("findings", len(findings), bound=0), *_figures(report).get(name, [])]
+    if not findings:
         return passed(name, message, figures=figures)
     samples = [
         Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.text[:200])
-        for finding in found
+        for finding in findings
     ]
-    rule = found[0].rule
-    message = f"{len(found)} finding(s): {RULES[rule]}"
+    rule = findings[0].rule
+    message = f"{len(findings)} finding(s): {RULES[rule]}"
     return failed(name, message, rule, figures=figures, samples=samples)
 
 

@@ -138,7 +138,9 @@ def forest(view: View, name: str) -> Chart | None:
                 axes.hlines(at, 100 * moved.low, 100 * moved.high, color=colour, lw=3, alpha=0.5)
             axes.plot([100 * moved.mean], [at], "D" if series.primary else "o", color=colour, ms=5)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        labels = [f"{clean(cell.name, 24)}, {METRICS[one.metric][0]}" for cell, one, _ in rows]
+        labels = [
+            f"{clean(cell.name, 24)}, {METRICS[series.metric][0]}" for cell, series, _ in rows
+        ]
         axes.set_yticks(range(len(rows)), labels)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("← faster · candidate, % · slower →")

@@ -67,8 +67,8 @@ def signed(share: float) -> str:
 
 def interval(ends: Sequence[float | None], write: Callable[[float], str]) -> str:
     """Return two *ends*, each as *write* gives it; a dash where one is unknown."""
-    known = [write(end) for end in ends if end is not None]
-    return " … ".join(known) if len(known) == len(ends) else "–"
+    texts = [write(end) for end in ends if end is not None]
+    return " … ".join(texts) if len(texts) == len(ends) else "–"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -80,8 +80,8 @@ def sparkline(values: Sequence[float]) -> str:
 
 def moment(second: float) -> str:
     """Return *second* since 1970 as ``2026-11-22 02:40:07 UTC``; empty for 0 and absurd ones."""
-    known = 0 < second < 253_402_300_800
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(second)) if known else ""
+    credible = 0 < second < 253_402_300_800
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(second)) if credible else ""
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -370,12 +370,14 @@ class View:
             yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
         deciding = [(cell.name, series) for cell, series in self._series if series.primary]
         names = {
-            "Not run, although they decide": [n for n, one in deciding if one.state == "not-run"],
+            "Not run, although they decide": [
+                name for name, series in deciding if series.state == "not-run"
+            ],
             "No A/A block, so that they decide by their own spread alone": [
-                name for name, one in deciding if one.differences and not one.sigma
+                name for name, series in deciding if series.differences and not series.sigma
             ],
             "The newest A/A block contradicts the earlier ones, and alone counts": [
-                cell.name for cell, one in self._series if not one.in_band
+                cell.name for cell, series in self._series if not series.in_band
             ],
         }
         for what, cells in names.items():

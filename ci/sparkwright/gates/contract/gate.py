@@ -220,16 +220,19 @@ def check_contract(
         trace: A profile of one request; None without one.
         compare: A further check of the profile, if there is one.
     """
-    kernels = _kernel_checks(policy, contract, trace, compare)
+    kernel_checks = _kernel_checks(policy, contract, trace, compare)
     try:
         lines = scan(log, policy.patterns())
     except LogInvalid as error:
-        return (invalid("log", f"the log cannot be used: {error}", "log-unreadable"), *kernels)
+        return (
+            invalid("log", f"the log cannot be used: {error}", "log-unreadable"),
+            *kernel_checks,
+        )
     wanted = {kind: layer.backend for kind, layer in contract.layers.items()} | contract.lines
     return (
         *(_line(name, pattern, lines.get(name, LogLines())) for name, pattern in wanted.items()),
         *(_unwanted(name, lines, contract.harmless) for name in UNWANTED),
-        *kernels,
+        *kernel_checks,
     )
 
 

@@ -157,15 +157,17 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: dict[str, str] | None = None
 
 
-def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
+def same_model(
+    first: ServerIdentity, first_name: str, other: ServerIdentity, other_name: str
+) -> bool:
     """
     Return whether two servers serve one model, by the digests of its files.
 
     Only if neither digest is known, the last parts of the names are compared.
     """
-    if one.model or other.model:
-        return one.model == other.model
-    return Path(one_name).name == Path(other_name).name
+    if first.model or other.model:
+        return first.model == other.model
+    return Path(first_name).name == Path(other_name).name
 
 
 class ServerUnderTest:

@@ -45,13 +45,12 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.device import operators
 from sparkwright.gates.device.operators import Case, ErrorBounds
 
-DRIVER = Path(__file__).parent / "target_env_scripts" / "driver.py"
+SCRIPTS = Path(__file__).parent / "target_env_scripts"
+DRIVER, SCRIPT = SCRIPTS / "driver.py", SCRIPTS / "operators.py"
 PTX = Path(__file__).parent / "e2m1_probe.ptx"
 
 #: Megabytes: CUDA reserves more address space than a useful limit would allow.
 NO_LIMIT = 1 << 30
-SCRIPT = Path(__file__).parent / "target_env_scripts" / "operators.py"
-
 
 #: The first generation with FP4 instructions (CUDA C++ Programming Guide, compute capabilities).
 FP4_GENERATION = 10
@@ -398,7 +397,7 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
         if isinstance(value, str) and value.startswith("@"):
             return {"name": value[1:]}
         if isinstance(value, list):
-            return [encoded(one) for one in value]
+            return [encoded(item) for item in value]
         if not isinstance(value, np.ndarray):
             return value
         path = Path(f"{prefix}-{next(files)}.bin")
@@ -409,7 +408,7 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
         return {"file": str(path), **about}
 
     steps = [
-        {**step, "arguments": {key: encoded(one) for key, one in step["arguments"].items()}}
+        {**step, "arguments": {key: encoded(value) for key, value in step["arguments"].items()}}
         for step in case.steps
     ]
     return {

@@ -308,14 +308,14 @@ def same_tokens(
             stand in its place, as other kernels sum in another order.
     """
     samples = []
-    for case, (one, other) in pairs.items():
-        shared = enumerate(zip(one.tokens, other.tokens, strict=False))
-        shorter = min(len(one.tokens), len(other.tokens))
+    for case, (first, other) in pairs.items():
+        shared = enumerate(zip(first.tokens, other.tokens, strict=False))
+        shorter = min(len(first.tokens), len(other.tokens))
         index = next((index for index, (a, b) in shared if a != b), shorter)
-        step, rival = other.logprobs[index : index + 1], one.tokens[index : index + 1]
+        step, rival = other.logprobs[index : index + 1], first.tokens[index : index + 1]
         near = step and rival and max(step[0].values()) - step[0].get(rival[0], -math.inf) <= tie
-        if one.tokens != other.tokens and not near:
-            shown = (" ".join(map(str, pair.tokens[index : index + 8])) for pair in (one, other))
+        if first.tokens != other.tokens and not near:
+            shown = (" ".join(map(str, pair.tokens[index : index + 8])) for pair in (first, other))
             samples.append(Sample(f"{case}, token {index}", *shown))
     figure = Figure("prompts that differ", len(samples), count=len(pairs), bound=0)
     return judged(
@@ -376,10 +376,10 @@ def encodable(text: str, decoded: str) -> bool:
     Blanks and normal forms may differ, as some tokenizers normalise, and tokens may stand around
     it; unknown characters may not.
     """
-    one, other = (
+    expected, other = (
         re.sub(r"\s+", "", unicodedata.normalize("NFKC", part)) for part in (text, decoded)
     )
-    return one in other
+    return expected in other
 
 
 def corrupted(before: Mapping[str, float], after: Mapping[str, float]) -> Check:

@@ -159,22 +159,22 @@ def run(
         recipe, relaunch: As of `QuestionedServer`.
         quick: Judge the answers to the prompts alone, as after a soak.
     """
-    kind, found = policy.profiles[profile], dict[str, Check]()
-    found["replies"] = passed("replies", "each reply arrived complete")
+    kind, results = policy.profiles[profile], dict[str, Check]()
+    results["replies"] = passed("replies", "each reply arrived complete")
     try:
         server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
         for check in _judged(policy, server, quick):
             reason = kind.not_run.get(check.name)
-            found[check.name] = (
+            results[check.name] = (
                 not_run(check.name, reason, "policy-skips") if reason is not None else check
             )
     except ServerInvalid as error:
         make = failed if error.reason == "not-a-number" else invalid
-        found["replies"] = make("replies", error.message, error.reason)
+        results["replies"] = make("replies", error.message, error.reason)
     message = "the gate ended before"
     for name in ("prompts", "token-count", *ANSWERED, *(() if quick else FURTHER)):
-        found.setdefault(name, not_run(name, message, "no-answers"))
-    return tuple(found.values())
+        results.setdefault(name, not_run(name, message, "no-answers"))
+    return tuple(results.values())
 
 
 def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> Iterator[Check]:
@@ -369,25 +369,25 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
             ignore_eos=True,
             cache_salt=salt,
         )
-        places = range(every, len(answer.tokens), every)
+        positions = range(every, len(answer.tokens), every)
         probes = [
             client.complete(
-                [*prompt, *answer.tokens[:place]],
+                [*prompt, *answer.tokens[:position]],
                 max_tokens=1,
                 logprobs=policy.top,
                 ignore_eos=True,
                 cache_salt=uuid.uuid4().hex,
             )
-            for place in places
+            for position in positions
         ]
         if not all(probe.tokens for probe in probes):
             raise ServerInvalid("answer-unreadable", "a completion of one token has none")
-        decoded = [(answer.tokens[place], answer.logprobs[place]) for place in places]
+        decoded = [(answer.tokens[position], answer.logprobs[position]) for position in positions]
         expected = [(probe.tokens[0], probe.logprobs[0]) for probe in probes]
         p, q = (distributions.scores(rows, policy.top + 1) for rows in (expected, decoded))
         unsound = distributions.unsound(p) | distributions.unsound(q)
         kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
-        distances = list(zip(places, kl.tolist(), strict=True))
+        distances = list(zip(positions, kl.tolist(), strict=True))
         # An answer that ends although it must not is damaged from its end on.
         depths[variant] = checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
     return depths

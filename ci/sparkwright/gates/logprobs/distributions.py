@@ -219,7 +219,7 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         def text(number: int) -> str:
             # Sorted by a hash, as the order of a random generator may change between releases.
-            ordered = sorted(paragraphs, key=lambda one: sha256_bytes(f"{number} {one}".encode()))
+            ordered = sorted(paragraphs, key=lambda part: sha256_bytes(f"{number} {part}".encode()))
             joined = "\n\n".join([*ordered, ""])
             return (joined * (1 + LENGTH // len(joined)))[:LENGTH]
 

@@ -178,41 +178,41 @@ def run(
         candidate: The server of the candidate, whose identity is *served*.
         against: The file of the reference.
     """
-    found = dict[str, Check]()
+    results = dict[str, Check]()
     try:
         for check in _judged(policy, candidate, against, served):
-            found[check.name] = check
-        found["candidate"] = passed(
+            results[check.name] = check
+        results["candidate"] = passed(
             "candidate", "The candidate gave a distribution at each position."
         )
     except ServerInvalid as error:
-        name, make, reason = "candidate" if found else "reference", invalid, error.reason
+        name, make, reason = "candidate" if results else "reference", invalid, error.reason
         if reason == "not-a-number":
-            make, reason = (failed, reason) if found else (invalid, "reference-unsound")
-        found[name] = make(name, f"The {name}: {error.message}.", reason)
+            make, reason = (failed, reason) if results else (invalid, "reference-unsound")
+        results[name] = make(name, f"The {name}: {error.message}.", reason)
     for name in ("candidate", *COMPARED, *DECODED):
-        found.setdefault(name, not_run(name, "The gate ended before.", "not-measured"))
-    return tuple(found.values())
+        results.setdefault(name, not_run(name, "The gate ended before.", "not-measured"))
+    return tuple(results.values())
 
 
 def _judged(
     policy: LogprobsPolicy, candidate: Client, against: Path, served: ServerIdentity
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
-    known = distributions.load(against)
-    reference = _check_reference(policy, known, served)
-    expected = _sound(policy, known.rows)
-    yield reference
-    same = same_model(served, candidate.model(), known.served, known.name)
-    if not same or _tokens(policy, candidate) != known.texts:
+    reference = distributions.load(against)
+    check = _check_reference(policy, reference, served)
+    expected = _sound(policy, reference.rows)
+    yield check
+    same = same_model(served, candidate.model(), reference.served, reference.name)
+    if not same or _tokens(policy, candidate) != reference.texts:
         raise ServerInvalid(
             "reference-other-model",
-            f"the reference is of {known.name}, its tokenizer or other texts",
+            f"the reference is of {reference.name}, its tokenizer or other texts",
         )
-    measured = _sound(policy, _score(policy, known.texts, candidate))
+    measured = _sound(policy, _score(policy, reference.texts, candidate))
     # The floor of another machine says nothing about this one.
-    own = float(known.served.host == served.host)
-    floors = {name: own * np.array(values) for name, values in known.floors.items()}
+    own = float(reference.served.host == served.host)
+    floors = {name: own * np.array(values) for name, values in reference.floors.items()}
     kl, other, shift = _distances(policy, expected, measured).T
     yield _kl_check(
         policy, "divergence", ("distribution-differs", "text-differs"), kl, floors["divergence"]
@@ -224,7 +224,7 @@ def _judged(
     yield _mean_check(policy, "perplexity", "change of ln perplexity", shift, policy.perplexity_max)
     decoded = dict[str, Decoded]()
     for name in MODES:
-        mode = decoded[name] = _decode(policy, known.texts, candidate, name)
+        mode = decoded[name] = _decode(policy, reference.texts, candidate, name)
         if name == "cached-prefix" and not mode.cache_hits:
             # Without a prefix cache by design there is nothing to compare.
             required = "--no-enable-prefix-caching" not in (served.flags or ())
@@ -238,28 +238,31 @@ def _judged(
             reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
             yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
     yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
-    yield _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance)
+    yield _acceptance(policy, reference.acceptance, decoded["decode-greedy"].acceptance)
 
 
-def _check_reference(policy: LogprobsPolicy, known: Reference, served: ServerIdentity) -> Check:
+def _check_reference(policy: LogprobsPolicy, reference: Reference, served: ServerIdentity) -> Check:
     """
     Return the check of the reference; raise `ServerInvalid` unless it was recorded from another
     wheel by this policy, and agrees with itself.
     """
-    identity = known.served
+    identity = reference.served
     required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
     if missing := [name for name, value in required.items() if value in ("", None)]:
         raise ServerInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
     if identity.wheel == served.wheel:
         message = "it was recorded from the candidate's own wheel"
         raise ServerInvalid("reference-is-candidate", message)
-    if known.shape != policy.shape or {*known.floors} != {"divergence", "best-token", *MODES}:
+    if (
+        reference.shape != policy.shape
+        or {*reference.floors} != {"divergence", "best-token", *MODES}
+    ):  # fmt: skip
         message = "it has other texts, tokens or logarithms than the policy"
         raise ServerInvalid("reference-other-policy", message)
-    floor, other = (fmean(known.floors[name]) for name in ("divergence", "best-token"))
+    floor, other = (fmean(reference.floors[name]) for name in ("divergence", "best-token"))
     message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
     # A reference that is damaged in decode would widen the limits for the same damage.
-    decoded = max(fmean(known.floors[name]) for name in MODES)
+    decoded = max(fmean(reference.floors[name]) for name in MODES)
     if not decoded <= max(policy.floor_max, policy.decode_kl_max):
         message = f"its generated tokens differ from prefill by {decoded:.2g} nat"
         raise ServerInvalid("reference-unstable", message)
@@ -356,12 +359,12 @@ def _decode(
     return Decoded(means, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
 
 
-def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
+def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
     """Return, per text: mean KL(one ‖ other), share of other best tokens, difference of ln p."""
     columns = (
-        distributions.lower_bound(one, other, policy.top),
-        ~distributions.agreement(one, other),
-        one.logprobs - other.logprobs,
+        distributions.lower_bound(first, other, policy.top),
+        ~distributions.agreement(first, other),
+        first.logprobs - other.logprobs,
     )
     return np.stack([column.reshape(policy.texts, -1).mean(axis=1) for column in columns], axis=1)
 
@@ -432,14 +435,16 @@ def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
     return judged("sampling", message, "sampling-differs", abs(error) <= most, [figure])
 
 
-def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | None) -> Check:
+def _acceptance(policy: LogprobsPolicy, expected: float | None, measured: float | None) -> Check:
     """Return whether as many drafts are accepted as with the reference."""
-    if known is None:
+    if expected is None:
         reason = "no-speculation" if measured is None else "reference-without-speculation"
         return not_run(
             "acceptance", "The reference drafts no tokens.", reason, required=measured is not None
         )
     share, band = measured or 0.0, policy.acceptance_band
-    message = f"{share:.1%} of the drafted tokens were accepted, {known:.1%} by the reference."
-    figure = Figure("accepted drafts", share, bound=known - band)
-    return judged("acceptance", message, "acceptance-differs", abs(share - known) <= band, [figure])
+    message = f"{share:.1%} of the drafted tokens were accepted, {expected:.1%} by the reference."
+    figure = Figure("accepted drafts", share, bound=expected - band)
+    return judged(
+        "acceptance", message, "acceptance-differs", abs(share - expected) <= band, [figure]
+    )

@@ -169,7 +169,10 @@ def run(
             if len(unit.converters) == 1:
                 return [_unjudged(unit.converters[0], error)]
             # A converter that does not compile leaves the others of its file as they are.
-            parts = (msgspec.structs.replace(unit, converters=(one,)) for one in unit.converters)
+            parts = (
+                msgspec.structs.replace(unit, converters=(converter,))
+                for converter in unit.converters
+            )
             return [check for part in parts for check in unit_checks(part)]
         return [_check(converter, program) for converter in unit.converters]
 

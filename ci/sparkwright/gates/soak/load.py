@@ -24,7 +24,7 @@ from msgspec import Meta
 from sparkwright.bench.machine.watchdog import KernelLog
 from sparkwright.bench.server.client import Client, ServerInvalid
 
-#: Reasons of a request whose deadline is over.
+#: The reason of a request whose deadline is over.
 LATE = "server-slow"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1

@@ -126,9 +126,9 @@ class Experiment:
         cells = self._workloads.cells(*(options.workload or own))
         if kind != "bench" and not any(cell.primary for cell in cells):
             # Times of one request, and the rate of many.
-            alone: tuple[Metric, ...] = ("tpot", "ttft")
+            single: tuple[Metric, ...] = ("tpot", "ttft")
             cells = tuple(
-                replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
+                replace(cell, primary=single if cell.concurrency == 1 else ("rate",))
                 for cell in cells
             )
         workloads.check_texts(cells, options.texts)
@@ -285,7 +285,7 @@ class Experiment:
             path.unlink()
         if side != "candidate":
             # A baseline may have other kernels, and a profile has to show them.
-            unseen = [one for one in checks if one.reason.startswith("profile-")]
+            unseen = [check for check in checks if check.reason.startswith("profile-")]
             checks = tuple(unseen) or checks
         return contract.contract_fault(checks)
 
@@ -318,10 +318,11 @@ class Experiment:
             quantization=self._recipe.model.quantization if self._recipe and options.serve else "",
             added=added if self._recipe else (), stack=self._context.project.stack,
             host={**ladder.machine_facts(), **machine.fingerprint()},
-            margin=max((one.bounds.margin for one in series), default=0.0) if runner.rule else 0.0,
+            margin=max((each.bounds.margin for each in series), default=0.0)
+            if runner.rule else 0.0,
             alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,
             bandwidth=machine.bandwidth,
-            calibration={one.name: history.get(one.name, ()) for one in series},
+            calibration={each.name: history.get(each.name, ()) for each in series},
             policy=self.digest, began=begun.at, seconds=time.time() - begun.at,
             resumed=journal.resumed,
         )  # fmt: skip

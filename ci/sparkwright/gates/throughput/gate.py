@@ -110,8 +110,13 @@ def write_record(store: Store, output: Path, name: str, record: Any) -> Path:
 
 def checks(result: Result) -> tuple[Check, ...]:
     """Return the checks of a gate's *result*."""
-    counted = [one for one in result.legs if one.counts]
-    rows = [_row(cell, one, result) for cell in result.cells for one in cell.series if one.primary]
+    counted = [leg for leg in result.legs if leg.counts]
+    rows = [
+        _row(cell, series, result)
+        for cell in result.cells
+        for series in cell.series
+        if series.primary
+    ]
     shown = [_load(cell, counted) for cell in result.cells]
     return (
         *_stopped(result), *rows, *shown, _measurements(result, counted),
@@ -123,7 +128,7 @@ def _stopped(result: Result) -> Iterator[Check]:
     """Yield why the run was given up, if it was."""
     if result.stopped:
         judge = failed if result.state == "fail" else invalid
-        last = [one for one in result.legs if one.reasons][-1:]
+        last = [leg for leg in result.legs if leg.reasons][-1:]
         message, reason = result.stopped.message, result.stopped.reference
         yield judge("measured", message, reason, samples=_reasons(last))
         if result.recipe and reason in _OF_LAUNCH:
@@ -149,7 +154,7 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
     evidence = [path[-1] if path else 1.0 for path in (series.pass_evidence, series.fail_evidence)]
-    count = sum(one.primary for other in result.cells for one in other.series)
+    count = sum(series.primary for other in result.cells for series in other.series)
     figures = [
         Figure("baseline", series.baseline * factor, unit, blocks),
         Figure("candidate", series.candidate * factor, unit, blocks),
@@ -159,8 +164,8 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     ]
     message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
     samples = [
-        Sample(f"block {block}", "", f"{100 * one:+.2f} %")
-        for block, one in enumerate(series.differences)
+        Sample(f"block {block}", "", f"{100 * value:+.2f} %")
+        for block, value in enumerate(series.differences)
     ]
     state: State = series.state if series.state in ("pass", "fail") else "inconclusive"
     reasons: dict[State, str] = {"fail": "slower", "inconclusive": "undecided"}
@@ -172,7 +177,7 @@ def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
     name, figures = f"load-{_slug(cell)}", []
     for metric, (title, unit, factor, _) in SHOWN.items():
         for side in ("baseline", "candidate"):
-            own = [one.run for one in counted if (one.cell, one.side) == (cell.name, side)]
+            own = [leg.run for leg in counted if (leg.cell, leg.side) == (cell.name, side)]
             # Records of an earlier version lack some figures.
             values = [getattr(run, metric) for run in own if run]
             if values := [value for value in values if value is not None]:
@@ -180,16 +185,16 @@ def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
                 figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
     if not figures:
         return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
-    message = "; ".join(f"{one.name} {one.value:.4g} {one.unit}" for one in figures)
+    message = "; ".join(f"{figure.name} {figure.value:.4g} {figure.unit}" for figure in figures)
     return passed(name, message, figures=figures, required=False)
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
-    again = [one for one in result.legs if one.discarded]
+    again = [leg for leg in result.legs if leg.discarded]
     figures = [
         Figure("measurements", len(counted)),
         Figure("measured again", len(again)),
-        Figure("launches", len({one.launch for one in result.legs})),
+        Figure("launches", len({leg.launch for leg in result.legs})),
         Figure("gates of this wheel and recipe", result.attempt),
         Figure("error rate", 100 * result.alpha, "%"),
     ]
@@ -215,13 +220,13 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
         yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
     if result.stopped and result.stopped.reference in _OF_LAUNCH:
         return
-    profiled = {(one.number, side) for one in result.launches for side in one.profiled}
-    if not profiled or not {(one.launch, one.side) for one in counted} <= profiled:
+    profiled = {(launch.number, side) for launch in result.launches for side in launch.profiled}
+    if not profiled or not {(leg.launch, leg.side) for leg in counted} <= profiled:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
     message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
-    other = sorted({one.baseline_kernels for one in result.launches if one.baseline_kernels})
-    if other:
+    kernels = {launch.baseline_kernels for launch in result.launches}
+    if other := sorted(filter(None, kernels)):
         message += f"; the baseline is served by others: {'; '.join(other)}"
     yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
 

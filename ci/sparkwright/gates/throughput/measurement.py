@@ -155,19 +155,19 @@ def measure(
         return replace(started, reasons=(Reason(error.reason, error.message),))
     after = context.machine.snapshot()
     wrong = invalid_reasons(spec, run, change, context.policy.prefix_hits)
-    earlier = {one.reference for one in context.machine.disturbances(before, before)}
+    earlier = {reason.reference for reason in context.machine.disturbances(before, before)}
     disturbed = [
-        one
-        for one in context.machine.disturbances(before, after)
-        if one.reference not in OWN_LOAD or one.reference in earlier
+        reason
+        for reason in context.machine.disturbances(before, after)
+        if reason.reference not in OWN_LOAD or reason.reference in earlier
     ]
     result = replace(
         started, run=run, after=after,
         speculation=change.speculation if change else None,
         reasons=(*wrong, *disturbed),
-        discarded=bool(wrong or disturbed) and all(one.reference in REPEATED for one in wrong),
+        discarded=bool(wrong or disturbed) and {each.reference for each in wrong} <= REPEATED,
     )  # fmt: skip
-    failed = any(one.error for one in run.requests)
+    failed = any(request.error for request in run.requests)
     ended = _has_ended(server) if failed else not server.guard()
     return _ended(server, result) if ended else result
 
@@ -229,14 +229,14 @@ def invalid_reasons(
     """
     if change is None:
         return (Reason("counters-missing", f"{_FINISHED} or {_GIVEN} is missing or went back"),)
-    errors = [one.error for one in run.requests if one.error]
-    whole = [one for one in run.requests if not one.error]
-    answers = [one.output_tokens for one in whole if one.output_tokens != spec.output_tokens]
-    prompts = [one.prompt_tokens for one in whole if one.prompt_tokens != spec.prompt_tokens]
+    errors = [request.error for request in run.requests if request.error]
+    whole = [request for request in run.requests if not request.error]
+    answers = [each.output_tokens for each in whole if each.output_tokens != spec.output_tokens]
+    prompts = [each.prompt_tokens for each in whole if each.prompt_tokens != spec.prompt_tokens]
     other = change.finished - change.by_length
     # Warm-ups and the generator's own trial have the same length.
     counted = change.tokens == change.finished * spec.output_tokens
-    impossible = any(not 0 < one.ttft <= one.latency for one in whole)
+    impossible = any(not 0 < request.ttft <= request.latency for request in whole)
     mismatch = not counted or change.finished < spec.requests
     tokens = f"{change.tokens} tokens in {change.finished} answers of {spec.output_tokens}"
     faults = (
@@ -265,7 +265,7 @@ def invalid_reasons(
         ),
     )
     wrong = tuple(Reason(reference, text) for fault, reference, text in faults if fault)
-    if counted and not other and {one.reference for one in wrong} <= {"answer-other"}:
+    if counted and not other and {reason.reference for reason in wrong} <= {"answer-other"}:
         return merged_stream(spec, run, change) or wrong
     return wrong
 
@@ -278,12 +278,12 @@ def merged_stream(spec: LoadSpec, run: LoadResult, change: CounterChange) -> tup
     tokens, never none and never more (seen with a vLLM on two busy cores).
     """
     limit = SHORTEST_STEP_S / (change.speculation.length if change.speculation else 1.0)
-    pieces = [one.output_tokens for one in run.requests]
+    pieces = [request.output_tokens for request in run.requests]
     if not all(0 < count <= spec.output_tokens for count in pieces):
         return ()
     merged = sum(
-        one.output_tokens < spec.output_tokens or (one.output_tokens > 1 and one.tpot < limit)
-        for one in run.requests
+        each.output_tokens < spec.output_tokens or (each.output_tokens > 1 and each.tpot < limit)
+        for each in run.requests
     )
     text = f"the tokens of {merged} of {len(pieces)} answers came in fewer pieces, or at once"
     return (Reason("stream-merged", text),) if merged else ()

@@ -125,9 +125,9 @@ def difference(
     was not measured in that block, since it was settled before.
     """
     logarithms = [
-        (one.side, math.log(getattr(one.run, metric)))
-        for one in measurements
-        if one.cell == cell and one.block == block and one.counts
+        (leg.side, math.log(getattr(leg.run, metric)))
+        for leg in measurements
+        if leg.cell == cell and leg.block == block and leg.counts
     ]
     baseline = [value for side, value in logarithms if side == "baseline"]
     other = [value for side, value in logarithms if side != "baseline"]
@@ -197,11 +197,11 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
     """Return, in words, what the noise of *series* supports and how many blocks it will take."""
     span, count = (rule.min_blocks, rule.max_blocks), len(series)
     parts = []
-    for one in series:
-        margin, slow = one.bounds.margin, 1.5 * one.bounds.margin
-        high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(one.bounds.tolerated)
-        passing = expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
-        failing = expected_blocks(one.noise, gap, count / rule.alpha, span)
+    for each in series:
+        margin, slow = each.bounds.margin, 1.5 * each.bounds.margin
+        high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(each.bounds.tolerated)
+        passing = expected_blocks(each.noise, high, 1 / rule.alpha, span, count)
+        failing = expected_blocks(each.noise, gap, count / rule.alpha, span)
         equal = (
             f"an equal wheel passes after about {passing} blocks"
             if passing
@@ -210,7 +210,7 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
         )
         verdict = f"fails after about {failing}" if failing else "stays undecided"
         parts.append(
-            f"{one.name}: a block spreads by {100 * (one.noise.sigma or 0):.2g} %; {equal}; "
+            f"{each.name}: a block spreads by {100 * (each.noise.sigma or 0):.2g} %; {equal}; "
             f"one slower by {100 * slow:g} % {verdict}."
         )
     return " ".join(parts)
@@ -224,12 +224,12 @@ def cell_results(
     decision: Decision | None,
 ) -> tuple[CellResult, ...]:
     """Return the result of each cell over complete *blocks*."""
-    counted = [one for one in measurements if one.counts and one.block in blocks]
-    deciding = {one.name: one for one in series}
-    decided = {one.name: one for one in decision.series} if decision else {}
+    counted = [leg for leg in measurements if leg.counts and leg.block in blocks]
+    deciding = {each.name: each for each in series}
+    decided = {each.name: each for each in decision.series} if decision else {}
     results = []
     for cell in cells:
-        own = [one for one in counted if one.cell == cell.name]
+        own = [leg for leg in counted if leg.cell == cell.name]
         rows = []
         for metric in METRICS:
             name, row = series_name(cell.name, metric), _series(own, cell.name, blocks, metric)
@@ -252,8 +252,8 @@ def _series(
 ) -> Series:
     """Return the series of *metric* in *own*, the measurements of *cell*, without a decision."""
     values: dict[Side, dict[int, list[float]]] = {"baseline": {}, "candidate": {}}
-    for one in own:
-        values[one.side].setdefault(one.block, []).append(getattr(one.run, metric))
+    for leg in own:
+        values[leg.side].setdefault(leg.block, []).append(getattr(leg.run, metric))
     medians = {side: list(map(statistics.median, of.values())) for side, of in values.items()}
     differences = _differences(own, cell, blocks, metric)
     logarithms = differences or tuple(map(math.log, medians["candidate"]))
@@ -262,7 +262,7 @@ def _series(
         sign = -1 if differences and METRICS[metric][3] else 1
         low, high = sorted(math.exp(sign * end) for end in mean_interval(logarithms))
     baseline, candidate = (statistics.median(of) if of else None for of in medians.values())
-    launches = len({one.launch for one in own if one.side == "candidate"})
+    launches = len({leg.launch for leg in own if leg.side == "candidate"})
     return Series(
         metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high,
         launches=launches,

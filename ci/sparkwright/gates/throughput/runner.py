@@ -107,13 +107,13 @@ class MeasurementJournal:
         """All measurements; those of an incomplete launch do not count after a later launch."""
         written = [line.measurement for line in self._lines if line.measurement]
         whole = {launch.number for launch in self.launches}
-        newest = max((one.launch for one in written), default=0)
+        newest = max((leg.launch for leg in written), default=0)
         why = Reason("interrupted", "the launch was interrupted before it was complete")
         return [
-            one
-            if one.launch == newest or one.launch in whole or one.discarded
-            else replace(one, discarded=True, reasons=(*one.reasons, why))
-            for one in written
+            leg
+            if leg.launch == newest or leg.launch in whole or leg.discarded
+            else replace(leg, discarded=True, reasons=(*leg.reasons, why))
+            for leg in written
         ]
 
     def add(self, line: JournalLine) -> None:
@@ -169,9 +169,9 @@ def sides(seed: int, block: int) -> tuple[Side, ...]:
     return other, "baseline", "baseline", other
 
 
-def prompts_seed(seed: int, place: Measurement) -> int:
+def prompts_seed(seed: int, leg: Measurement) -> int:
     """Return the seed of a measurement's prompts: a new one, so that no cache has seen them."""
-    text = f"{seed}/{place.launch}/{place.position}/{place.cell}/{place.attempt}"
+    text = f"{seed}/{leg.launch}/{leg.position}/{leg.cell}/{leg.attempt}"
     return random.Random(text).randrange(1, 2**31)  # noqa: S311
 
 
@@ -183,7 +183,7 @@ class Runner:
         rule: The decision rule; None if nothing is compared.
         decision: None before the first complete block.
         stopped: Why the run was given up, and the verdict then; None if it was not.
-        outlook: What the noise supports, as said before the first block.
+        outlook: What the noise supports, in words, before the first block.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class Runner:
     ) -> None:
         self._spec, self._context, self._launcher = spec, context, launcher
         self._journal, self._attempts = journal, context.machine.policy.discards + 1
-        counted = (one for one in journal.measurements if one.counts)
-        self._sizes = {one.cell: len(one.run.requests) for one in counted if one.run}
+        counted = (leg for leg in journal.measurements if leg.counts)
+        self._sizes = {leg.cell: len(leg.run.requests) for leg in counted if leg.run}
         self.rule: DecisionRule | None = None
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
@@ -240,7 +240,7 @@ class Runner:
     def blocks(self) -> frozenset[int]:
         """The numbers of the complete blocks, without the A/A block."""
         need = 4 if self.rule and not self._spec.at_once else 1
-        launches = Counter(one.block for one in self._journal.launches)
+        launches = Counter(launch.block for launch in self._journal.launches)
         return frozenset(b for b, count in launches.items() if count == need) - {CONTROL_BLOCK}
 
     @property
@@ -266,7 +266,7 @@ class Runner:
         """Measure what the journal does not hold of *block*."""
         order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
         size = len(order) if self._spec.at_once else 1
-        complete = {(one.block, one.position) for one in self._journal.launches}
+        complete = {(launch.block, launch.position) for launch in self._journal.launches}
         for first in range(0, len(order), size):
             if (block, first) not in complete:
                 positions = range(first, first + size)
@@ -277,7 +277,7 @@ class Runner:
     ) -> None:
         """Measure *cells* at *positions* on fresh servers, again if a baseline's server ends."""
         for _ in range(self._attempts):
-            number = 1 + max((one.launch for one in self._journal.measurements), default=-1)
+            number = 1 + max((leg.launch for leg in self._journal.measurements), default=-1)
             with (
                 contextlib.suppress(_ServerLost),
                 self._launcher(sorted(set(positions.values()))) as servers,
@@ -315,9 +315,9 @@ class Runner:
         """Measure once, and again if the machine was disturbed or a request failed."""
         cell = self._sized(cell, server)
         for attempt in range(self._attempts):
-            place = replace(blank, attempt=attempt)
-            seed = prompts_seed(self._journal.begun.seed, place)
-            result = measure(self._context, server, cell, place, seed)
+            leg = replace(blank, attempt=attempt)
+            seed = prompts_seed(self._journal.begun.seed, leg)
+            result = measure(self._context, server, cell, leg, seed)
             self._journal.add(JournalLine(measurement=result))
             if result.counts:
                 return
@@ -341,8 +341,8 @@ class Runner:
         """
         if result.side != "candidate":
             raise _ServerLost
-        own = (one for one in self._journal.measurements if one.launch == result.launch)
-        if any(one.before and one.side == "candidate" for one in own):
+        own = (leg for leg in self._journal.measurements if leg.launch == result.launch)
+        if any(leg.before and leg.side == "candidate" for leg in own):
             says = f"the candidate's server ended under load; {reason.message}"
             raise _Stop(Reason(CRASHED, says), "fail")
         raise _Stop(reason)
