@@ -83,10 +83,10 @@ REASONS: Mapping[str, str] = {
 
 class PreflightFinding(msgspec.Struct, frozen=True):
     """
-    Something that is wrong with a recipe, or could be better.
+    Something that is wrong with a recipe or a launch, or could be better.
 
     Attributes:
-        reference: Stable, in kebab-case; a key of `REASONS`.
+        reference: Stable, in kebab-case; `REASONS` explains those of a recipe.
         message: A sentence.
         weight: ``error`` keeps a recipe from being used; ``advice`` is shown.
     """

@@ -167,9 +167,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _checks(self, name: str) -> tuple[Check, ...]:
         if name not in SERVED or name == "G8":
             return self._run(name)
+        ended = self._ended() if self._options.serve else None
         # G3 reports itself why the server that we started does not run.
-        ended = self._ended() if self._options.serve and name != "G3" else None
-        checks = (ended,) if ended else self._run(name)
+        checks = (ended,) if ended and name != "G3" else self._run(name)
         return (*checks, self._served) if self._options.wheel else checks
 
     def _run(self, name: str) -> tuple[Check, ...]:

@@ -119,7 +119,7 @@ def product(
     rounding = bounds.roundings * _ROUNDOFF[kind]
     epsilon = rounding + depth / 32 * 2.0**-bits
     allowed = bounds.outliers * epsilon * scale + rounding * np.abs(values)
-    sizes = [[np.linalg.norm(one, axis=axis) for one in (values, scale)] for axis in (0, 1)]
+    sizes = [[np.linalg.norm(matrix, axis=axis) for matrix in (values, scale)] for axis in (0, 1)]
     return Expected(values, allowed, tuple(epsilon * np.maximum(*pair) for pair in sizes))
 
 
@@ -130,7 +130,7 @@ def error_ratio(expected: Expected, actual: Array) -> float:
     """
     errors = np.abs(actual.astype(np.float64) - expected.values)
     parts = [(errors, expected.allowed)]
-    parts += [(np.linalg.norm(errors, axis=n), one) for n, one in enumerate(expected.norms)]
+    parts += [(np.linalg.norm(errors, axis=n), norms) for n, norms in enumerate(expected.norms)]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = [np.where(error == 0, 0.0, error / allowed) for error, allowed in parts]
     return max(float(np.nan_to_num(ratio, nan=1e9, posinf=1e9).max()) for ratio in ratios)
@@ -155,7 +155,7 @@ def _case(
     steps: Sequence[Mapping[str, Any]], expected: Mapping[str, Expected], kind: np.dtype[Any] = BF16
 ) -> Case:
     """Return a case whose outputs are all of *kind*, and are not written before."""
-    outputs = {name: unwritten(kind, *one.values.shape) for name, one in expected.items()}
+    outputs = {name: unwritten(kind, *result.values.shape) for name, result in expected.items()}
     return Case(outputs, steps, expected)
 
 
@@ -175,8 +175,8 @@ def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, column
         "static": _near_tie(FP8, values * 64),
     }
     outputs = {
-        name: unwritten(FP32 if name == "scale" else FP8, *one.values.shape)
-        for name, one in expected.items()
+        name: unwritten(FP32 if name == "scale" else FP8, *result.values.shape)
+        for name, result in expected.items()
     }
     return Case(outputs, steps, expected)
 
@@ -279,11 +279,11 @@ def _fp4_moe(
     b, b_scales, weights = _fp4(random, len(counts), columns, depth)
     alphas = (2.0 ** random.integers(-6, -1, len(counts))).astype(np.float32)
     tiles = [nvfp4.swizzle(a_scales[experts == n]) for n in range(len(counts))]
-    starts = [np.cumsum([0, *sizes[:-1]]) for sizes in (counts, [len(one) for one in tiles])]
+    starts = [np.cumsum([0, *sizes[:-1]]) for sizes in (counts, [len(tile) for tile in tiles])]
     step = _call(
         "_C.cutlass_fp4_group_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
         a_blockscale=np.concatenate(tiles).view(FP8), alphas=alphas,
-        b_blockscales=np.stack([nvfp4.swizzle(one) for one in b_scales]).view(FP8),
+        b_blockscales=np.stack([nvfp4.swizzle(scales) for scales in b_scales]).view(FP8),
         problem_sizes=np.array([(count, columns, depth) for count in counts], np.int32),
         expert_offsets=starts[0].astype(np.int32), sf_offsets=starts[1].astype(np.int32),
     )  # fmt: skip
@@ -357,7 +357,7 @@ def _marlin_moe(
     packed, scales, values, factors = zip(*every, strict=True)
     ids, blocks, used = aligned(experts, count, block)
     a = _normal(random, tokens, depth)
-    steps = [_repack(one, f"weight {n}") for n, one in enumerate(packed)]
+    steps = [_repack(weight, f"weight {n}") for n, weight in enumerate(packed)]
     steps.append(_call("aten.stack", "weights", tensors=[f"@weight {n}" for n in range(count)]))
     steps.append(_marlin_call(
         "_moe_C.moe_wna16_marlin_gemm", True, (tokens, columns, depth), a=a, b_q_weight="@weights",
@@ -488,10 +488,10 @@ def _cache(random: np.random.Generator, _: ErrorBounds, tokens: int) -> Case:
     for name, x in inputs.items():
         flat = expected[f"{name}_cache"].values.reshape(256, 8, 128)
         flat[slots[slots >= 0]] = x[slots >= 0].astype(np.float64)
-    one = np.ones(1, np.float32)
+    unit = np.ones(1, np.float32)
     step = _call(
         "_C_cache_ops.reshape_and_cache_flash", **inputs, **{name: f"@{name}" for name in outputs},
-        slot_mapping=slots, kv_cache_dtype="auto", k_scale=one, v_scale=one,
+        slot_mapping=slots, kv_cache_dtype="auto", k_scale=unit, v_scale=unit,
     )  # fmt: skip
     return Case(outputs, [step], expected)
 

@@ -47,7 +47,7 @@ def tensor(torch: Any, spec: dict[str, Any], guard: int = 0) -> Any:
 def value(torch: Any, argument: Any, values: dict[str, Any]) -> Any:
     """Return an argument: a list, a tensor of a file, one of *values* by its name, or itself."""
     if isinstance(argument, list):
-        return [value(torch, one, values) for one in argument]
+        return [value(torch, item, values) for item in argument]
     if not isinstance(argument, dict):
         return argument
     return values[argument["name"]] if "name" in argument else tensor(torch, argument)[1]
@@ -76,7 +76,7 @@ def run(torch: Any, job: dict[str, Any]) -> None:
     """Run a job as often as it states."""
     with Path(job["results"]).open("wb") as sink:
         for _ in range(job["repeats"]):
-            outputs = {name: tensor(torch, one, GUARD) for name, one in job["outputs"].items()}
+            outputs = {name: tensor(torch, spec, GUARD) for name, spec in job["outputs"].items()}
             values = {name: view for name, (_, view) in outputs.items()}
             for step in job["steps"]:
                 call(torch, step, values)
