@@ -49,7 +49,7 @@ _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
 
 class Python(NamedTuple):
     """
-    An interpreter outside of any environment.
+    An interpreter, by which uv makes an environment.
 
     Attributes:
         path: Its program. *version*: in full, such as ``3.12.3``.

@@ -164,7 +164,8 @@ def _contents(
     inexact: bool,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield every member with its sha256 and size, which *record* must state unless *inexact*."""
-    rows = [row for row in csv.reader(io.StringIO(record)) if row]
+    # One more than there may be: millions of short lines would fill the memory.
+    rows = list(itertools.islice(filter(None, csv.reader(io.StringIO(record))), len(members) + 1))
     if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
         raise _invalid(wheel, "has a RECORD that does not list each member once")
     for name, digest, size in rows:
