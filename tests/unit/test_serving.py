@@ -339,6 +339,12 @@ def test_ray_is_refused_without_what_it_needs(world: World, words: list[str], re
         main.run(["serve", "--python", str(world.python), "--model", str(world.model), *words])
 
 
+@pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:x", ":6379", "--flag:1"])
+def test_address_of_a_ray_head_has_a_port(address: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.run(["serve", f"--ray-worker={address}"])
+
+
 def test_ray_head_that_ends_at_once_is_a_failure() -> None:
     with refusal("ray-failed"):
         launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})

@@ -43,6 +43,13 @@ def words(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"cannot be split into words: {error}") from None
 
 
+def head_address(text: str) -> str:
+    """Return *text* if it is of the form HOST:PORT, or empty: `serve` asks for it then."""
+    if not re.fullmatch(r"([^\s-]\S*:[1-9][0-9]{0,4})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not of the form HOST:PORT")
+    return text
+
+
 _PORT = options.number(int, 1, 65535)
 _NODES = options.number(int, 1, 64)
 _SHARE, _SWITCH = options.number(float, 0.01, 1, "shares"), options.number(int, 0, 1)
@@ -92,7 +99,7 @@ VARIABLES = {
     ),
     "DOWNLOAD": ContainerVariable("download", _SWITCH, "1: vLLM may download the model"),
     "NODES": ContainerVariable("nodes", _NODES, "machines that serve together"),
-    "RAY_ADDRESS": ContainerVariable("ray_worker", plain_text, "HOST:PORT of the head (worker)"),
+    "RAY_ADDRESS": ContainerVariable("ray_worker", head_address, "HOST:PORT of the head (worker)"),
     "RAY_PORT": ContainerVariable("ray_port", _PORT, "port of Ray on the head"),
     "NODE_ADDRESS": ContainerVariable(
         "node_address", plain_text, "address of this machine on the network of the nodes"
@@ -202,6 +209,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--ray-worker",
         nargs="?",
         const="",
+        type=head_address,
         metavar="ADDRESS",
         help="serve with other machines: join Ray's head at HOST:PORT, and start no server",
     )
