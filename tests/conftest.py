@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support import processes
+from tests.support import processes, standin
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import Toolchain
@@ -71,8 +70,7 @@ def redis(tmp_path: Path) -> Redis:
 
     @contextlib.contextmanager
     def run(*options: str) -> Iterator[str]:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        port = standin.free_port()
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *options]
         with running(command, dict(os.environ), tmp_path) as server:
             assert server.stdout
@@ -125,12 +123,6 @@ def tools(user_store: Store) -> Toolchain:
 def cuda_bin(tools: Toolchain) -> Path:
     """Return the folder of nvcc, cuobjdump and nvdisasm."""
     return tools.cuda / "bin"
-
-
-@pytest.fixture(scope="session")
-def cuda_env(tools: Toolchain) -> Path:
-    """Return the environment whose ``bin`` holds cmake and ninja."""
-    return tools.root
 
 
 @pytest.fixture(scope="session")

@@ -45,14 +45,13 @@ class Listener(socketserver.ThreadingTCPServer):
 
     def __init__(self, say: Say) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.say, self.over = say, threading.Event()
+        self.say = say
         self.asked: list[str] = []
         self.heads: list[bytes] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def close(self) -> None:
-        self.over.set()
         self.shutdown()
         self.server_close()
 

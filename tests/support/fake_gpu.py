@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import processes
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
@@ -34,13 +35,10 @@ def shrink(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def environment(folder: Path, fault: str = "") -> Path:
     """Return an interpreter with the tests' torch, whose operators have *fault*."""
-    python = folder / "python"
     variables = (
         f"PYTHONPATH='{ROOT / 'tests' / 'support' / 'fake_torch'}:{ROOT / 'ci'}' SPARKWRIGHT_FAULT='{fault}'"
     )
-    python.write_text(f'#!/bin/sh\nexec env {variables} {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return python
+    return processes.script(folder / "python", f'exec env {variables} {sys.executable} "$@"')
 
 
 def driver(folder: Path, body: str) -> Path:

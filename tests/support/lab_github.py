@@ -57,14 +57,6 @@ def good_settings() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_workflows(hub: Hub, folder: Path) -> None:
-    """Add the workflow files of *folder*."""
-    path = "/contents/.github/workflows"
-    for file in folder.glob("*.yml"):
-        hub.settings[path].append({"name": file.name})
-        hub.settings[f"{path}/{file.name}"] = {"name": file.name, "content": base64.encodebytes(file.read_bytes()).decode()}
-
-
 class _Handler(loopback.Handler):
     server: Hub
 

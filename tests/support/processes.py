@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 #: Audit events of the interpreter that change the file system.
@@ -25,6 +26,14 @@ def heard() -> None:
     """Let the program be ended by each, as one that was started at a terminal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def script(path: Path, text: str, interpreter: str = "/bin/sh") -> Path:
+    """Write *text* as a program that *interpreter* runs, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{interpreter}\n{text}\n")
+    path.chmod(0o755)
+    return path
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support import processes
+from tests.support import githubwork, processes
 from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
@@ -46,6 +46,8 @@ from sparkwright.forks.stack import (
 # and tests that run at the same time would disturb each other on it.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+ROOT = Path(__file__).parents[2]
+
 #: What every patch of ours must say.
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
 
@@ -65,9 +67,8 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.exists():
-            path.mkdir(parents=True)
-            self.git("init", "--quiet", "--initial-branch=main")
+        path.mkdir(parents=True, exist_ok=True)
+        self.git("init", "--quiet", "--initial-branch=main")
 
     @property
     def url(self) -> str:
@@ -133,11 +134,10 @@ def cli(tmp_path: Path) -> Cli:
     folder.mkdir()
 
     def run(*words: str | Path, env: Mapping[str, str] | None = None, program: Sequence[str] = ("-m", "sparkwright")) -> object:
-        environment = {**os.environ, **(env or {})}
         return subprocess.run(
             [sys.executable, *program, *map(str, words)],
             cwd=folder,
-            env=environment,
+            env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
             check=False,
@@ -335,6 +335,16 @@ def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
             member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubwork.World]:
+    """Return GitHub, with an empty repository, and a token of ours."""
+    path = tmp_path / "github.git"
+    Repository(tmp_path / "seed").git("init", "--quiet", "--bare", str(path))
+    monkeypatch.setenv("GITHUB_TOKEN", githubwork.TOKEN)
+    with githubwork.serving(githubwork.World(path)) as world:
+        yield world
 
 
 class Index:

@@ -96,8 +96,6 @@ def _type(one: types.Type) -> str:
             return "\\|".join(f"`{value}`" for value in one.values)
         case types.StrType():
             return "text" + (f" `{one.pattern}`".replace("|", "\\|") if one.pattern else "")
-        case types.NoneType():
-            return "null"
         case types.IntType() | types.FloatType():
             ends = [one.ge if one.ge is not None else one.gt, one.le if one.le is not None else one.lt]
             kind = "integer" if isinstance(one, types.IntType) else "number"

@@ -303,13 +303,12 @@ def test_every_spelling(command: str, expected: tuple[str, ...]) -> None:
 
 def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:
     """A compiler that upstream refuses, for example, with the advice to name another."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "cmake").write_text("#!/bin/sh\necho 'GCC >= 13 is required (found 12.2.0)'\nexit 1\n")
-    (tmp_path / "bin" / "cmake").chmod(0o755)
+    (tmp_path / "cmake").write_text("#!/bin/sh\necho 'GCC >= 13 is required (found 12.2.0)'\nexit 1\n")
+    (tmp_path / "cmake").chmod(0o755)
     with refusal("configure-failed") as caught:
         configure.configure(
             tmp_path, tmp_path / "build", defines={}, env=process.clean_environment(), log=tmp_path / "log",
-            cmake=tmp_path / "bin" / "cmake", sandbox=Sandbox("none"),
+            cmake=tmp_path / "cmake", sandbox=Sandbox("none"),
         )  # fmt: skip
     assert "GCC >= 13 is required (found 12.2.0)" in caught.value.details
     assert "CXX=g++-13" in caught.value.todo
@@ -409,9 +408,6 @@ PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="fetchcontent")
 DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
 
 
-SUBMODULE = msgspec.structs.replace(PART, kind="submodule")
-
-
 @pytest.mark.parametrize(
     ("sources", "ignored", "fault"),
     [
@@ -426,7 +422,7 @@ SUBMODULE = msgspec.structs.replace(PART, kind="submodule")
 )
 def test_source_that_the_lock_pins_otherwise_is_refused(sources: list[Declaration], ignored: Iterable[str], fault: str) -> None:
     """Another address, another ref, a source of no entry, a kind that cannot be pinned; a password is not shown."""
-    locked = ForkLock(vendored={"part": PART, "third/party": SUBMODULE})
+    locked = ForkLock(vendored={"part": PART, "third/party": msgspec.structs.replace(PART, kind="submodule")})
     with refusal("source-unlocked") as caught:
         configure.check_vendored("mini", sources, locked, dict.fromkeys(ignored, "once"), complete=True)
     (line,) = caught.value.details

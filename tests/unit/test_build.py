@@ -132,13 +132,11 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(min
         built(mini)
 
 
-LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
-
-
 def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> None:
     """Requirements that environment.yaml replaces and those of extras do not count; a wheel of other sources, or damaged in the store, is refused."""
     name = WheelName("mini_vllm", "0.33.0", f"cp38-abi3-linux_{platform.machine()}")
-    files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(LIBRARIES, b"\x7fELF")
+    files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")}
+    files |= {f"mini_vllm/{library}_stable_libtorch.abi3.so": b"\x7fELF" for library in ("_C", "_moe_C")}
     requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
     base = archive.write(mini.root, name, files, metadata, pure=False)

@@ -15,19 +15,17 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.refusals import refusal
-from tests.support import wheels
+from tests.support import processes, wheels
 from tests.support.standin import alive
+from tests.unit.conftest import Cli
 
 from sparkwright.core import strict_yaml
 from sparkwright.release import bundle, bundle_host
 from sparkwright.release.bundle import BundleSpec
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli
 
 #: The host's torch, which no machine of the tests has.
 TORCH = """
@@ -116,8 +114,15 @@ def results(root: Path) -> dict[str, Any]:
 
 
 def test_bundle_is_set_up_and_its_commands_run_once(host: Host, tmp_path: Path) -> None:
-    """The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started."""
+    """
+    The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started. A folder
+    without its last mark is no bundle that is set up: setup is begun again.
+    """
     assert len(json.loads((host.bundle / "bundle.json").read_text())["parts"]) > 2
+    host.set_up()
+    (host.root / "results").rmdir()
+    (host.root / "sites" / "extra" / "package" / "__init__.py").unlink()
+    assert host.script("run", host.root)[2].startswith("error: bundle-incomplete: ")
     host.set_up()
     name = "tiny-1-py3-none-any.whl"
     assert (host.root / "dist" / name).read_bytes() == (tmp_path / name).read_bytes()
@@ -141,10 +146,8 @@ def test_run_that_was_killed_continues(host: Host) -> None:
         {"name": "first", "words": ["sh", "-c", "date +%N"]},
         {"name": "second", "words": ["sh", "-c", wait], "after": ["first"]},
     )
-    process, until = host.start("run", host.root), time.time() + 60
-    while not marker.exists() or not marker.read_text().strip():
-        assert time.time() < until
-        time.sleep(0.05)
+    process = host.start("run", host.root)
+    processes.until(lambda: marker.exists() and marker.read_text().strip())
     busy = host.script("run", host.root)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -199,16 +202,6 @@ def test_commands_for_other_gpus_run_beside_one_that_runs_alone(
     assert [log[0] for log in logs] == seen
     if len(os.sched_getaffinity(0)) > 1:
         assert logs[0][1] == logs[2][1] != logs[1][1]
-
-
-def test_setup_that_was_cut_off_is_begun_again(host: Host) -> None:
-    """A folder without its last mark is no bundle that is set up."""
-    host.set_up()
-    (host.root / "results").rmdir()
-    (host.root / "sites" / "extra" / "package" / "__init__.py").unlink()
-    assert host.script("run", host.root)[2].startswith("error: bundle-incomplete: ")
-    host.set_up()
-    assert (host.root / "sites" / "extra" / "package" / "__init__.py").is_file()
 
 
 def archive_of(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], object]:

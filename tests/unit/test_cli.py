@@ -13,20 +13,15 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support import processes
+from tests.unit.conftest import ROOT, Cli, Mini
 
 from sparkwright import __version__
 from sparkwright.cli import main
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Mini
-
-ROOT = Path(__file__).parents[2]
 
 #: What the command line must not load before it is needed: each costs more than the rest together.
 HEAVY = ("torch", "docker", "requests", "pypi_simple", "rich", "elftools", "filelock")
@@ -112,10 +107,6 @@ def test_an_interruption_gives_130(mini: Mini) -> None:
         assert run.stderr.read() == "interrupted; what is finished is kept, and the next run continues from here\n"
 
 
-#: A help text, a table, and the documents of a failure and of wrong usage, each with its exit code.
-PRINTING = [(["--version"], 0), (["doctor"], 0), (["fetch", "--fork", "none", "--json"], 1), (["fetch", "--none", "--json"], 2)]
-
-
 def directed(mini: Mini, words: Sequence[str], where: str, limit: int = -1) -> subprocess.CompletedProcess[str]:
     """Run the program with its streams directed as a shell would by *where*; it may write files of *limit* bytes."""
     shared = [] if words[0] == "--version" else [*mini.words, "--offline"]
@@ -130,7 +121,10 @@ def directed(mini: Mini, words: Sequence[str], where: str, limit: int = -1) -> s
     return done
 
 
-@pytest.mark.parametrize(("words", "code"), PRINTING, ids=str)
+# A help text, a table, and the documents of a failure and of wrong usage, each with its exit code.
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["doctor"], 0), (["fetch", "--fork", "none", "--json"], 1), (["fetch", "--none", "--json"], 2)], ids=str
+)
 def test_an_output_that_nobody_can_read_is_said_by_name(mini: Mini, words: list[str], code: int) -> None:
     """A full disk is disk-full, a closed stream changes nothing, and a reader that left is told nothing."""
     full = directed(mini, words, "> /dev/full")
@@ -184,18 +178,17 @@ def _bare() -> Sequence[str]:
     return "-c", BARE % ({MODULES.get(name, name.replace("-", "_").lower()) for name in names},)
 
 
-def test_doctor_goes_on_without_the_part_full(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
-    """It names the part with its command, and makes its other checks, although nothing names the package index."""
+def test_the_part_full_is_named_where_it_is_not_installed(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
+    """
+    A command that needs it names the command that installs it. So does `doctor`, which makes its other checks, although nothing names the
+    package index.
+    """
+    error = json.loads(cli("build", "--container", *mini.words, "--json", program=bare).stdout)["error"]
+    assert (error["reference"], "[full]" in error["install"]) == ("part-missing", True)
     done = cli("doctor", *mini.words, "--json", env=dict.fromkeys(package_index.VARIABLES, ""), program=bare)
     checks = {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
     assert (checks["part full"]["state"], "[full]" in checks["part full"]["remedy"]) == ("missing", True)
     assert checks["upstream host"]["state"] == checks["git"]["state"] == "ready"
-
-
-def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
-    """Without the part `full`, a command that needs it names the command that installs it."""
-    error = json.loads(cli("build", "--container", *mini.words, "--json", program=bare).stdout)["error"]
-    assert (error["reference"], "[full]" in error["install"]) == ("part-missing", True)
 
 
 @pytest.mark.parametrize(

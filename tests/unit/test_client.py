@@ -62,7 +62,6 @@ def used(prompt: int, tokens: int) -> dict[str, int]:
 
 SOUND = whole(completion())
 CHUNKED = head("application/json", None, "200 OK", "transfer-encoding: chunked")
-NAN = {"error": {"message": "Out of range float values are not JSON compliant: nan", "code": 400}}
 
 WRONG: dict[str, tuple[bytes, str]] = {
     "HTML": (head("text/html") + b"<html>hello</html>", "answer-unreadable"),
@@ -74,7 +73,9 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "an abort": (whole(completion(finish_reason="abort")), "stream-error"),
     "no end": (whole(completion(finish_reason=None)), "answer-unreadable"),
     "an error": (whole({"error": {"message": "no such route", "code": 404}}, "404 Not Found"), "server-refused"),
-    "logarithms that JSON cannot hold": (whole(NAN, "400 Bad Request"), "not-a-number"),
+    "logarithms that JSON cannot hold": (
+        whole({"error": {"message": "Out of range float values are not JSON compliant: nan", "code": 400}}, "400 Bad Request"), "not-a-number",
+    ),
     "a status without words": (head(length=0, status="503 Service Unavailable"), "server-refused"),
     "another model's name": (whole({**completion(), "model": "other"}), "model-mismatch"),
     "invalid UTF-8": (SOUND.replace(b"<5><6>", b"\xff\xfe><6>"), "answer-unreadable"),
@@ -174,26 +175,14 @@ def test_server_without_the_requested_model_gets_no_prompt(
     assert set(server.asked) == {"/v1/models"}
 
 
-def test_prompt_without_room_is_not_sent(listen: Listen) -> None:
+def test_prompt_without_room_is_not_sent_and_a_completion_that_vllm_cut_for_room_is_refused(listen: Listen) -> None:
     server = listen(completing(SOUND))
     with invalid("prompt-too-long"):
         Client(server.url).complete(tuple(range(60)), max_tokens=5)
     assert set(server.asked) <= {"/v1/models"}
-
-
-def test_completion_that_vllm_cut_for_room_is_refused(listen: Listen) -> None:
     reply = {**completion(token_ids=[5], prompt_token_ids=list(range(63))), "usage": used(63, 1)}
     with invalid("prompt-too-long"):
         Client(listen(completing(whole(reply))).url).complete("long", max_tokens=9)
-
-
-CALLS = [
-    {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city": "Ulm"}'},
-    }
-]
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -201,7 +190,7 @@ def chat(**fields: Any) -> dict[str, Any]:
         "role": "assistant",
         "content": None,
         "reasoning": "Thinking",
-        "tool_calls": CALLS,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}],
     } | fields
     # vLLM 0.32.0 sends null for what was not asked for.
     none = {"token_ids": None, "logprobs": None, "prompt_logprobs": None}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support import fake_gpu
+from tests.support import fake_gpu, processes
 from tests.support.fake_gpu import POLICY
 
 from sparkwright.gates.device import gate as device
@@ -143,8 +143,6 @@ def test_an_environment_that_answers_wrongly_is_invalid(
     script: str, reason: str, tmp_path: Path
 ) -> None:
     """An interpreter that ends, or states results that it did not write, gives no pass."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
+    python = processes.script(tmp_path / "python", script)
     check = device.operator_check("moe-sum", POLICY.operators, [str(python)], (), tmp_path)
     assert (check.state, check.reason) == ("invalid", reason)

@@ -15,8 +15,6 @@ from sparkwright.cli import doctor
 from sparkwright.cli.doctor import MachineCheck
 from sparkwright.forks.stack import Project
 
-ROOT = Path(__file__).parents[2]
-
 SPARK: dict[str, Any] = {
     "machine": "aarch64",
     "glibc": "2.39",
@@ -39,7 +37,7 @@ SPARK: dict[str, Any] = {
 def states(**changes: object) -> dict[str, MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
     facts = {**SPARK, **{name.replace("_", " "): fact for name, fact in changes.items()}}
-    checks = doctor.checks(facts, Project(ROOT, "2026.11"))
+    checks = doctor.checks(facts, Project(Path(__file__).parents[2], "2026.11"))
     return {check.subject: check for check in checks if check.state != "ready"}
 
 

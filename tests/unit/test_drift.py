@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
+from tests.unit.conftest import Host, Index
 
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
@@ -20,9 +21,6 @@ from sparkwright.forks import resolve
 from sparkwright.forks.stack import FileLock, render_lock
 from sparkwright.lab import upkeep
 from sparkwright.release import pages
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Index
 
 BLOCK = [f"    block {number}\n" for number in range(1, 6)]
 #: What our patches do, in their order.
@@ -79,7 +77,10 @@ def states(report: Any) -> dict[str, list[str]]:
 
 
 def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Upstream took one as it was and one with a change, moved one, broke one, and has both picks; each test finds what the others miss."""
+    """
+    Upstream took one as it was and one with a change, moved one, broke one, and has both picks; each test finds what the others miss. A base
+    may be named: a release, a branch, a tag, and a commit, in the order in which they are named.
+    """
     [report] = document(stack, capsys, "drift", "--releases")["drift"]
     ends = {end["patch"].removesuffix(".patch"): (end["last"], end["first"], end["state"], end["proof"]) for end in report["absorbed"]}
     merge, landed = stack.ledger.by_number[7].merge[:12], stack.work.git("rev-parse", "main~1")[:12]
@@ -102,9 +103,6 @@ def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureF
         "altered": ("1.1", "1.2", "likely-upstream", "4 of its 5 added lines are there"),
     }
 
-
-def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A release, a branch, a tag, and a commit; in the order in which they are named."""
     names = ["1.1", "main", "v1", stack.work.git("rev-parse", "main~1")]
     [report] = document(stack, capsys, "drift", *(word for name in names for word in ("--to", name)))["drift"]
 
@@ -221,12 +219,6 @@ class Upstream:
         self.offered.add(f"widget_kit-{version}-{tag}.whl", b"PK\x05\x06" + bytes(18))
         return commit
 
-    def write(self, version: str) -> None:
-        """Write the stack, and lock it."""
-        self.stack.write_text(STACK.format(version=version, tag=TAG))
-        context = self.host.context()
-        context.project.lock_file.write_text(render_lock(resolve.resolve(context)))
-
     def bump(self, version: str, *words: str) -> int:
         return main.run(["patch", "bump", *self.host.words, "--to", version, *words])
 
@@ -239,7 +231,9 @@ def _upstream(host: Host, offered: Index) -> Upstream:
     host.lock()
     made.release("1.0.0", {"version": b"1.0.0\n"})
     host.work.git("tag", "--force", "v1", "v1.0.0")
-    made.write("1.0.0")
+    made.stack.write_text(OLD)
+    context = host.context()
+    context.project.lock_file.write_text(render_lock(resolve.resolve(context)))
     host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1.0.0"), stacks=("other",))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")

@@ -42,9 +42,13 @@ def test_a_question_is_answered_by_its_check_alone() -> None:
     assert {state for state, _ in without.values()} == {"not-run"}
 
 
-@pytest.fixture(name="steps")
-def _steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FirstSteps:
-    """Return the steps on a Spark that has the wheels, two environments and a model; the stock server is three times slower."""
+def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The stock wheel, whose server is three times slower, shows, beside two launches of ours; what failed is tried again, and what is done is
+    not.
+    """
     (tmp_path / "toy").mkdir()
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(quick_look, "RUN_S", 0.2)
@@ -62,16 +66,6 @@ def _steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FirstSteps:
     steps = FirstSteps(options.checkout(arguments), arguments, tmp_path / "out")
     gpu = MachineCheck("GPU", "ready", "NVIDIA GB10")
     monkeypatch.setattr(doctor, "machine", lambda _: {"checks": [gpu]})
-    return steps
-
-
-def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
-    steps: FirstSteps,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The slower stock wheel shows, beside two launches of ours; what failed is tried again, and what is done is not."""
     tried = []
 
     def climb(*arguments: Any) -> None:
@@ -95,7 +89,7 @@ def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
     assert tried == [("G0",), ("G1",), ("G2",), ("G3", "G4")]
     capsys.readouterr()
     with refusal("first-light-failed"):
-        main.run(steps._arguments.words)
+        main.run(words)
     assert len(tried) == 8
     assert capsys.readouterr().err.count("not repeated") == 2  # install and quick
 

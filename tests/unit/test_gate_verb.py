@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved, verdicts
+from tests.support import refserved, verdicts, wheels
 from tests.support.fake_openai_server import Behaviour
+from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
@@ -25,10 +24,6 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import REASONS, GateOptions
 from sparkwright.gates.throughput.experiment import Experiment
 
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli
-
-ROOT = Path(__file__).parents[2]
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"
 Built = Callable[[GateOptions], GateBuilder]
@@ -49,8 +44,7 @@ def _built(common: list[str]) -> Built:
 @pytest.fixture(name="wheel")
 def _wheel(tmp_path: Path) -> Path:
     """Return a wheel with next to nothing in it."""
-    name = WheelName.of("tiny-1.0-py3-none-any.whl")
-    return archive.write(tmp_path, name, {"tiny.py": b""}, "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n", pure=True)
+    return wheels.plain(tmp_path, "tiny", "1.0")
 
 
 def test_gates_without_their_options_did_not_run(cli: Cli, common: list[str]) -> None:

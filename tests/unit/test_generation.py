@@ -26,15 +26,13 @@ from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.generation.checks import DETECTORS, GenerationPolicy
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "ci" / "gates" / "generation.yaml"
-REAL = strict_yaml.load(FILE, GenerationPolicy)
+REAL = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
 TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[str, str])
 #: A byte is a token, so texts are longer in tokens, and the lengths of contexts smaller.
 POLICY = replace(
     REAL, deep=checks.Deep(prompt=64, temperature=0.8, every=16, kl_max=0.2),
     profiles={"default": replace(REAL.profiles["default"], context=(1500, 2500, "maximum"), deep=160)},
 )  # fmt: skip
-LONG = 2200
 C = "vllm:corrupted_requests_total"
 
 
@@ -62,11 +60,9 @@ def recipe(**fields: Any) -> Recipe:
     return replace(recipes.load(ROOT, "toy-cpu"), **{"abilities": tuple(generation.ABILITIES), "tool_parser": "hermes", **fields})
 
 
-def memory() -> dict[str, str]:
-    """Return the continuations of all prompts, and the facts."""
-    known = {prompt.text: TEXTS[prompt.name] for prompt in POLICY.prompts}
-    words = {"fact-door": " marigold, says the note.", "fact-bell": " Henrik Solberg, it says.", "fact-boat": " nineteenth of each month."}
-    return known | {fact.text: words[fact.name] for fact in POLICY.facts}
+#: The continuations of all prompts, and the facts.
+FACTS = {"fact-door": " marigold, says the note.", "fact-bell": " Henrik Solberg, it says.", "fact-boat": " nineteenth of each month."}
+MEMORY = {prompt.text: TEXTS[prompt.name] for prompt in POLICY.prompts} | {fact.text: FACTS[fact.name] for fact in POLICY.facts}
 
 
 class Fleet:
@@ -79,7 +75,7 @@ class Fleet:
 
     def start(self) -> ByteModelServer:
         chats = {chat.image or chat.text: ANSWERS[chat.name] for chat in POLICY.chats}
-        server = self._stack.enter_context(ByteModelServer(memory(), chats))
+        server = self._stack.enter_context(ByteModelServer(MEMORY, chats))
         server.drafts = True
         return server
 
@@ -116,7 +112,7 @@ def test_a_sound_server_passes_every_check(fleet: Fleet) -> None:
 
 
 DEEP = only(lambda step: step.decoded > 100 and len(step.tokens) < 64 + 200)
-FAR = only(lambda step: len(step.tokens) > LONG)
+FAR = only(lambda step: len(step.tokens) > 2200)
 
 
 #: What is wrong → the damage, the check that must fail, and why.
@@ -170,15 +166,12 @@ def test_a_long_generation_that_ends_early_is_damaged_from_its_end(fleet: Fleet,
     assert f"from token {length} on (prefix miss)" in found.message
 
 
-def test_text_that_depends_on_speculation_fails(fleet: Fleet) -> None:
-    """Drafts that are accepted wrongly change words that are sure without them."""
+def test_speculation_changes_no_text_and_is_there_if_the_recipe_has_it(fleet: Fleet) -> None:
+    """Drafts that are accepted wrongly change words that are sure without them; a server that does not draft fails a recipe that does."""
     fleet.relaunch_damage = {("speculation",): only(lambda step: step.decoded == 30)}
     found = judged(fleet)["speculation"]
 
     assert (found.state, found.reason) == ("fail", "speculation-differs")
-
-
-def test_a_server_that_does_not_draft_fails_a_recipe_that_does(fleet: Fleet) -> None:
     fleet.server.drafts = False
     drafting = recipes.load(ROOT, "qwen3.6-35b-a3b-nvfp4-mtp3").speculation
 
@@ -286,7 +279,6 @@ def test_the_counter_of_nan_exists_and_is_zero(before: dict[str, float], after: 
     assert checks.corrupted(before, after).state == state
 
 
-BOUNDS = REAL.bounds
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.
 NATURAL = json.loads(Path(__file__).with_name("natural_texts.json").read_text("utf-8"))
 CASES: dict[str, tuple[str, list[int]]] = {
@@ -304,7 +296,7 @@ WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
 def alarms(ids: Sequence[int], text: str) -> tuple[str, ...]:
     """Return the detectors that an answer sets off."""
     answers = {"one": Completion(tuple(ids), text, "length", Usage(1, len(ids)))}
-    return tuple(check.name for check in checks.detected(answers, BOUNDS) if check.state == "fail")
+    return tuple(check.name for check in checks.detected(answers, REAL.bounds) if check.state == "fail")
 
 
 #: An answer of a fixed number of tokens ends in the middle of a character now and then.

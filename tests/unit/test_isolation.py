@@ -76,7 +76,6 @@ def test_a_program_reaches_no_server_of_this_machine(lab: Lab) -> None:
 CLONE = ("sh", "-c", "git clone -q https://sources.invalid/a/project.git p")
 #: The program continues without the source.
 CLONE_OR_NOT = ("sh", "-c", f"{CLONE[2]} || true")
-no_curl = pytest.mark.skipif(not shutil.which("curl"), reason="stock Debian has no curl")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ no_curl = pytest.mark.skipif(not shutil.which("curl"), reason="stock Debian has 
         ("none", CLONE_OR_NOT),
         pytest.param("", CLONE, marks=namespaces),
         pytest.param("", CLONE_OR_NOT, marks=namespaces),
-        pytest.param("", ("curl", "-sSf", "http://sources.invalid/a.tar"), marks=[namespaces, no_curl]),
+        pytest.param("", ("curl", "-sSf", "http://sources.invalid/a.tar"), marks=[namespaces, pytest.mark.skipif(not shutil.which("curl"), reason="stock Debian has no curl")]),
         *(
             pytest.param("", (sys.executable, "-c", f"import {module}; {module}.{call}('http://sources.invalid')"), marks=namespaces)
             for module, call in (("requests", "get"), ("urllib.request", "urlopen"))
@@ -133,7 +132,6 @@ def test_a_container_that_has_a_network_is_no_sandbox(tmp_path: Path, monkeypatc
     assert (Sandbox.create({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
 
 
-ROOT = Path(__file__).parents[2]
 ID = "sha256:" + "0123456789abcdef" * 4
 
 

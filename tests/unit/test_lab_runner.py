@@ -94,7 +94,9 @@ def test_unreadable_workflow_is_reported(text: str) -> None:
 def hub() -> Iterator[Hub]:
     """Return a GitHub with good settings and the workflows of this checkout."""
     with Hub() as hub:
-        lab_github.add_workflows(hub, ROOT / ".github" / "workflows")
+        for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+            hub.settings["/contents/.github/workflows"].append({"name": file.name})
+            hub.settings |= workflow_of_the_repository(file.read_text("utf-8"), file.name)
         yield hub
 
 
@@ -138,21 +140,25 @@ def deploying(*policies: dict[str, str]) -> dict[str, Any]:
     return {path: {"branch_policies": list(policies)}}
 
 
-def workflow_of_the_repository(text: str) -> dict[str, Any]:
-    """Return the setting with *text* as its file check.yml."""
-    return {"/contents/.github/workflows/check.yml": {"name": "", "content": base64.b64encode(text.encode()).decode()}}
+def workflow_of_the_repository(text: str, name: str = "check.yml") -> dict[str, Any]:
+    """Return the setting with *text* as its file *name*."""
+    return {f"/contents/.github/workflows/{name}": {"name": name, "content": base64.encodebytes(text.encode()).decode()}}
 
 
-PRIVATE = {**lab_github.good_settings()[""], "private": True}
 REVIEWED = {"protection_rules": [{"type": "required_reviewers"}]}
-FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "first_time_contributors"}}, "approval is required of first"),
-        ({"": PRIVATE, FORKS: {"run_workflows_from_fork_pull_requests": True}}, "workflows of forks: they run"),
+        (
+            {
+                "": {**lab_github.good_settings()[""], "private": True},
+                "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": True},
+            },
+            "workflows of forks: they run",
+        ),
         (environments(), "environment approve: it does not exist"),
         (environments(**lab_github.CHOSEN), "no required reviewers"),
         (environments(**REVIEWED), "others than the branch main may deploy"),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +15,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import verdicts
+from tests.unit import gates_page
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.records import METRICS
@@ -59,7 +58,6 @@ CHECKS = {
     "not-run": not_run("one", "no GPU is here", "gpu-missing"),
 }
 Opened = Callable[..., VerdictFile]
-page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page.py"))))
 
 
 def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
@@ -226,10 +224,10 @@ def test_a_file_without_verdicts_is_refused(opened: Opened, text: str) -> None:
 
 def test_a_document_has_the_fields_of_the_schema() -> None:
     """`gates_page.py` beside this file writes the schema."""
-    assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(page.schema()))
+    assert json.loads(gates_page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(gates_page.schema()))
     ladder = document(run(gate("G0", "fail"), gate("G1")))
     for name, record in (("Ladder", ladder), ("Verdict", ladder["verdicts"][0])):
-        assert set(record) == set(page.schema()["$defs"][name]["properties"])
+        assert set(record) == set(gates_page.schema()["$defs"][name]["properties"])
 
 
 @pytest.mark.parametrize("name", GATES)

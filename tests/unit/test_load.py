@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved
+from tests.support import processes, refserved
 from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
@@ -51,11 +51,8 @@ RESULT = {
 
 def program(folder: Path, body: str) -> VllmBench:
     """Return a program that is called like the real one, and runs *body* with the path of its result as ``out``."""
-    path = folder / "vllm-rs"
     preamble = "import os, subprocess, sys, time\nout = sys.argv[sys.argv.index('--result-dir') + 1] + '/result.json'\n"
-    path.write_text(f"#!{sys.executable}\n{preamble}{body}\n")
-    path.chmod(0o755)
-    return VllmBench(path, "vllm-rs 0.33.0", "0" * 64)
+    return VllmBench(processes.script(folder / "vllm-rs", preamble + body, sys.executable), "vllm-rs 0.33.0", "0" * 64)
 
 
 def writes(**changes: object) -> str:
@@ -119,7 +116,6 @@ def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> No
 PROFILE = DelayProfile(0.2, 0.02, 3, 13, 2)
 #: When the server received each request, and sent its first and its last token.
 SENT = [(0.0, 0.2, 0.44), (0.0, 0.2, 0.44), (0.45, 0.65, 0.89), (0.45, 0.65, 0.89)]
-TRUE = Request(0.0, 0.201, 0.441, 128, 13, 5)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +135,9 @@ TRUE = Request(0.0, 0.201, 0.441, 128, 13, 5)
     ],
 )
 def test_inaccurate_generator_is_refused(changes: dict[str, object], requests: int, seconds: float) -> None:
+    request = replace(Request(0.0, 0.201, 0.441, 128, 13, 5), **changes)
     with pytest.raises(LoadError, match="generator-inaccurate"):
-        load_generator_check.compare(LoadResult("g", "", seconds, (replace(TRUE, **changes),) * requests), SENT, PROFILE, POLICY)
+        load_generator_check.compare(LoadResult("g", "", seconds, (request,) * requests), SENT, PROFILE, POLICY)
 
 
 class EventCounter(ThreadLoad):
@@ -184,7 +181,8 @@ class Timetable:
         return LoadResult(self.name, "", latency, (request,) * spec.requests, 0.1, 0.2)
 
 
-def test_quick_look_has_the_interval_over_its_runs() -> None:
+def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_ends_in_time() -> None:
+    """A run that is late ends it, and the runs before count."""
     generator = Timetable(0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
     look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2))
     tpot = look.figures[0]
@@ -192,6 +190,10 @@ def test_quick_look_has_the_interval_over_its_runs() -> None:
     assert [tpot.low, tpot.mean, tpot.high] == pytest.approx([91.06, 100, 108.94], abs=0.01)
     assert (look.runs, look.output_tokens, look.requests) == (8, 64, 2)
     assert len({spec.seed for spec in generator.specs[1:]}) == 8
+    late = Timetable(1.0, 1.0)
+    look = quick_look.quick_look(late, replace(SPEC, output_tokens=4096), budget_s=0.7)
+    assert (look.output_tokens, look.runs) == (90, 2)  # (10 s - TTFT) / TPOT
+    assert late.specs[-1].timeout_s < 1.01
 
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,14 +234,6 @@ def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep
     assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
 
 
-def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
-    """A run that is late ends it, and the runs before count."""
-    generator = Timetable(1.0, 1.0)
-    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4096), budget_s=0.7)
-    assert (look.output_tokens, look.runs) == (90, 2)  # (10 s - TTFT) / TPOT
-    assert generator.specs[-1].timeout_s < 1.01
-
-
 def test_quick_bench_warns_of_a_busy_machine_and_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,25 +243,16 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
         "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python),
     ]  # fmt: skip
-    cell = ["--workload", "8/16 c1"]
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-    arguments = main.parse([*words, *cell, "--rate", "200", "--natural"])
+    arguments = main.parse([*words, "--workload", "8/16 c1", "--rate", "200", "--natural"])
     arguments.run(arguments)
     written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
     assert written["quick"]["runs"] >= 2
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["quick"]["warnings"][0]
     assert "not a gate" in capsys.readouterr().out
-    texts = main.parse([*words, "--workload", "sharegpt"])
-    with refusal("usage", match="file of prompts"):
-        texts.run(texts)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "Why?"}\n')
-    unused = main.parse([*words, *cell, "--texts", str(prompts)])
-    with refusal("usage", match="random tokens, and not with the file"):
-        unused.run(unused)
 
 
 QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"

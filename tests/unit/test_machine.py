@@ -15,6 +15,7 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
+from tests.support import processes
 
 from sparkwright.bench.machine import monitor, watchdog
 from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError
@@ -108,23 +109,14 @@ def test_first_readings_in_the_slow_state_are_refused(normal: tuple[Reading, ...
 
 
 #: A program in the place of Python that answers as the probe does, with the milliseconds in the file beside it.
-FAKE_PROBE = """#!{python}
+FAKE_PROBE = """
 import json, pathlib, sys
 ms = float(pathlib.Path(__file__).with_suffix(".ms").read_text())
 if ms <= 0:
     sys.exit("CUDA error: out of memory")
-reading = {{"gemv": ms / 1e3, "copy": 0.002}}
-print(json.dumps({{"gpu": True, "name": "fake", "uuid": "", "bytes": 10**9, "readings": [reading] * int(sys.argv[-1])}}))
+reading = {"gemv": ms / 1e3, "copy": 0.002}
+print(json.dumps({"gpu": True, "name": "fake", "uuid": "", "bytes": 10**9, "readings": [reading] * int(sys.argv[-1])}))
 """
-
-
-@pytest.fixture(name="fake")
-def _fake(tmp_path: Path) -> Path:
-    path = tmp_path / "fake"
-    path.write_text(FAKE_PROBE.format(python=sys.executable))
-    path.chmod(0o755)
-    path.with_suffix(".ms").write_text("1.0")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -138,15 +130,16 @@ def _fake(tmp_path: Path) -> Path:
 )
 def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: str) -> None:
     if script:
-        (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "python").chmod(0o755)
+        processes.script(tmp_path / "python", script)
     timeout = 0.2 if "exec" in (script or "") else 60
     with pytest.raises(ProbeError, match=f"(?i){message}"):
         monitor.probe(tmp_path / "python", replace(SMALL.probe, timeout=timeout), 8)
 
 
-def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path, fake: Path) -> None:
-    store, milliseconds = Store(tmp_path / "cache"), fake.with_suffix(".ms")
+def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
+    store, milliseconds = Store(tmp_path / "cache"), tmp_path / "fake.ms"
+    fake = processes.script(tmp_path / "fake", FAKE_PROBE, sys.executable)
+    milliseconds.write_text("1.0")
     probed = MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
     assert probed.normal == (Reading(0.001, 0.002),) * 3
@@ -160,34 +153,28 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path, fake: Path) -> 
         assert references(probed.settle(0)) == expected
 
 
-@pytest.fixture(name="gpu")
-def _gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU with unified memory, as NVML reports it; what is not in it, NVML does not support."""
-    answers: dict[str, Any] = {
-        "nvmlInit": None, "nvmlDeviceGetHandleByIndex": "gpu", "nvmlDeviceGetName": "NVIDIA GB10", "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetClockInfo": 2400, "nvmlDeviceGetTemperature": 61,
-        "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x40 | 0x80, "nvmlDeviceGetComputeRunningProcesses": [],
-    }  # fmt: skip
-
-    def answer(name: str) -> Any:
-        if name not in answers:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return answers[name]
-
-    for name in vars(pynvml):
-        if name.startswith(("nvmlInit", "nvmlDeviceGet", "nvmlSystemGet")):
-            monkeypatch.setattr(pynvml, name, lambda *_, name=name: answer(name))
-    return answers
-
-
 def machine(folder: Path, **options: Any) -> MachineMonitor:
     """Return a monitor without a probe."""
     return MachineMonitor(POLICY, Store(folder / "cache"), python=None, **options)
 
 
-def test_gpu_is_reported(gpu: dict[str, Any], tmp_path: Path) -> None:
+def test_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With unified memory, as NVML reports it; what is not in the answers, NVML does not support."""
     parent = psutil.Process().ppid()
-    gpu["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid) for pid in (parent, psutil.Process().pid, 2**22)]
+    gpu: dict[str, Any] = {
+        "nvmlInit": None, "nvmlDeviceGetHandleByIndex": "gpu", "nvmlDeviceGetName": "NVIDIA GB10", "nvmlSystemGetDriverVersion": "580.1",
+        "nvmlDeviceGetClockInfo": 2400, "nvmlDeviceGetTemperature": 61, "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x40 | 0x80,
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in (parent, psutil.Process().pid, 2**22)],
+    }  # fmt: skip
+
+    def answer(name: str) -> Any:
+        if name not in gpu:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return gpu[name]
+
+    for name in vars(pynvml):
+        if name.startswith(("nvmlInit", "nvmlDeviceGet", "nvmlSystemGet")):
+            monkeypatch.setattr(pynvml, name, lambda *_, name=name: answer(name))
     unified = machine(tmp_path)
     shot = unified.snapshot()
     assert (shot.sm_clock, shot.temperature, unified.fingerprint()["gpu"]) == (2400, 61, "NVIDIA GB10")

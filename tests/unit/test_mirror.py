@@ -22,12 +22,11 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.stack import Project
 
-ROOT = Path(__file__).parents[2]
 URL = "https://upstream.example/mini.git"
 
 
 def context(address: str, store: Store) -> RunContext:
-    return RunContext(Project(ROOT, "2026.11"), store, (), Path(), mirrors={URL: address})
+    return RunContext(Project(Path(__file__).parents[2], "2026.11"), store, (), Path(), mirrors={URL: address})
 
 
 @pytest.fixture(name="commits")
@@ -147,10 +146,7 @@ def test_a_local_mirror_executes_nothing(run: RunContext, repository: Repository
     """Hooks and the configuration of a repository that --mirror names belong to others, and do not run."""
     for line in ("uploadpack.packObjectsHook", "core.fsmonitor", "core.sshCommand", "core.gitProxy"):
         repository.git("config", line, f"touch {tmp_path}/ran;")
-    hook = repository.path / ".git" / "hooks" / "reference-transaction"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
-    hook.chmod(0o755)
+    processes.script(repository.path / ".git" / "hooks" / "reference-transaction", f"touch '{tmp_path}/ran'")
     prepared(run, repository, commits)
 
     assert not (tmp_path / "ran").exists()

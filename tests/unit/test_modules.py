@@ -113,10 +113,7 @@ def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:
     assert many["experts"] == pytest.approx(one["experts"] / 2 * distinct_experts(16, 2, 8))
     assert many["embeddings"] == 8 * one["embeddings"] == 8 * 2048 * 2
     assert {group for group in one if many[group] != one[group]} == {"experts", "embeddings"}
-
-
-def test_distinct_experts_follow_the_formula() -> None:
-    """Exhaustively for two tokens that take 1 of 3."""
+    # Exhaustively for two tokens that take 1 of 3.
     assert math.isclose(distinct_experts(3, 1, 2), sum(len({a, b}) for a in range(3) for b in range(3)) / 9)
     assert distinct_experts(4, 4, 9) == 4
 
@@ -239,9 +236,9 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 FIELDS = (
     "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "model_type", "text_config", "quant_method", "config_groups", "weights", "num_bits", "bits",
 )  # fmt: skip
-leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b"])
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4), max_leaves=8
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4), max_leaves=8
 )
 
 
@@ -268,19 +265,18 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
 # The verb.
 
 
-def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """The maker's figure is called nominal, and the document says that none was measured."""
+def test_the_verb_prints_the_table_and_the_ceilings_and_fails_on_a_finding(mini: Mini, cli: Cli, tmp_path: Path) -> None:
+    """
+    The maker's figure is called nominal, and the document says that none was measured. A finding gives exit code 1 with a stable reference,
+    and the audit itself in the document.
+    """
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
     document = json.loads(cli("model", "inspect", *mini.words, "--json", "--batch", "4", folder).stdout)
     assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["nominal"]
     assert document["ceilings"][0]["together"] == pytest.approx(4 * 273e9 / document["step"])
     shown = cli("model", "inspect", *mini.words, folder).stdout
     assert ("linear_attn.in_proj_qkvz" in shown, "not measured" in shown) == (True, True)
-
-
-def test_the_verb_fails_on_a_finding(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """Exit code 1 with a stable reference, and the audit itself in the document."""
-    done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), nvfp4(NAME, 64, 256)[:1]))
+    done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "n", small(), nvfp4(NAME, 64, 256)[:1]))
     document = json.loads(done.stdout)
     assert (done.returncode, document["error"]["reference"]) == (1, "modules-unexpected")
     assert document["audit"]["findings"][0]["reference"] == "scale-missing"

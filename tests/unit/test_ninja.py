@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import psutil
@@ -33,7 +32,6 @@ from sparkwright.forks.stack import Project
 NINJA = Path(
     shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
 )
-ROOT = Path(__file__).parents[2]
 #: Is followed by what a unit does the first time.
 FIRST = "test -e $2.flag ||"
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
@@ -71,7 +69,7 @@ class Work:
 
     def compile(self, cores: int = 2) -> list[str]:
         """Compile everything, and return the units."""
-        store, project = Store(self.folder / "store"), Project(ROOT, "2026.11")
+        store, project = Store(self.folder / "store"), Project(Path(__file__).parents[2], "2026.11")
         context = RunContext(project, store, ("vllm",), self.folder, jobs=cores, memory=10**10, cached=False)
         tools = Toolchain("key", NINJA.parents[1])
         folder = BuildFolder(context, tools, "vllm", self.folder, Sandbox("none"), os.environ)
@@ -145,10 +143,13 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
     assert work.compile() == ["a.cu"]
 
 
-def started(work: Work) -> ForkProcess:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL, None])
+def test_a_build_that_is_ended_leaves_no_compiler_and_nothing_half_made(
+    work: Work, by: signal.Signals | None
+) -> None:
     """
-    Start to compile *work* in another process, which is ended by signals as at a terminal; return
-    when one unit is done, and another one has written half of its object.
+    However it is ended, None for every process at once, when one unit is done, and another one has written half of its object: a newer object
+    that is not in ninja's log is made again.
     """
     work.add("done.cu", "", 9)
     work.add("half.cu", f'{FIRST} {{ echo half > "$4"; touch $2.flag; exec sleep 1000; }}', 1)
@@ -158,19 +159,11 @@ def started(work: Work) -> ForkProcess:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work.compile()
 
-    process = multiprocessing.get_context("fork").Process(target=compile_units)
-    process.start()
+    # In another process, which is ended by signals as at a terminal.
+    run = multiprocessing.get_context("fork").Process(target=compile_units)
+    run.start()
     log = work.build / ".ninja_log"
     processes.until(lambda: (work.source / "half.cu.flag").exists() and log.exists() and "done.cu.o" in log.read_text())
-    return process
-
-
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL, None])
-def test_a_build_that_is_ended_leaves_no_compiler_and_nothing_half_made(
-    work: Work, by: signal.Signals | None
-) -> None:
-    """However it is ended, None for every process at once: a newer object that is not in ninja's log is made again."""
-    run = started(work)
     build = psutil.Process(run.pid)
     # ninja first: one that outlives the build by a moment removes the object.
     for process in [build] if by else [*build.children(recursive=True), build]:
@@ -252,10 +245,7 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
 
 
-UNITS = st.lists(st.builds(Cost, st.just(1.0), st.integers(100, 9000)), max_size=20)
-
-
-@given(UNITS, st.integers(1, 12), st.integers(9000, 60000))
+@given(st.lists(st.builds(Cost, st.just(1.0), st.integers(100, 9000)), max_size=20), st.integers(1, 12), st.integers(9000, 60000))
 def test_no_units_that_can_meet_exceed_the_memory(
     units: Sequence[Cost], cores: int, megabytes: int
 ) -> None:

@@ -117,14 +117,11 @@ def test_values_that_are_gone_or_cannot_be_read_fail(tmp_path: Path, values: str
     assert {(check.state, check.reason) for check in checks} == {("fail", "converter-missing")}
 
 
-def test_a_name_that_is_gone_fails_and_leaves_the_others(tmp_path: Path) -> None:
+def test_a_name_that_is_gone_fails_and_leaves_the_others_and_so_does_a_header(tmp_path: Path) -> None:
     code = converters.CPP.replace("encode(", "other_encode(")
     checks = run(converters.tree(tmp_path / "tree", {HEADER: code}), converters.only("mini", "mini-value"), tmp_path / "scratch")
     assert {name: check.reason for name, check in checks.items()} == {"mini-sweep": "converter-missing", "mini-value-table": ""}
-
-
-def test_a_header_that_is_gone_fails(tmp_path: Path) -> None:
-    (check,) = run(tmp_path, converters.only("mini"), tmp_path / "scratch").values()
+    (check,) = run(tmp_path, converters.only("mini"), tmp_path / "more").values()
     assert (check.state, check.reason) == ("fail", "converter-missing")
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
-from tests.unit.conftest import Host
+from tests.unit.conftest import ROOT, Host
 
 from sparkwright.cherry_picks import ledger, pick, series
 from sparkwright.cherry_picks.ledger import Ledger, Record
@@ -211,20 +211,12 @@ def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Ho
 
 # The ledger.
 
-ROOT = Path(__file__).parents[2]
-REAL = sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem != "ideas")
 HEAD, BASE, MERGE, SHA256 = "a" * 40, "b" * 40, "c" * 40, "d" * 64
 OPEN: dict[str, Any] = {
     "number": 7, "title": "Improve it", "author": "octocat", "state": "open", "seen": "2026-11-01", "date": "2026-10-31", "head": HEAD,
     "base": BASE, "sha256": SHA256, "patch_id": MERGE, "reason": "why", "drop_when": "then", "files": ["a.txt"],
 }  # fmt: skip
 MERGED = {**OPEN, "state": "merged", "merge": MERGE}
-
-
-def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
-    data = {"url": "https://github.com/acme/widget.git", "records": list(records), **fields}
-    return strict_yaml.parse(strict_yaml.dump(data), Ledger, "widget.yaml")
-
 
 
 @pytest.mark.parametrize("text", ["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b", "Größe 🚀", " x ", "'", '"', "\u2028x"])
@@ -257,7 +249,7 @@ def test_what_is_written_is_what_is_read(text: str) -> None:
 def test_a_ledger_that_cannot_be_meant_is_refused(records: list[dict[str, Any]], words: str) -> None:
     """The message names the record's place and the field."""
     with refusal("file-invalid") as caught:
-        parsed(*records)
+        strict_yaml.parse(strict_yaml.dump({"url": Host.url, "records": records}), Ledger, "widget.yaml")
     assert words in " ".join(caught.value.details)
 
 
@@ -268,7 +260,7 @@ def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
         ledger.require(tmp_path, "widget")
 
 
-@pytest.mark.parametrize("fork", REAL)
+@pytest.mark.parametrize("fork", sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem != "ideas"))
 def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
     """Byte for byte, so that the next pick changes its own record alone."""
     book = ledger.require(ROOT, fork)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
+from tests.support import processes
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import TRAILERS, Host, Repository
 
@@ -60,8 +61,6 @@ WORST = """
 @pytest.fixture(autouse=True)
 def _maintainer(tmp_path: Path) -> None:
     """Let every hook of the maintainer fail, and the signatures, too."""
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
     for name in (
         "applypatch-msg",
         "pre-applypatch",
@@ -72,9 +71,8 @@ def _maintainer(tmp_path: Path) -> None:
         "pre-rebase",
         "post-applypatch",
     ):
-        (hooks / name).write_text("#!/bin/sh\nexit 1\n")
-        (hooks / name).chmod(0o755)
-    (Path(os.environ["HOME"]) / ".gitconfig").write_text(WORST.format(hooks=hooks))
+        processes.script(tmp_path / "hooks" / name, "exit 1")
+    (Path(os.environ["HOME"]) / ".gitconfig").write_text(WORST.format(hooks=tmp_path / "hooks"))
 
 
 @pytest.fixture(name="made")
@@ -115,9 +113,6 @@ def patches(host: Host) -> dict[str, bytes]:
     return {name: re.sub(rb"(?m)^index .*\n", b"", (host.series / name).read_bytes()) for name in series.names(host.series)}
 
 
-SUBJECTS = "git log --reverse --format=%s refs/sparkwright/base..HEAD"
-WHOLE = "Improve number 7 (#7)\nDo the first\nGröße: the second\n[Misc] The third\n"
-
 
 # On the locked source.
 
@@ -127,7 +122,8 @@ def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> N
     before, path = made.files(), made.series / "first.patch"
     path.write_bytes(path.read_bytes().replace(b"\n---\n", b"\n---\n a.txt | 2 +-\n\n"))
     assert do(made, "rebase") == 0
-    assert work(made, SUBJECTS) == WHOLE
+    subjects = work(made, "git log --reverse --format=%s refs/sparkwright/base..HEAD")
+    assert subjects == "Improve number 7 (#7)\nDo the first\nGröße: the second\n[Misc] The third\n"
     assert do(made, "export") == 0
 
     assert made.files() == before

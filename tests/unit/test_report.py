@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
+from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, ROOT, bench, gate
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import MOST_TOKENS, LoadResult, Request
@@ -26,7 +26,6 @@ from sparkwright.cli import main
 from sparkwright.core.pages import clean
 from sparkwright.core.states import SIGNS, State
 
-ROOT = Path(__file__).parents[2]
 #: Attributes through which a page could load, send or run something.
 LOADING = r"\s(on\w+|src|srcset|action|formaction|data|xmlns)\s*="
 UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
@@ -208,14 +207,14 @@ def test_a_load_over_time_has_the_tokens_and_requests_that_were_sent() -> None:
     assert view.sparkline((0, 0, 1, 1, 8, 8)) == " ▁█"
 
 
-def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
+def test_percentiles_of_a_measurement_are_shown_and_an_answer_of_one_token_has_no_time_per_token(pages: dict[str, str]) -> None:
     run = LoadResult(
         "g", "", 10.0, tuple(Request(0.0, 0.1 * n, 0.1 * n + 0.2, 8, 21) for n in range(1, 101)),
         0.01, 0.05, None, 0.03,
     )  # fmt: skip
     result = bench(LADDER[0], blocks=1)
-    view = View(replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs)))
-    [table] = [table for table in view.tables if table.title == "Percentiles over requests"]
+    several = View(replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs)))
+    [table] = [table for table in several.tables if table.title == "Percentiles over requests"]
 
     assert [row[1:] for row in table.rows] == [
         ("TPOT, ms", "10.00", "10.00", "10.00"),
@@ -224,6 +223,11 @@ def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
         ("requests, 1/s", "10.00", "–", "–"),
     ]
     assert table.title in shown(pages["one"])
+    run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
+    single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
+    legs = shown(output.render([single])).split("Measurements")[-1]
+    assert comparisons([View(single), View(result)])[0].rows[0][2] == "not measured"
+    assert ("not measured" in legs, "0.000" in legs) == (True, False)
 
 
 def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
@@ -234,16 +238,6 @@ def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
     assert set(re.findall("candidate ITL, ms</td><td>.*?</td><td>(.*?)</td>", source)) == {
         "not measured"
     }
-
-
-def test_an_answer_of_one_token_has_no_time_per_token() -> None:
-    run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
-    result = bench(LADDER[0], blocks=1)
-    single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
-    legs = shown(output.render([single])).split("Measurements")[-1]
-
-    assert comparisons([View(single), View(result)])[0].rows[0][2] == "not measured"
-    assert ("not measured" in legs, "0.000" in legs) == (True, False)
 
 
 @given(st.floats(-1e300, 1e300), st.integers(1, 9))

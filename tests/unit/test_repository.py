@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
-import runpy
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.unit import errors_page
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
@@ -87,9 +87,7 @@ def test_only_the_console_writes_to_the_standard_streams() -> None:
 
 def test_build_holds_reviewed_inputs_only() -> None:
     """A package named build would hide PyPA's, and output there would be taken for a reviewed file."""
-    found = [name_of(path) for path in (ROOT / "build").rglob("*") if path.suffix in (".py", ".pyc", ".whl", ".o", ".so", ".log")]
-
-    assert not found
+    assert [name_of(path) for path in (ROOT / "build").rglob("*") if path.suffix in (".py", ".pyc", ".whl", ".o", ".so", ".log")] == []
 
 
 def test_no_file_names_a_registry_or_a_machine() -> None:
@@ -108,28 +106,22 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
     assert not found
 
 
-def page_of(name: str) -> SimpleNamespace:
-    """Return the program that writes the page *name* of docs/reference."""
-    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(f"{name}_page.py"))))
-
-
 @pytest.mark.parametrize("name", ["errors", "files", "gates", "thresholds", "verbs"])
 def test_generated_page_is_up_to_date(name: str) -> None:
     """`python tests/unit/NAME_page.py` writes it anew."""
-    page = page_of(name)
+    page = importlib.import_module(f"tests.unit.{name}_page")
     assert page.PAGE.read_text("utf-8") == page.render()
 
 
 def test_the_page_of_the_architecture_names_what_is_there() -> None:
     """Each file, folder and reference that docs/explanation/architecture.md names exists, and no room of the program is left out."""
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
-    package = ROOT / "ci" / "sparkwright"
     made = {"dist/", "lock.yaml", "releases/NAME/", "trust/"}
     places = [name for name in re.findall(r"`([\w/.-]+(?:/|\.py|\.yaml))`", page) if "STACK" not in name and name not in made]
-    rooms = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
 
     assert len(places) > 20
-    assert [name for name in places if not ((ROOT / name).exists() or (package / name).exists())] == []
+    assert [name for name in places if not ((ROOT / name).exists() or (PACKAGE / name).exists())] == []
     assert [name for name in sorted(rooms) if f"| `{name}` |" not in page] == []
 
 
@@ -158,7 +150,7 @@ def test_links_between_pages_resolve() -> None:
 
 def test_references_are_stable_names_that_are_declared_once_and_used() -> None:
     """Each is in kebab-case, with what it means and what to do, and stands in the package outside the tables."""
-    declared = page_of("errors").entries()
+    declared = errors_page.entries()
     references = [reference for _, reference, advice in declared if advice.means and advice.todo]
     used = {
         node.value

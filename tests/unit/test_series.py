@@ -332,10 +332,16 @@ def _record(host: Host) -> Record:
     return host.carry(7, head, host.squash(7), excluded=["a.txt#1", "b.txt"])
 
 
-def test_a_hunk_can_be_left_out(host: Host, record: Record) -> None:
+def test_a_hunk_can_be_left_out_and_a_backport_stands_in_for_it(host: Host, record: Record) -> None:
     """The other hunks of the file apply, at their own places."""
     assert text_of(host) == PICKED
     assert text_of(host, "b.txt") == b"1\n"
+    host.work.git("checkout", "--quiet", "-b", "ours", "v1")
+    host.work.commit({"a.txt": PICKED}, "The pick")
+    host.work.git("checkout", "--quiet", "main")
+    text = edited(*HUNKS, (2, "line two\n"), (5, "line 5.0\n"))
+    host.ours("instead.patch", {"a.txt": text}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
+    assert text_of(host) == text
 
 
 @pytest.mark.parametrize("place", ["a.txt#0", "a.txt#4", "b.txt#2", "c.txt", "a.txt#x"])
@@ -344,15 +350,6 @@ def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, p
     with refusal("pick-mismatch") as caught:
         applied_by(host)
     assert caught.value.details == (place,)
-
-
-def test_a_backport_stands_in_for_what_is_left_out(host: Host, record: Record) -> None:
-    host.work.git("checkout", "--quiet", "-b", "ours", "v1")
-    host.work.commit({"a.txt": PICKED}, "The pick")
-    host.work.git("checkout", "--quiet", "main")
-    text = edited(*HUNKS, (2, "line two\n"), (5, "line 5.0\n"))
-    host.ours("instead.patch", {"a.txt": text}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
-    assert text_of(host) == text
 
 
 @pytest.mark.parametrize(

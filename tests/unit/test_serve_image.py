@@ -61,8 +61,8 @@ def _run(
     return run
 
 
-def test_dry_run_asks_no_engine(world: World, run: Run) -> None:
-    """Release and base are checked, and the labels shown: every wheel, lock, record and root by hash."""
+def test_dry_run_asks_no_engine_and_candidate_has_to_be_asked_for(world: World, run: Run) -> None:
+    """Release and base are checked, and the labels shown: every wheel, lock, record and root by hash; a candidate is labelled."""
     code, document, said = run("--base", BASE, "--dry-run")
     labels = document["labels"]
 
@@ -74,9 +74,6 @@ def test_dry_run_asks_no_engine(world: World, run: Run) -> None:
         assert [*(world.root / "files" / labels[f"sparkwright.{label}"]).glob(name)]
     # A folder of this machine says nothing elsewhere.
     assert not {"sparkwright.missing", "sparkwright.index"} & set(labels)
-
-
-def test_candidate_has_to_be_asked_for_and_is_labelled(run: Run) -> None:
     code, document, said = run("2026.11.2", "--channel", "candidate", "--base", BASE, "--dry-run")
 
     assert (code, document["channel"]) == (0, "candidate")
@@ -119,7 +116,6 @@ def test_yanked_release_is_refused_by_name_too(world: World, run: Run) -> None:
 # The entrypoint: what each command makes of arguments and variables, and who gets the signals.
 
 
-ENTRYPOINT = ROOT / "build" / "entrypoint.sh"
 #: Where the program lies in the image.
 PROGRAM = "/opt/sparkwright/program/bin/python"
 #: Stands for the program's Python: says who it is, what it was given and what it sees.
@@ -136,7 +132,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 def _entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the entrypoint as it would be if the program lay in a folder of the test."""
     folder = tmp_path_factory.mktemp("entry")
-    text = ENTRYPOINT.read_text()
+    text = (ROOT / "build" / "entrypoint.sh").read_text()
     assert text.count(PROGRAM) == 1
     for name, body in ((NAME, f"#!{sys.executable} -ES\n{SEEN}"), ("entrypoint.sh", text.replace(PROGRAM, f"'{folder / NAME}'"))):
         (folder / name).write_text(body)

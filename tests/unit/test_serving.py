@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.refusals import allowed, refusal
+from tests.refusals import refusal
 from tests.support import checkpoints, standin
-from tests.support.badserver import MODELS, Listener, completion, head, whole
+from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.bench.server.launch import LaunchPlan, Server
@@ -42,8 +42,10 @@ ROOT = Path(__file__).parents[2]
 SPARK = preflight.Machine(119.7, gpus=1, unified=True)
 DESKTOP = preflight.Machine(64.0, gpus=1)
 WHEEL, OTHER = "a" * 64, "b" * 64
-FIGURE = {"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "runs": [49.0, 51.0]}
-REPORT = {"source": "the gate", "host": "h", "stack": "s", "times": 5, "wheel": WHEEL, "figures": [FIGURE]}
+REPORT = {
+    "source": "the gate", "host": "h", "stack": "s", "times": 5, "wheel": WHEEL,
+    "figures": [{"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "runs": [49.0, 51.0]}],
+}  # fmt: skip
 
 
 class World:
@@ -134,8 +136,7 @@ def test_rule_holds_whatever_gave_the_flags(world: World, recipe: str, given: li
     ],
 )
 def test_rule_lets_the_opposite_pass(world: World, given: list[str], drafts: bool) -> None:
-    with allowed():
-        world.plan(model=str(nemotron(world.folder / "nemotron", drafts=drafts)), flags=(PINNED, *given), machine=SPARK)
+    assert world.plan(model=str(nemotron(world.folder / "nemotron", drafts=drafts)), flags=(PINNED, *given), machine=SPARK)
 
 
 def test_ngram_is_advised_against_where_it_was_measured_to_lose(world: World) -> None:
@@ -265,11 +266,13 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
         assert flags.value(merged, name) == flags.value(above if name in names else below, name)
 
 
-def test_port_and_memory_are_checked_now() -> None:
+def test_port_and_memory_are_checked_now_and_a_ray_head_that_ends_at_once_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
     with refusal("memory-held", match="not enough free"):
         preflight.check_memory(1e6, 0)
+    with refusal("ray-failed"):
+        launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})
 
 
 # The process.
@@ -345,39 +348,26 @@ def test_address_of_a_ray_head_has_a_port(address: str) -> None:
         main.run(["serve", f"--ray-worker={address}"])
 
 
-def test_ray_head_that_ends_at_once_is_a_failure() -> None:
-    with refusal("ray-failed"):
-        launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})
-
-
 # Health.
 
-TOKEN = whole({**completion(token_ids=[5] * 8), "usage": {"prompt_tokens": 2, "completion_tokens": 8}})
-GARBAGE = whole({**completion(text="!" * 8, token_ids=[0] * 8), "usage": {"prompt_tokens": 2, "completion_tokens": 8}})
+USAGE = {"usage": {"prompt_tokens": 2, "completion_tokens": 8}}
+GARBAGE = whole({**completion(text="!" * 8, token_ids=[0] * 8), **USAGE})
 ERROR = whole({"error": {"message": "EngineDeadError"}}, "500 Internal Server Error")
 Answers = dict[str, bytes | None]
 
 
-@pytest.fixture(name="listen")
-def _listen() -> Iterator[Callable[[Answers], Listener]]:
-    """Return what runs a server that answers each path with the given bytes, and with silence where they are None."""
-    with contextlib.ExitStack() as open_:
+def answering(answers: Answers) -> Say:
+    """Return a server that answers each path with the given bytes, and with silence where they are None."""
+    steps = itertools.count(5)
 
-        def listen(answers: Answers) -> Listener:
-            steps = itertools.count(5)
+    def say(connection: socket.socket, path: str) -> None:
+        answer = {"/v1/models": whole(MODELS), "/v1/completions": whole({**completion(token_ids=[5] * 8), **USAGE}), **answers}.get(path)
+        if answer is None:
+            silent(connection, path)
+        else:
+            connection.sendall(metrics(next(steps)) if answer == b"moving" else answer)
 
-            def say(connection: socket.socket, path: str) -> None:
-                answer = {"/v1/models": whole(MODELS), "/v1/completions": TOKEN, **answers}.get(path)
-                if answer is None:
-                    listener.over.wait(60)
-                else:
-                    connection.sendall(metrics(next(steps)) if answer == b"moving" else answer)
-
-            listener = Listener(say)
-            open_.callback(listener.close)
-            return listener
-
-        yield listen
+    return say
 
 
 def metrics(tokens: float) -> bytes:
@@ -399,24 +389,21 @@ def metrics(tokens: float) -> bytes:
         ({"/v1/models": whole({"data": []}), "/metrics": metrics(5)}, "stuck", "lists no model"),
     ],
 )
-def test_health_tells_slow_from_dead(answers: Answers, state: str, text: str, listen: Callable[[Answers], Listener]) -> None:
-    found = health.check(listen(answers).url, 1.5 if state in ("serving", "garbage", "dead") else 0.3)
+def test_health_tells_slow_from_dead(answers: Answers, state: str, text: str, listen: Callable[[Say], Listener]) -> None:
+    found = health.check(listen(answering(answers)).url, 1.5 if state in ("serving", "garbage", "dead") else 0.3)
     assert (found.state, text in found.message) == (state, True), found
-
-
-STUCK: Answers = {"/v1/completions": None, "/metrics": metrics(5)}
 
 
 @pytest.mark.parametrize(
     ("answers", "reference", "text"),
     [
-        ({}, "", ""), (STUCK, "server-stuck", ""), ({"/v1/completions": GARBAGE}, "server-garbage", ""),
+        ({}, "", ""), ({"/v1/completions": None, "/metrics": metrics(5)}, "server-stuck", ""), ({"/v1/completions": GARBAGE}, "server-garbage", ""),
         ({"/v1/models": whole({}, "401 Unauthorized")}, "usage", "VLLM_API_KEY"), ({"/v1/models": whole({}, "404 Not Found")}, "usage", "address"),
     ],
 )  # fmt: skip
-def test_health_command_fails_unless_the_server_works(answers: Answers, reference: str, text: str, listen: Callable[[Answers], Listener]) -> None:
+def test_health_command_fails_unless_the_server_works(answers: Answers, reference: str, text: str, listen: Callable[[Say], Listener]) -> None:
     with refusal(reference) if reference else contextlib.nullcontext() as caught:
-        assert main.run(["serve", "--health", listen(answers).url, "--patience", "1"]) == 0
+        assert main.run(["serve", "--health", listen(answering(answers)).url, "--patience", "1"]) == 0
     assert caught is None or text in caught.value.todo
 
 
@@ -490,14 +477,16 @@ def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
         models.find(name, "", {"HF_HUB_CACHE": str(tmp_path)})
 
 
-SHARDS = {"weight_map": {"weight": "model.safetensors", "more": "model-00002-of-00002.safetensors"}}
-
-
 @pytest.mark.parametrize(
     ("file", "text", "match"),
     [
         ("config.json", None, r"no config\.json"), ("model.safetensors", None, "safetensors"),
-        ("model-00002-of-00002.safetensors.part", "", "half downloaded"), ("model.safetensors.index.json", json.dumps(SHARDS), "model-00002"),
+        ("model-00002-of-00002.safetensors.part", "", "half downloaded"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"weight": "model.safetensors", "more": "model-00002-of-00002.safetensors"}}',
+            "model-00002",
+        ),
     ],
 )  # fmt: skip
 def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path, file: str, text: str | None, match: str) -> None:

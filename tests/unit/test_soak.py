@@ -22,8 +22,7 @@ from sparkwright.gates.soak import gate
 from sparkwright.gates.soak import load as loads
 from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, Watched
 
-ROOT = Path(__file__).parents[2]
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
 KINDS = ("memory-growth", "gpu-memory-growth")
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"

@@ -21,7 +21,6 @@ from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.mirror import mirrored
 from sparkwright.forks.stack import UNRESOLVED, FileLock, Project, SdistProof, VendoredLock
 
-ROOT = Path(__file__).parents[2]
 SDIST = FileLock("widget-kit", "1", "widget_kit-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
 
@@ -229,7 +228,7 @@ def test_auto_takes_git_if_the_commit_is_here_or_reachable(host: Host, commit: s
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
 def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     """Without an upstream host, every fork has an archive of the package index to be taken in place of git."""
-    run = RunContext(Project(ROOT, stack), store, (), Path(), offline=True)
+    run = RunContext(Project(Path(__file__).parents[2], stack), store, (), Path(), offline=True)
 
     kinds = {fork: fetch.choose(run, fork, locked) for fork, locked in run.lock.forks.items()}
     assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}

@@ -74,16 +74,15 @@ def test_the_conclusion_says_what_was_excluded(values: tuple[float, ...], sigma:
     assert (decision.state, decision.series[0].conclusion) == (state, words)
 
 
-def test_a_calibration_ages_and_weighs_little() -> None:
-    """A block halves in 60 days; thirty fresh ones weigh twelve, with the same spread."""
+def test_a_calibration_ages_and_weighs_little_and_expected_blocks_follow_the_noise() -> None:
+    """
+    A block halves in 60 days; thirty fresh ones weigh twelve, with the same spread. More noise needs more blocks, then a wider margin; the
+    mean of simulated gates is near.
+    """
     assert noise_model([(60, 0.01)], 60, 12) == NoiseModel(0.5 * 0.01**2, 0.5)
     many = noise_model([(0, 0.01)] * 30, 60, 12)
     assert (many.freedom, NoiseModel().sigma) == (12, None)
     assert many.sigma == pytest.approx(0.01)
-
-
-def test_expected_blocks_and_margins_follow_the_noise() -> None:
-    """More noise needs more blocks, then a wider margin; the mean of simulated gates is near."""
     need = [
         expected_blocks(NoiseModel(12 * sigma**2, 12), math.log1p(0.02), 33, (3, 12), 4)
         for sigma in (0.005, 0.01, 0.02)

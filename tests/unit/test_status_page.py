@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from tests.client.world import World, wheel
 from tests.support import browser, githubwork
 from tests.support.results import HOSTILE, bench, gate
-from tests.unit.conftest import Repository as Work
+from tests.unit.conftest import ROOT
 
 from sparkwright.bench.report import output
 from sparkwright.cherry_picks.drift import Drift, Trial
@@ -21,9 +20,6 @@ from sparkwright.cli import main
 from sparkwright.client.records import GateResult, Missing, Release, ReleaseFile
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import ADDRESS
-
-ROOT = Path(__file__).parents[2]
-RUN = "https://ci.example/runs/1"
 
 
 def _publish(world: World, name: str, seed: int, *, foreign: bool = False, text: str = "") -> None:
@@ -48,7 +44,7 @@ def _publish(world: World, name: str, seed: int, *, foreign: bool = False, text:
 def _run(number: int, conclusion: str | None, **jobs: str | None) -> dict[str, Any]:
     """Return a run as GitHub lists it."""
     return {
-        "id": number, "run_number": number, "display_title": HOSTILE, "html_url": RUN, "conclusion": conclusion,
+        "id": number, "run_number": number, "display_title": HOSTILE, "html_url": "https://ci.example/runs/1", "conclusion": conclusion,
         "created_at": f"2026-11-{number:02}T05:00:00Z", "head_sha": "a" * 40,
         "jobs": [{"name": name, "conclusion": state} for name, state in jobs.items()],
     }  # fmt: skip
@@ -72,13 +68,10 @@ def _story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(name="github")
-def _github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubwork.World]:
-    """Return GitHub with runs of the pipeline that ended in every way, and one that goes on."""
-    monkeypatch.setenv("GITHUB_TOKEN", githubwork.TOKEN)
-    path = tmp_path / "github.git"
-    Work(tmp_path / "seed").git("init", "--quiet", "--bare", str(path))
-    runs = [
+@pytest.fixture(autouse=True)
+def _runs(github: githubwork.World) -> None:
+    """Let GitHub have runs of the pipeline that ended in every way, and one that goes on."""
+    github.runs += [
         _run(6, "neutral", build="success"),
         _run(5, "startup_failure"),
         _run(4, None, build="success", gate="failure", page=None),
@@ -86,8 +79,6 @@ def _github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubw
         _run(2, "cancelled"),
         _run(1, "failure", build="success", gate="timed_out", publish="skipped"),
     ]
-    with githubwork.serving(githubwork.World(path, runs=runs)) as world:
-        yield world
 
 
 def _status(output: Path, *words: str) -> str:

@@ -119,8 +119,7 @@ def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects
         "GIT_TRACE": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "post-checkout").write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
-    (tmp_path / "post-checkout").chmod(0o755)
+    processes.script(tmp_path / "post-checkout", f"touch '{tmp_path}/ran'")
     with (Path.home() / ".gitconfig").open("a") as stream:
         stream.write(f'[core]\n\thooksPath = {tmp_path}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
     (Path.home() / ".config" / "git").mkdir(parents=True)

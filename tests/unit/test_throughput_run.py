@@ -230,12 +230,9 @@ def crash(server: SimulatedServer, _: LoadResult) -> LoadResult:
     raise LoadError("generator-failed", "connection refused")
 
 
-def fail_request(_: SimulatedServer, result: LoadResult) -> LoadResult:
-    return replace(result, requests=(replace(result.requests[0], error="the stream ended"), *result.requests[1:]))
-
-
-def cut_prompts(_: SimulatedServer, result: LoadResult) -> LoadResult:
-    return replace(result, requests=tuple(replace(request, prompt_tokens=9) for request in result.requests))
+def spoiled(_: SimulatedServer, result: LoadResult, **changes: object) -> LoadResult:
+    """Return *result* with *changes* of its first request."""
+    return replace(result, requests=(replace(result.requests[0], **changes), *result.requests[1:]))
 
 
 def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
@@ -349,7 +346,7 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     slow = SimulatedServers(Noise(slow=lambda _: True))
     assert stopped(ran(tmp_path / "k", slow)) == ("invalid", runner.UNSTEADY)
     assert len(slow.seeds) == MACHINE.discards + 1
-    assert stopped(ran(tmp_path / "l", breaking(cut_prompts, "any", 1, slow, 1))) == ("invalid", "prompt-other")
+    assert stopped(ran(tmp_path / "l", breaking(functools.partial(spoiled, prompt_tokens=9), "any", 1, slow, 1))) == ("invalid", "prompt-other")
 
 
 def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) -> None:
@@ -368,7 +365,9 @@ def test_a_candidate_that_ends_crashed(event: Event, slow: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("event", "side", "reference"), [(crash, "baseline", "server-died"), (fail_request, "candidate", "request-failed")]
+    ("event", "side", "reference"),
+    [(crash, "baseline", "server-died"), (functools.partial(spoiled, error="the stream ended"), "candidate", "request-failed")],
+    ids=["crash", "request"],
 )
 def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_the_gate(
     event: Event, side: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

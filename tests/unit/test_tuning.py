@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import standin
+from tests.support import processes, standin
 from tests.support.checkpoints import moe
-from tests.unit.conftest import Cli, Mini
+from tests.unit.conftest import ROOT, Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules, tuning
 from sparkwright.builder import moe_configs
@@ -25,7 +25,6 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MOE_CONFIGS, Project
 
-ROOT = Path(__file__).parents[2]
 #: The module in which vLLM's kernels look up a file; it keeps what it read, as vLLM does.
 READER = """
 import functools, json, os, pathlib
@@ -128,9 +127,7 @@ class Bench:
         self.tuner.write_text(TUNER)
 
     def tune(self, cli: Cli, mini: Mini, *words: str | Path, gpu: str = "NVIDIA GB10, 12.1, 580.1") -> Any:
-        driver = self.folder / "nvidia-smi"
-        driver.write_text(f"#!/bin/sh\necho '{gpu}'\n")
-        driver.chmod(0o755)
+        processes.script(self.folder / "nvidia-smi", f"echo '{gpu}'")
         options = ["--python", self.python, "--wheel", self.wheel, "--tuner", self.tuner, "--tokens", "1", "--tokens", "64", *words]
         environment = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
         return json.loads(cli("model", "tune", *mini.words, "--json", *options, self.model, env=environment).stdout)
@@ -214,17 +211,15 @@ def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
         moe_configs.members(context, "vllm", "mini_vllm", tuned.tree)
 
 
-#: Rounds of a batch that is slower with the file, behind one that is faster.
-SLOWER = [{"tokens": 1, "before": [20.0], "tuned": [10.0]}, {"tokens": 8, "before": [40.8, 41.1, 40.7], "tuned": [44.9, 45.2, 44.7]}]
-
-
 @pytest.mark.parametrize(
     ("changes", "removed", "reference"),
     [
         ({"vllm": "0.32.0"}, "", "tuning-foreign"), ({"capability": "9.0"}, "", "tuning-foreign"),
         ({"device": "NVIDIA_H100_80GB_HBM3"}, "", "tuning-foreign"), ({"sha256": "c" * 64}, "", "tuning-foreign"),
         ({"name": "E=8,N=1536,device_name=..json"}, "", "tuning-foreign"), ({}, ".json", "tuning-foreign"),
-        ({"latencies": SLOWER}, "", "tuning-slower"), ({}, ".yaml", "file-invalid"), ({"content": b'{"1": ["BLOCK_SIZE_M"]}'}, "", "file-invalid"),
+        # Rounds of a batch that is slower with the file, behind one that is faster.
+        ({"latencies": [{"tokens": 1, "before": [20.0], "tuned": [10.0]}, {"tokens": 8, "before": [40.8, 41.1, 40.7], "tuned": [44.9, 45.2, 44.7]}]},
+         "", "tuning-slower"), ({}, ".yaml", "file-invalid"), ({"content": b'{"1": ["BLOCK_SIZE_M"]}'}, "", "file-invalid"),
     ],
 )  # fmt: skip
 def test_file_of_another_device_release_record_or_form_is_not_packed(

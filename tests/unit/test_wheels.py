@@ -23,7 +23,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from tests.refusals import refusal
 from tests.support import fatbins
-from tests.unit.conftest import Mini
+from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy, report
 from sparkwright.audit import wheel as wheel_audit
@@ -76,23 +76,14 @@ def packed(path: Path, files: Mapping[str, bytes]) -> Path:
     return path
 
 
-def verify(wheel: Path) -> dict[str, bytes]:
-    """Check RECORD against the members by Python's own zipfile, and return the members without it."""
-    with zipfile.ZipFile(wheel) as opened:
-        members = {name: opened.read(name) for name in opened.namelist()}
-    record = "-".join(wheel.name.split("-")[:2]) + ".dist-info/RECORD"
-    rows = list(csv.reader(io.StringIO(members.pop(record).decode())))
-
-    assert rows.pop() == [record, "", ""]
-    assert sorted(rows) == sorted([name, hashed(data), str(len(data))] for name, data in members.items())
-    return members
-
-
 # Rewriting.
 
 
 def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Path) -> None:
-    """Ours in .dist-info replace those of an earlier build; a bill of upstream's stays (PEP 770). Names and metadata follow the version."""
+    """
+    Ours in .dist-info replace those of an earlier build; a bill of upstream's stays (PEP 770). Names and metadata follow the version; RECORD
+    has every member.
+    """
     before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}"}
     base = packed(tmp_path / NAME, {**FILES, **META, **before})
     replace = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n", "mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
@@ -100,8 +91,15 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
     wheel = archive.rewrite(base, tmp_path, version="1.0+a", replace=replace, **changes)
 
     assert wheel.name == "mini-1.0+a-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as opened:
+        members = {name: opened.read(name) for name in opened.namelist()}
+        assert opened.getinfo("mini/core.so").external_attr >> 16 == 0o100755
+        assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+    rows = list(csv.reader(io.StringIO(members.pop(f"{NEW}/RECORD").decode())))
+    assert rows.pop() == [f"{NEW}/RECORD", "", ""]
+    assert sorted(rows) == sorted([name, hashed(data), str(len(data))] for name, data in members.items())
     stay = {name.replace("mini-1.0.data", "mini-1.0+a.data"): data for name, data in FILES.items() if name != "mini/empty.py"}
-    assert verify(wheel) == {
+    assert members == {
         **stay,
         **replace,
         "mini/__init__.py": b"__version__ = '1.0+a'\nPATCHED = True\n",
@@ -111,9 +109,6 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
         f"{NEW}/METADATA": META[f"{INFO}/METADATA"].replace(b"\nVersion: 1.0\nKey", b"\nVersion: 1.0+a\nKey"),
         f"{NEW}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    with zipfile.ZipFile(wheel) as opened:
-        assert opened.getinfo("mini/core.so").external_attr >> 16 == 0o100755
-        assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 # Requirements.
@@ -217,9 +212,6 @@ def _tools(tmp_path: Path) -> Toolchain:
     return tools
 
 
-PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-
-
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
@@ -234,7 +226,8 @@ def test_a_backend_that_makes_no_wheel_is_refused(
     """The error names the log, and no wheel is there."""
     run = mini.context()
     monkeypatch.setattr(toolchain, "obtain", lambda _context: tools)
-    tree = run.objects.store_files([("pyproject.toml", REGULAR, PYPROJECT), ("backend.py", REGULAR, backend)])
+    project = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    tree = run.objects.store_files([("pyproject.toml", REGULAR, project), ("backend.py", REGULAR, backend)])
     source = SourceTree("flashinfer", GIT.source, tree, tree, (), ())
     with refusal("build-failed", match=words) as caught:
         source_wheel.build_by_backend(run, source, "t", lambda _: {}, tmp_path)
@@ -306,10 +299,14 @@ COMMIT, URL = "a" * 40, "https://github.com/acme/mini.git"
 OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", "e" * 40)
 PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568)
 GIT = SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
-FOLDER = FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True)
 PARTS: dict[str, Any] = {
     "source": GIT,
-    "needs": (SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
+    "needs": (
+        SourceTree(
+            "cutlass", FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True),
+            "8" * 40, "8" * 40, (), (),
+        ),
+    ),
     "bases": (("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
     "vendored": {
         "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved", kind="fetchcontent"),
@@ -372,8 +369,6 @@ def test_every_part_is_named_by_hash() -> None:
     assert [patch["diff"]["url"] for patch in pedigree["patches"]] == [f"#patch/vllm/{step.sha256}" for step in (PICK, OURS)]
 
 
-ROOT = Path(__file__).parents[2]
-STACKS = sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml"))
 TOY_CALL = "flashinfer.jit.toy.gen_toy_module"
 
 #: FlashInfer in small: generators that name their modules by their arguments, and a spec that writes a ninja file as the real one does.
@@ -402,7 +397,6 @@ def gen_toy_family_modules():
 """
 #: Its own ``__init__`` cannot be imported here, as the real one's cannot.
 PACKAGE = {"__init__": "import a_library_that_is_not_locked\n", "jit/__init__": "", "jit/env": ENV, "jit/toy": TOY}
-AOT_METADATA = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
 
 
 def aot_spec(*entries: dict[str, Any]) -> AotSpec:
@@ -416,7 +410,8 @@ def _sources(tmp_path: Path) -> Path:
     """Return the wheel of the small FlashInfer."""
     files = {f"flashinfer/{name}.py": text.encode() for name, text in PACKAGE.items()}
     files["flashinfer_python-1+a.dist-info/licenses/LICENSE"] = b"Apache\n"
-    return archive.write(tmp_path, WheelName.of("flashinfer_python-1+a-py3-none-any.whl"), files, AOT_METADATA, pure=True)
+    metadata = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
+    return archive.write(tmp_path, WheelName.of("flashinfer_python-1+a-py3-none-any.whl"), files, metadata, pure=True)
 
 
 @pytest.fixture(name="generate")
@@ -484,7 +479,7 @@ def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: di
         strict_yaml.parse(json.dumps({"fork": "f", "distribution": "f-jit-cache", "modules": [fields]}), AotSpec, "aot.yaml")
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml")))
 def test_the_reviewed_lists_are_valid_and_agree_with_the_audit_policy(stack: str) -> None:
     project = Project(ROOT, stack)
     listed = flashinfer_aot.load(project, "flashinfer")

@@ -17,13 +17,12 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.support import githubapi, workflows
-from tests.support.workflows import Expression
+from tests.support import githubapi, processes, workflows
+from tests.support.workflows import ROOT, Expression
 from tests.unit.conftest import Repository
 
 from sparkwright.cli.main import parse
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / ".github"
 FLOWS: dict[str, dict[Any, Any]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((SCRIPTS / "workflows").glob("*.yml"))
@@ -33,10 +32,6 @@ JOBS = [(name, key, job) for name, flow in FLOWS.items() for key, job in flow["j
 #: Jobs that call a reusable workflow have no steps, and its jobs have the limits.
 STEPPED = [(name, key, job) for name, key, job in JOBS if "steps" in job]
 RUNS = [(f"{name}-{key}-{step.get('name', '')}", step["run"]) for name, key, job in STEPPED for step in job["steps"] if "run" in step]
-#: What a machine of the lab is asked for by.
-SPARK = ["self-hosted", "linux", "ARM64", "gb10"]
-#: The lock of whoever changes what is published.
-LOCK = {"group": "published", "cancel-in-progress": False, "queue": "max"}
 
 programs = pytest.mark.skipif(
     not (shutil.which("jq") and shutil.which("curl")), reason="jq and curl, which GitHub's machines have, are not here: apt-get install jq curl"
@@ -103,7 +98,7 @@ def test_one_workflow_signs_and_holds_no_token_that_writes() -> None:
 def test_every_index_is_changed_under_one_lock() -> None:
     """Whoever calls `sign`, or pushes, holds the lock `published` from the first step to the last."""
     changing = [job for name, _, job in JOBS if "sign.yml" in job.get("uses", "") or (name != "sign" and "published.sh put" in str(job))]
-    assert [job["concurrency"] for job in changing] == [LOCK] * 4
+    assert [job["concurrency"] for job in changing] == [{"group": "published", "cancel-in-progress": False, "queue": "max"}] * 4
 
 
 def test_only_the_run_itself_waits_for_a_person() -> None:
@@ -205,7 +200,13 @@ def _published(tmp_path: Path) -> Publish:
 
 
 def test_what_is_published_is_kept_and_who_comes_too_late_overwrites_nothing(published: Publish, tmp_path: Path) -> None:
-    """The branch begins empty, takes what is put, and keeps its history; of two that change it at once, the second is refused."""
+    """
+    Where the repository cannot be asked, nothing is begun that could be pushed over what is there. The branch begins empty, takes what is
+    put, and keeps its history; of two that change it at once, the second is refused.
+    """
+    done = published("one", "get", GITHUB_REPOSITORY="acme/gone")
+    assert (done.returncode, "does not answer" in done.stderr) == (1, True)
+    assert not (tmp_path / "one" / "published").exists()
     for number, folder in enumerate(("one", "two")):
         assert published(folder, "get").returncode == 0
         (tmp_path / folder / "published" / "a").write_text(str(number))
@@ -216,16 +217,9 @@ def test_what_is_published_is_kept_and_who_comes_too_late_overwrites_nothing(pub
     assert published("two", "put", "nothing").stdout.strip() == "nothing changed"
 
 
-def test_a_host_that_does_not_answer_is_no_empty_branch(published: Publish, tmp_path: Path) -> None:
-    """Where the repository cannot be asked, nothing is begun that could be pushed over what is there."""
-    done = published("one", "get", GITHUB_REPOSITORY="acme/gone")
-    assert (done.returncode, "does not answer" in done.stderr) == (1, True)
-    assert not (tmp_path / "one" / "published").exists()
-
-
 def test_the_token_is_on_no_command_line(published: Publish, tmp_path: Path) -> None:
     """git has the token from its environment; neither its arguments nor the repository's configuration hold it."""
-    spy = _program(tmp_path / "bin" / "git", f'echo "$@" >>{tmp_path}/words\nexec {shutil.which("git")} "$@"')
+    spy = processes.script(tmp_path / "bin" / "git", f'echo "$@" >>{tmp_path}/words\nexec {shutil.which("git")} "$@"')
     variables = {"PATH": f"{spy.parent}:/usr/bin:/bin", "TOKEN": "ghs_secret"}
     published("one", "get", **variables)
     (tmp_path / "one" / "published" / "a").touch()
@@ -234,20 +228,13 @@ def test_the_token_is_on_no_command_line(published: Publish, tmp_path: Path) -> 
     assert (done.returncode, re.findall("push|ghs_secret|eC1hY2Nlc3Mt", held)) == (0, ["push"])
 
 
-def _program(path: Path, body: str) -> Path:
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
-
-
 def ran(folder: Path, flow: str, key: str, name: str, body: str, **contexts: dict[str, Any]) -> tuple[int, str, dict[str, str]]:
     """Return the status of the step *name* of a job, what it said, and the outputs; *body* is what the program does."""
     job = FLOWS[flow]["jobs"][key]
     [step] = [step for step in job["steps"] if step.get("name") == name]
     settings = {**FLOWS[flow]["env"], **job.get("env", {}), **step.get("env", {})}
     env = {name: workflows.text(value, contexts) for name, value in settings.items()}
-    env["PATH"] = f"{_program(folder / 'bin' / 'sparkwright', body).parent}:/usr/bin:/bin"
+    env["PATH"] = f"{processes.script(folder / 'bin' / 'sparkwright', body).parent}:/usr/bin:/bin"
     (folder / "output").touch()
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=folder, env={**env, "HOME": str(folder), "GITHUB_OUTPUT": str(folder / "output")},
@@ -281,7 +268,7 @@ def test_the_builder_is_the_spark_where_a_lab_has_one(tmp_path: Path, chosen: st
     assert (status == 0, outputs.get("builder", "")) == (bool(runner), runner), said
     contexts = {"needs": {"request": {"outputs": outputs}}, "vars": {"LAB_REPOSITORY": "a"}, "github": {"repository": "a"}}
     labels = Expression(PIPELINE["build"]["runs-on"].strip()[3:-2], contexts).value()
-    assert labels == (SPARK if runner == "spark" else ["ubuntu-24.04-arm"])
+    assert labels == (["self-hosted", "linux", "ARM64", "gb10"] if runner == "spark" else ["ubuntu-24.04-arm"])
 
 
 RECIPE = "qwen3-30b-a3b-nvfp4"
@@ -323,7 +310,7 @@ def test_a_request_is_refused_before_anything_is_built(tmp_path: Path, stack: st
 def test_sigstore_signs_where_the_lab_says_true(tmp_path: Path, variable: str, action: str, identity: bool) -> None:
     """The identity signs if the variable is `true`, and never in a refresh, which nobody approves."""
     (tmp_path / "keys").mkdir()
-    _program(tmp_path / ".github" / "verdicts.sh", "exit 0")
+    processes.script(tmp_path / ".github" / "verdicts.sh", "exit 0")
     inputs = {"action": action, "release": "2026.11.1", "reason": "x"}
     status, said, _ = ran(tmp_path, "sign", "sign", "Sign", 'echo "$@"', inputs=inputs, vars={"SIGN_WITH_SIGSTORE": variable})
 
@@ -340,7 +327,7 @@ def test_sigstore_signs_where_the_lab_says_true(tmp_path: Path, variable: str, a
 )  # fmt: skip
 def test_a_published_candidate_is_not_gated_for_verified(tmp_path: Path, state: dict[str, Any], channel: str, refused: bool) -> None:
     """Wheels that are published are neither published again, nor gated to be refused afterwards."""
-    _program(tmp_path / ".github" / "published.sh", "exit 0")
+    processes.script(tmp_path / ".github" / "published.sh", "exit 0")
     document = json.dumps({"published": {"release": "2026.11.1", "gated": True, **state}})
     inputs = {"stack": "2026.11", "channel": channel}
     status, said, outputs = ran(tmp_path, "pipeline", "audit", "Are these wheels published", f"echo '{document}'", inputs=inputs)
