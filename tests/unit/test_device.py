@@ -9,6 +9,7 @@ import pytest
 from tests.support import fake_gpu, processes
 from tests.support.fake_gpu import POLICY
 
+from sparkwright.gates.core.verdict import Sample
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
 from sparkwright.gates.device.gate import CHECKS, Gpu
@@ -34,7 +35,7 @@ def test_the_architecture_comes_from_the_wheel(
     """Without a wheel nothing runs, and a GPU that does not load its code is foreign."""
     body = 'for _ in cubins if command == "load" else (): print(json.dumps(dict(functions=2, error="")))'
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    monkeypatch.setattr(device, "unpack", lambda *_: (cubins(tmp_path), []))
+    monkeypatch.setattr(device, "unpack", lambda *_: (cubins(tmp_path), [], []))
     wheel = Path("a.whl") if target else None
     checks = {one.name: one for one in device.run(POLICY, tmp_path, wheel=wheel, target=target)}
     assert [*checks] == [entry.name for entry in CHECKS]
@@ -82,7 +83,7 @@ def test_every_cubin_has_to_load(
 ) -> None:
     """One that the driver refuses fails; one at which it crashes or hangs is invalid, and named."""
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = device.load_check(cubins(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
+    check = device.load_check(cubins(tmp_path), [], 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     if reason in ("probe-crashed", "probe-slow"):
         assert "unit 1" in check.message
@@ -90,8 +91,11 @@ def test_every_cubin_has_to_load(
         assert [figure.value for figure in check.figures] == [3, 6, 0]
 
 
-def test_a_wheel_without_code_for_the_gpu_does_not_pass(tmp_path: Path) -> None:
-    assert device.load_check([], 1, tmp_path).reason == "code-foreign"
+def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) -> None:
+    """No cubin for the GPU fails; a damaged library is invalid, whatever the others have."""
+    damaged = [Sample("_C.so", "device code", "cut off")]
+    assert device.load_check([], [], 1, tmp_path).reason == "code-foreign"
+    assert device.load_check(cubins(tmp_path), damaged, 1, tmp_path).reason == "code-unreadable"
 
 
 @pytest.mark.parametrize(

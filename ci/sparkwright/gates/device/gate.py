@@ -84,6 +84,7 @@ REASONS: Mapping[str, str] = {
     "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
     "nan-differs": "The GPU converts NaN to another code than PTX defines (+6).",
     "kernel-unloadable": "The driver refuses machine code that is named for this GPU.",
+    "code-unreadable": "The device code of a library is damaged; see the audit.",
     "code-foreign": "The wheel has no machine code for this GPU; see the audit.",
     "op-absent": "The wheel has no such operator, or one with other arguments. A recipe that needs "
     "it cannot be served.",
@@ -204,8 +205,8 @@ def _checks(
     message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
     yield passed("gpu", message)
     with console.step("device code of the wheel"):
-        cubins, libraries = unpack(wheel, gpu, policy.operators.libraries, scratch)
-        yield load_check(cubins, policy.seconds, scratch)
+        cubins, libraries, unreadable = unpack(wheel, gpu, policy.operators.libraries, scratch)
+        yield load_check(cubins, unreadable, policy.seconds, scratch)
     for name in ("fp4-conversion", *operators.OPERATORS):
         with console.step(name):
             if gpu.major < FP4_GENERATION and name in NEEDS_FP4:
@@ -245,9 +246,11 @@ def ask(seconds: float, scratch: Path) -> Gpu | str:
 
 def unpack(
     wheel: Path, gpu: Gpu, libraries: Sequence[str], scratch: Path
-) -> tuple[Cubins, list[Path]]:
+) -> tuple[Cubins, list[Path], list[Sample]]:
     """
     Write the cubins of *wheel* that *gpu* loads, and its libraries with operators, into *scratch*.
+
+    Return both, and the reason for each library whose device code cannot be read.
 
     Args:
         libraries: Globs of the libraries with operators.
@@ -255,27 +258,38 @@ def unpack(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: See `sparkwright.audit.wheel.members`.
     """
-    cubins, copies = Cubins(), list[Path]()
+    cubins, copies, unreadable = Cubins(), list[Path](), list[Sample]()
     for member in wheel_audit.members(wheel, scratch):
-        # G0 is about libraries that cannot be read.
-        with (
-            translate_disk_full(scratch),
-            contextlib.suppress(elf.ElfUnreadable),
-            elf.mapped(member.path) as data,
-        ):
-            for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
-                if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
-                    path = scratch / f"{len(cubins)}.cubin"
-                    path.write_bytes(elf.unpack(data, entry))
-                    cubins.append((f"{member.name}, unit {entry.container}", path))
+        with translate_disk_full(scratch):
             if any(fnmatchcase(member.name, glob) for glob in libraries):
                 copies.append(scratch / Path(member.name).name)
                 shutil.copy(member.path, copies[-1])
-    return cubins, copies
+            try:
+                cubins += _write_cubins(member, gpu, scratch, len(cubins))
+            except elf.ElfUnreadable as error:
+                unreadable.append(Sample(member.name, "device code", str(error)))
+    return cubins, copies, unreadable
 
 
-def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
-    """Return the check that the driver loads every one of *cubins*."""
+def _write_cubins(member: wheel_audit.Member, gpu: Gpu, scratch: Path, first: int) -> Cubins:
+    """Write the cubins of *member* that *gpu* loads into *scratch*, numbered from *first*."""
+    cubins = Cubins()
+    with elf.mapped(member.path) as data:
+        for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
+            if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
+                path = scratch / f"{first + len(cubins)}.cubin"
+                path.write_bytes(elf.unpack(data, entry))
+                cubins.append((f"{member.name}, unit {entry.container}", path))
+    return cubins
+
+
+def load_check(
+    cubins: Cubins, unreadable: Sequence[Sample], seconds: float, scratch: Path
+) -> Check:
+    """Return the check that the driver loads every one of *cubins*, and that none is missing."""
+    if unreadable:
+        message = f"the device code of {len(unreadable)} libraries cannot be read"
+        return invalid("cubins", message, "code-unreadable", samples=unreadable)
     if not cubins:
         return failed("cubins", "the wheel has no machine code for this GPU", "code-foreign")
     listed = scratch / "cubins.json"
