@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, World, wheel
 from tests.support import mounts, tufindex
 
 from sparkwright.client import environment, locked_wheels
-from sparkwright.client.records import Release, ReleaseState
+from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
 from sparkwright.core import http
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
@@ -407,18 +408,18 @@ def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
 # Wheels.
 
 
+def evil(**options: Any) -> Callable[[], Wheel]:
+    """Return what makes a wheel with these options of `wheel`."""
+    return lambda: wheel("evil", **options)
+
+
 def with_file(name: str, data: bytes = b"x") -> Callable[[], Wheel]:
     """Return what makes a wheel with a further file."""
-    return lambda: wheel("evil", files={name: data})
+    return evil(files={name: data})
 
 
 def with_entry(line: str) -> Callable[[], Wheel]:
     return with_file("{info}/entry_points.txt", f"[console_scripts]\n{line}\n".encode())
-
-
-def raw(add: Callable[[zipfile.ZipFile], object]) -> Callable[[], Wheel]:
-    """Return what makes a wheel by other means than a builder's."""
-    return lambda: wheel("evil", damage=add)
 
 
 def _link(archive: zipfile.ZipFile) -> None:
@@ -439,22 +440,10 @@ def _local_name() -> Wheel:
     return Wheel(good.name, good.data.replace(b"evil/data.bin", b"evil/date.bin", 1))
 
 
-def _bomb() -> Wheel:
-    """Return a wheel with a member of 3 GB in 3 MB."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    piece, size = bytes(1 << 24), 3 << 30
-    data = b"".join([*(packer.compress(piece) for _ in range(4)), packer.flush()])
-    good = wheel("evil", files={"evil/zeros.bin": data})
-    with_size = bytearray(good.data)
-    # The directory and the member state what they would unpack to.
-    for signature, at in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
-        start = 0
-        while (start := with_size.find(signature, start)) >= 0:
-            name_at = start + (30 if signature == b"PK\x03\x04" else 46)
-            if with_size[name_at:].startswith(b"evil/zeros.bin"):
-                struct.pack_into("<L", with_size, start + at, size)
-            start += 4
-    return Wheel(good.name, bytes(with_size))
+def _bomb(archive: zipfile.ZipFile) -> None:
+    """Add a member that states to be 3 GB in a few KB."""
+    archive.writestr("evil/zeros.bin", bytes(1 << 20))
+    archive.getinfo("evil/zeros.bin").file_size = 3 << 30
 
 
 def _bad_checksum() -> Wheel:
@@ -464,10 +453,6 @@ def _bad_checksum() -> Wheel:
     return Wheel(good.name, good.data.replace(crc, b"\0\0\0\0"))
 
 
-def recorded(change: Callable[[list[list[str]]], object]) -> Callable[[], Wheel]:
-    return lambda: wheel("evil", record=change)
-
-
 def _unhashed(rows: list[list[str]]) -> None:
     for row in rows:
         if row[0].endswith(".dist-info/RECORD"):
@@ -475,7 +460,7 @@ def _unhashed(rows: list[list[str]]) -> None:
 
 
 def _metadata(text: str) -> Callable[[], Wheel]:
-    return lambda: wheel("evil", metadata=f"Metadata-Version: 2.1\n{text}\n")
+    return evil(metadata=f"Metadata-Version: 2.1\n{text}\n")
 
 
 CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
@@ -509,11 +494,11 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "absolute": ("archive-unsafe", with_file("/tmp/escaped")),
     "climbs by scheme": ("archive-unsafe", with_file("{data}/data/share/../../escaped")),
     "newline": ("archive-unsafe", with_file("evil/a\nb")),
-    "link": ("archive-unsafe", raw(_link)),
+    "link": ("archive-unsafe", evil(damage=_link)),
     "a file for a folder": ("wheel-invalid", with_file("evil", b"x")),
     "twice by scheme": ("wheel-unsafe", with_file("{data}/purelib/evil/__init__.py")),
-    "twice": ("wheel-invalid", raw(lambda archive: archive.writestr("evil/__init__.py", b"other"))),
-    "same member twice": ("wheel-invalid", raw(_twice)),
+    "twice": ("wheel-invalid", evil(damage=lambda archive: archive.writestr("evil/__init__.py", b"other"))),
+    "same member twice": ("wheel-invalid", evil(damage=_twice)),
     # The archive.
     "no zip": ("wheel-invalid", lambda: Wheel("evil-1.0-py3-none-any.whl", b"<!DOCTYPE html>")),
     "cut off": (
@@ -521,44 +506,44 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
         lambda: Wheel("evil-1.0-py3-none-any.whl", wheel("evil").data[:-80]),
     ),
     "bad checksum": ("wheel-invalid", _bad_checksum),
-    "bomb": ("wheel-invalid", _bomb),
+    "bomb": ("wheel-invalid", evil(damage=_bomb)),
     "another local name": ("wheel-invalid", _local_name),
     "lzma": (
         "wheel-invalid",
-        raw(lambda archive: archive.writestr("evil/x", b"x", zipfile.ZIP_LZMA)),
+        evil(damage=lambda archive: archive.writestr("evil/x", b"x", zipfile.ZIP_LZMA)),
     ),
     # RECORD and metadata.
-    "no RECORD": ("wheel-invalid", lambda: wheel("evil", without=["RECORD"])),
-    "no WHEEL": ("wheel-invalid", lambda: wheel("evil", without=["WHEEL"])),
+    "no RECORD": ("wheel-invalid", evil(without=["RECORD"])),
+    "no WHEEL": ("wheel-invalid", evil(without=["WHEEL"])),
     "large METADATA": ("wheel-invalid", _metadata("Name: evil\nVersion: 1.0\n" + "a:\n" * (2 << 20))),
     "RECORD of another without a hash": (
         "wheel-invalid",
-        lambda: wheel("evil", files={"evil/a.dist-info/RECORD": b""}, record=_unhashed),
+        evil(files={"evil/a.dist-info/RECORD": b""}, record=_unhashed),
     ),
-    "no METADATA": ("wheel-invalid", lambda: wheel("evil", without=["METADATA"])),
+    "no METADATA": ("wheel-invalid", evil(without=["METADATA"])),
     "wrong hash": (
         "wheel-invalid",
-        recorded(lambda rows: rows[0].__setitem__(1, f"sha256={'A' * 43}")),
+        evil(record=lambda rows: rows[0].__setitem__(1, f"sha256={'A' * 43}")),
     ),
-    "no hash": ("wheel-invalid", recorded(lambda rows: rows[0].__setitem__(1, ""))),
+    "no hash": ("wheel-invalid", evil(record=lambda rows: rows[0].__setitem__(1, ""))),
     "weak hash": (
         "wheel-invalid",
-        recorded(lambda rows: rows[0].__setitem__(1, "md5=1B2M2Y8AsgTpgAmY7PhCfg")),
+        evil(record=lambda rows: rows[0].__setitem__(1, "md5=1B2M2Y8AsgTpgAmY7PhCfg")),
     ),
-    "wrong size": ("wheel-invalid", recorded(lambda rows: rows[0].__setitem__(2, "1"))),
-    "not in RECORD": ("wheel-invalid", recorded(lambda rows: rows.pop(0))),
+    "wrong size": ("wheel-invalid", evil(record=lambda rows: rows[0].__setitem__(2, "1"))),
+    "not in RECORD": ("wheel-invalid", evil(record=lambda rows: rows.pop(0))),
     "only in RECORD": (
         "wheel-invalid",
-        recorded(lambda rows: rows.append(["../../../bin/python", "", ""])),
+        evil(record=lambda rows: rows.append(["../../../bin/python", "", ""])),
     ),
-    "twice in RECORD": ("wheel-invalid", recorded(lambda rows: rows.append(rows[0]))),
-    "short RECORD": ("wheel-invalid", recorded(lambda rows: rows[0].pop())),
+    "twice in RECORD": ("wheel-invalid", evil(record=lambda rows: rows.append(rows[0]))),
+    "short RECORD": ("wheel-invalid", evil(record=lambda rows: rows[0].pop())),
     "another project": ("wheel-mismatch", _metadata("Name: torch\nVersion: 1.0")),
     "another version": ("wheel-mismatch", _metadata("Name: evil\nVersion: 2.0")),
     "two names": ("wheel-invalid", _metadata("Name: evil\nName: torch\nVersion: 1.0")),
     "dist-info of another": ("wheel-invalid", with_file("torch-2.0.dist-info/RECORD")),
     "renamed": ("wheel-mismatch", lambda: wheel("torch", name="evil-1.0-py3-none-any.whl")),
-    "future format": ("wheel-invalid", lambda: wheel("evil", format_version="2.0")),
+    "future format": ("wheel-invalid", evil(format_version="2.0")),
     # Other packages.
     "overlaps": ("wheel-unsafe", with_file("torch/__init__.py", b"evil")),
     "in another package": ("wheel-unsafe", with_file("torch/nn/evil.py")),
@@ -628,41 +613,34 @@ HOSTILE: dict[str, list[object]] = {
     "overlays.reason": [1],
     "format": [2],
 }  # fmt: skip
+#: The same of how a release stands.
+HOSTILE_STATE: dict[str, list[object]] = {
+    "stack": ["2026.11\n"],
+    "made": ["2026-11-22T07:30:00Z\n"],
+    "channel": ["stable"],
+    "pythons": [["3.12\n"]],
+    "yanked": ["a\nb", "\x1b[2J"],
+}
+PLAIN = tufindex.release(ONE)[0]
+EDIT = FileEdit("x", "demo", "demo/a.py", "0" * 64, "1" * 64, (TextChange("a", "b"),), "it refuses", "it admits")
+FULL = replace(PLAIN, edits=(EDIT,), overlays=(Overlay("a", "b", 1, "it overlaps"),))
 
 
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(tufindex.release("2026.11.1")[0])
-    change = {"anchor": "a", "replacement": "b"}
-    document["edits"] = [{"name": "x", "package": "demo", "file": "demo/a.py", "before": "0" * 64, "after": "1" * 64,
-                          "changes": [change], "reason": "it refuses", "drop_when": "it admits"}]  # fmt: skip
-    document["overlays"] = [{"upper": "a", "lower": "b", "files": 1, "reason": "it overlaps"}]
-    return document
-
-
-@pytest.mark.parametrize("field", HOSTILE)
-def test_hostile_value_is_no_release(field: str) -> None:
+@pytest.mark.parametrize(
+    ("record", "field", "values"),
+    [
+        *((FULL, field, values) for field, values in HOSTILE.items()),
+        *((tufindex.state(PLAIN), field, values) for field, values in HOSTILE_STATE.items()),
+    ],
+)
+def test_hostile_value_is_no_record(
+    record: Release | ReleaseState, field: str, values: list[object]
+) -> None:
+    assert msgspec.convert(msgspec.to_builtins(record), type(record)) == record
     first, _, rest = field.partition(".")
-    assert msgspec.convert(_document(), Release)
-    for value in HOSTILE[field]:
-        document = _document()
-        if rest:
-            document[first][0][rest] = value
-        else:
-            document[first] = value
+    for value in values:
+        document = msgspec.to_builtins(record)
+        holder = document[first][0] if rest else document
+        holder[rest or first] = value
         with pytest.raises(msgspec.ValidationError, match=rest or first):
-            msgspec.convert(document, Release)
-
-
-def test_hostile_value_is_no_state() -> None:
-    state = msgspec.to_builtins(tufindex.state(tufindex.release("2026.11.1")[0]))
-    assert msgspec.convert(state, ReleaseState)
-    for field, value in (
-        ("stack", "2026.11\n"),
-        ("made", "2026-11-22T07:30:00Z\n"),
-        ("channel", "stable"),
-        ("pythons", ["3.12\n"]),
-        ("yanked", "a\nb"),
-        ("yanked", "\x1b[2J"),
-    ):
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert({**state, field: value}, ReleaseState)
+            msgspec.convert(document, type(record))

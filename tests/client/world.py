@@ -9,11 +9,9 @@ Real indexes for the client: TUF metadata made by the publisher's own code, real
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import csv
 import functools
-import hashlib
 import io
 import json
 import os
@@ -21,14 +19,13 @@ import platform
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 from urllib.parse import unquote
 
 import msgspec
-from tests.support import foldertree, loopback, tufindex
+from tests.support import foldertree, loopback, tufindex, wheels
 
 from sparkwright.client import main
 from sparkwright.client.locked_wheels import LockedWheel
@@ -101,17 +98,15 @@ def wheel(
     info, data = f"{stem}.dist-info", f"{stem}.data"
     text = metadata or f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
     members = {
-        f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode()
-    }
-    members |= {key.format(info=info, data=data): value for key, value in (files or {}).items()}
-    members |= {
+        f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(),
+        **{key.format(info=info, data=data): value for key, value in (files or {}).items()},
         f"{info}/METADATA": text.encode(),
         f"{info}/WHEEL": f"Wheel-Version: {format_version}\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n".encode(),
     }
     members = {
         key: value for key, value in members.items() if key.rpartition("/")[2] not in without
     }
-    rows = [[key, f"sha256={_digest(value)}", str(len(value))] for key, value in members.items()]
+    rows = [[key, f"sha256={wheels.unpadded(value)}", str(len(value))] for key, value in members.items()]
     rows.append([f"{info}/RECORD", "", ""])
     record(rows)
     lines = io.StringIO()
@@ -126,10 +121,6 @@ def wheel(
     return Wheel(name or f"{stem}-py3-none-any.whl", stream.getvalue())
 
 
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
 class Outcome(NamedTuple):
     """How a command ended: exit code, reference of its failure, document, and what it said on standard error."""
 
@@ -139,21 +130,18 @@ class Outcome(NamedTuple):
     said: str
 
 
-class _Handler(SimpleHTTPRequestHandler):
+class _Handler(loopback.FileHandler):
     def __init__(self, world: World, *arguments: Any) -> None:
         self._world = world
         super().__init__(*arguments, directory=str(world.root))
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it so
         fault = self._world.faults.get(unquote(self.path).lstrip("/"), _Handler.serve)
         with contextlib.suppress(OSError):
             fault(self)
 
     def serve(self) -> None:
         super().do_GET()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
 
 class World:
@@ -227,10 +215,10 @@ class World:
             () if channel == "verified" else (Missing("G5", "not-run", "not-run", "nobody ran G5"),)
         )
         data = {}
-        wheels = []
+        records = []
         for one in ours:
             named = ReleaseFile(name=one.name, size=len(one.data), sha256=one.sha256)
-            wheels.append(
+            records.append(
                 ReleaseWheel(
                     **msgspec.structs.asdict(named), fork="vllm", project=one.project, version=one.version, machine="any",
                     metadata="0" * 64, uploaded="2026-11-22T07:30:00Z", proof=Proof(policy="0" * 64, missing=missing),
@@ -252,7 +240,7 @@ class World:
                 name=name,
                 stack=stack,
                 made=made,
-                wheels=tuple(wheels),
+                wheels=tuple(records),
                 locks=(locked,),
                 edits=edits,
                 overlays=overlays,

@@ -78,7 +78,9 @@ def serving(*servers: Server) -> Iterator[None]:
         yield
 
 
-class _Files(http.server.SimpleHTTPRequestHandler):
+class FileHandler(http.server.SimpleHTTPRequestHandler):
+    """Answers with files."""
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -86,5 +88,5 @@ class _Files(http.server.SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def files(folder: Path) -> Iterator[str]:
     """Serve *folder* until the block ends, and yield its address with a final slash."""
-    with Server(functools.partial(_Files, directory=str(folder))) as server:
+    with Server(functools.partial(FileHandler, directory=str(folder))) as server:
         yield f"{server.url}/"

@@ -118,7 +118,7 @@ def ours(
         here = {f"{package}/_C_stable_libtorch.abi3.so": b"compiled here " + whole.encode()}
         base = {f"{package}/_big_C.abi3.so": b"of the official wheel " + upstream.encode()}
         made |= here | base
-        stated = {name: "sha256=" + _unpadded(data) for name, data in base.items()}
+        stated = {name: "sha256=" + unpadded(data) for name, data in base.items()}
         done = GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
         compiled = {
             "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
@@ -130,7 +130,8 @@ def ours(
     return plain(folder, project, whole, requires=requires, tag=name.tag, files=made, size=size)
 
 
-def _unpadded(data: bytes) -> str:
+def unpadded(data: bytes) -> str:
+    """Return the sha256 of *data* as RECORD states it."""
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
@@ -199,7 +200,7 @@ def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]
         found = {one: archive.read(one) for one in archive.namelist()}
     record = next(one for one in found if one.endswith(".dist-info/RECORD"))
     edit(found)
-    rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
+    rows = [f"{one},sha256={unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
     found[record] = "".join([*rows, f"{record},,\n"]).encode()
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / path.name, "w") as archive:
