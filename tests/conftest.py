@@ -125,18 +125,22 @@ def cuda_bin(tools: Toolchain) -> Path:
     return tools.cuda / "bin"
 
 
-@pytest.fixture(scope="session")
-def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
-    """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
-    store = Store(tmp_path_factory.mktemp("locked"))
+def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "") -> Path:
+    """Return a folder below *folder* with the demo's project, locked against its official wheel for the machine *target*."""
     for name in demo.SHARED:
-        (store.root / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    context = demo.prepare(RunContext(Project(ROOT, "2026.11"), store, (), ROOT / "dist"))
+        (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    context = demo.prepare(RunContext(Project(ROOT, "2026.11"), Store(folder), (), ROOT / "dist", target=target))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
         with demo.official(context, tools):
             demo.lock_stack(context)
     return context.project.root.parent
+
+
+@pytest.fixture(scope="session")
+def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
+    """Return a folder with the locked demo; made once, to be copied."""
+    return lock_demo(tmp_path_factory.mktemp("locked"), user_store, tools)
 
 
 @pytest.fixture

@@ -14,29 +14,28 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import docker
 import pytest
 from docker import DockerClient
 from tests import newcomer
-from tests.conftest import running
+from tests.integration.conftest import Demo
 from tests.support import processes
 
 from sparkwright.builder.container import builder_image, connected
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 
 ROOT = Path(__file__).parents[2]
 #: Seconds after which something that should have happened never will; machines that run tests are busy.
 PATIENCE = 1500
+until = functools.partial(processes.until, seconds=PATIENCE)
 #: This machine's kind of processor, and the other one that wheels are built for, in the engine's words.
 OWN, OTHER = ("arm64", "amd64") if platform.machine() == "aarch64" else ("amd64", "arm64")
 #: What the builder image would install. A base that has it all is made once and kept, so that most tests need no network.
@@ -82,12 +81,6 @@ def answers(address: str) -> bool:
     with contextlib.suppress(Exception):
         return bool(docker.DockerClient(base_url=address, timeout=5).ping())
     return False
-
-
-@pytest.fixture
-def until() -> Callable[..., Any]:
-    """Return what waits for a condition."""
-    return functools.partial(processes.until, seconds=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -170,12 +163,6 @@ def plain_base(engine_address: str, user_store: Store) -> str:
     return imported(engine_address, debian(OWN, user_store), f"linux/{OWN}", "test/plain:own")
 
 
-@pytest.fixture(scope="session")
-def other() -> str:
-    """Return the platform that is not this machine's."""
-    return f"linux/{OTHER}"
-
-
 @pytest.fixture
 def contained_demo(demo_session: RunContext, engine: DockerClient, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """Return the locked demo with the recipe of the builder image; what sparkwright itself requires comes from the user's index."""
@@ -190,45 +177,22 @@ def builder(contained_demo: RunContext, engine: DockerClient, base: str) -> tupl
     return builder_image(contained_demo, engine, base)
 
 
-class Run:
-    """
-    A build in a container, as people start it.
+class Run(Demo):
+    """Builds of vllm in a container, as people start them."""
 
-    Attributes:
-        folder: Holds project, upstreams and store.
-    """
+    patience = PATIENCE
 
-    def __init__(self, context: RunContext, address: str, base: str) -> None:
-        self.folder, self._address, self._base = context.project.root.parent, address, base
-        self.store = context.store.root
-
-    def command(self, *words: str) -> list[str]:
-        """Return the command line of a build of vllm."""
-        mirror = f"{upstreams.HOST}={self.folder / 'upstreams'}{os.sep}"
-        return [
-            sys.executable, "-m", "sparkwright", "build", "--container", "--base", self._base, "--root", str(self.folder / "project"),
-            "--stack", "demo", "--cache-dir", str(self.store), "--source", "git", "--mirror", mirror, "--fork", "vllm",
-            "--output", str(self.folder / "dist"), "--memory", "4", *words,
-        ]  # fmt: skip
+    def __init__(self, folder: Path, address: str, base: str) -> None:
+        super().__init__(folder)
+        self._address = address
+        self.output += ["--container", "--base", base, "--memory", "4"]
 
     def environment(self) -> dict[str, str]:
         """Return variables with which nothing but what is in the store and the engine can be had."""
         return {**os.environ, "DOCKER_HOST": self._address, "HOME": str(self.folder)}
 
-    def run(self, *words: str, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Build to the end; it must be of the given *status*."""
-        done = subprocess.run(
-            self.command(*words), env=self.environment(), cwd="/", capture_output=True, text=True, timeout=PATIENCE, check=False, **options
-        )
-        assert done.returncode == status, done.stderr[-4000:]
-        return done
-
-    def running(self, *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        """Return a build in a process group of its own (`running`)."""
-        return running(self.command(*words), self.environment(), Path("/"))
-
 
 @pytest.fixture
 def contained_run(contained_demo: RunContext, engine_address: str, base: str) -> Run:
     """Return builds of the demo in a container of the complete base."""
-    return Run(contained_demo, engine_address, base)
+    return Run(contained_demo.project.root.parent, engine_address, base)

@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from docker import DockerClient
 from docker.types import Mount
-from tests.containers.conftest import Run
+from tests.containers.conftest import OTHER, Run, until
 from tests.refusals import refusal
 
 from sparkwright.builder import container
@@ -22,7 +21,6 @@ from sparkwright.builder.container import bind
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_bytes
-from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 
 pytestmark = pytest.mark.containers
@@ -38,42 +36,40 @@ def wheel_of(folder: Path) -> dict[str, str]:
         return {name: sha256_bytes(archive.read(name)) for name in names}
 
 
-def test_inside_and_outside_the_same_code_is_made(contained_run: Run, contained_demo: RunContext) -> None:
+def test_inside_and_outside_the_same_code_is_made(contained_run: Run) -> None:
     """A container without a network makes the very libraries that a build out here makes, and a second run reuses its wheel."""
-    document = json.loads(contained_run.run("--json").stdout)
+    document = json.loads(contained_run.build("--json").stdout)
     outside = contained_run.folder / "outside"
-    mirror = f"{upstreams.HOST}={contained_run.folder / 'upstreams'}{os.sep}"
-    common = ["--root", str(contained_run.folder / "project"), "--stack", "demo", "--cache-dir", str(contained_run.store)]
-    assert main.run(["build", *common, "--source", "git", "--mirror", mirror, "--fork", "vllm", "--output", str(outside)]) == 0
+    assert main.run(contained_run.command("build", "--fork", "vllm", "--output", str(outside))[3:]) == 0
 
     assert [made["audit"]["findings"] for made in document["wheels"]] == [[]]
     assert wheel_of(contained_run.folder / "dist") == wheel_of(outside)
-    assert "reused: nothing changed" in contained_run.run().stderr
+    assert "reused: nothing changed" in contained_run.build().stderr
 
 
 def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
     """An expected failure of the program inside keeps its exit status, its words and its document."""
     source = contained_run.folder / "project" / "build" / "demo" / "archs.yaml"
     source.write_text(source.read_text().replace('expect: "8.0+PTX"', 'expect: "9.9"'))
-    done = contained_run.run("--json", status=1)
+    done = contained_run.build("--json", status=1)
 
     assert json.loads(done.stdout)["error"]["reference"] == "rule-mismatch"
     assert "error: rule-mismatch" in done.stderr
-    contained_run.run("--jobs", "0", status=2)
+    contained_run.build("--jobs", "0", status=2)
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_an_ended_build_leaves_no_container(
-    contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any], by: signal.Signals
+    contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], by: signal.Signals
 ) -> None:
     """It is gone when an interrupted program has ended; what kill -9 leaves the next run ends first. That finishes the work."""
     calls = "*/*/demo/vllm/build/launch/calls.jsonl"
-    with contained_run.running() as child:
-        until(lambda: child.poll() is not None or any((contained_run.store / "containers").glob(calls)))
+    with contained_run.building() as child:
+        until(lambda: child.poll() is not None or any((contained_run.folder / "store" / "containers").glob(calls)))
         child.send_signal(by)
         _, output = child.communicate(timeout=1500)
     left = engine.containers.list(all=True, filters={"name": "sparkwright-run-"}, ignore_removed=True)
-    done = contained_run.run()
+    done = contained_run.build()
 
     assert child.returncode == (130 if by == signal.SIGINT else -signal.SIGKILL), output[-2000:]
     assert len(left) == (by == signal.SIGKILL)
@@ -151,6 +147,6 @@ def test_a_base_that_the_engine_lacks(contained_demo: RunContext, engine: Docker
         container.builder_image(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}")
 
 
-def test_a_base_of_another_platform_is_refused(contained_demo: RunContext, engine: DockerClient, base: str, other: str) -> None:
+def test_a_base_of_another_platform_is_refused(contained_demo: RunContext, engine: DockerClient, base: str) -> None:
     with refusal("image-mismatch"):
-        container.prepare_base(contained_demo, engine, base, other)
+        container.prepare_base(contained_demo, engine, base, f"linux/{OTHER}")

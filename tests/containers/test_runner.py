@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from tests.containers.conftest import OWN, debian, missing
+from tests.containers.conftest import OWN, ROOT, debian, missing
 from tests.support import lab_github
 from tests.support.lab_github import TOKEN, Hub
 from tests.support.processes import until
@@ -27,7 +27,6 @@ from tests.support.processes import until
 from sparkwright.core.store import Store
 from sparkwright.lab import runner
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = "curl,dbus,e2fsprogs,jq,passwd,procps,systemd,uidmap,util-linux"
 SHIPPED = ROOT / "ci" / "runner"
 #: GitHub's runner as far as it is seen from outside: it takes its configuration from this variable, here a script, and runs one job.

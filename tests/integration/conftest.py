@@ -16,20 +16,16 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.conftest import NOWHERE, running
+from tests.conftest import NOWHERE, lock_demo, running
 
 from sparkwright.builder import ninja, toolchain
 from sparkwright.builder.ninja import CompilerCall
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.cli import demo as demo_verb
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import MACHINES, Project
-
-#: A program that says nothing for so long hangs.
-PATIENCE = 240
+from sparkwright.forks.stack import MACHINES
 
 
 class Demo:
@@ -40,7 +36,10 @@ class Demo:
         folder: Holds project, upstreams and store; the output goes to its ``dist``.
         work: Where vllm is configured and compiled.
         target: The machine that its wheels are made for; empty for this one.
+        patience: Seconds after which a program hangs.
     """
+
+    patience = 240
 
     def __init__(self, folder: Path, target: str = "") -> None:
         self.folder, self.target = folder, target
@@ -64,7 +63,7 @@ class Demo:
         """Run *verb* to its end and return what it said; it must end with *status*."""
         done = subprocess.run(
             self.command(verb, *words), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
-            timeout=PATIENCE, check=False,
+            timeout=self.patience, check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stderr
         return done
@@ -182,16 +181,7 @@ def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: 
     program = f"{toolchain.triple(other)}-g++"
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}: sudo apt-get install g++-{toolchain.triple(other)}")
-    folder = tmp_path_factory.mktemp("crossed")
-    for name in demo_verb.SHARED:
-        (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    default = Project(Path(__file__).parents[2], "2026.11")
-    context = demo_verb.prepare(RunContext(default, Store(folder), (), folder / "dist", target=other))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARKWRIGHT_INDEX_URL", os.environ.get("SPARKWRIGHT_INDEX_URL", ""))
-        with demo_verb.official(context, tools):
-            demo_verb.lock_stack(context)
-    made = Demo(context.project.root.parent, other)
+    made = Demo(lock_demo(tmp_path_factory.mktemp("crossed"), user_store, tools, other), other)
     made.build()
     return made
 

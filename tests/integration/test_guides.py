@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support import guides, publisher, standin, tufindex, wheels
-from tests.support.publisher import IndexOwner
 from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
 
@@ -151,42 +149,36 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     assert not [one for one in host.ledger.records if one.stacks]
 
 
-@pytest.fixture(name="owner")
-def _owner(tmp_path: Path, environment: dict[str, str]) -> Iterator[IndexOwner]:
-    """Return a publisher with two verified releases, whose index is served."""
-    (tmp_path / "index").mkdir()
-    with tufindex.serve(tmp_path / "index") as url, publisher.index_owner(tmp_path, url) as made:
-        environment |= made.environment
-        made.publish(wheels.release(tmp_path / "1"))
-        made.publish(wheels.release(tmp_path / "2", label=f"{wheels.LABEL}.1"))
-        yield made
-
-
-def test_use_the_wheels(owner: IndexOwner, environment: dict[str, str], tmp_path: Path) -> None:
-    """A user without a checkout installs releases with the client, pip and uv, and goes back."""
+def test_use_the_wheels(environment: dict[str, str], tmp_path: Path) -> None:
+    """A user without a checkout installs one of two releases with the client, pip and uv, and goes back."""
     home = tmp_path / "reader"
     (home / "models").mkdir(parents=True)
     standin.model(home / "models" / "qwen")
     environment |= {"HOME": str(home), "XDG_DATA_HOME": str(home / ".local" / "share")}
-    release = owner.index.entries["2026.11.2"].release
-    [wheel] = [wheel for wheel in release.wheels if wheel.project == "vllm"]
-    [client] = owner.index.facts.clients
-    said = guides.run(
-        DOCS / "install.md",
-        home,
-        environment,
-        {
-            "https://INDEX/files/SHA256/pylock.aarch64.toml": owner.url + release.locks[0].path,
-            "https://INDEX/": owner.url,
-            "sparkwright-install==0.1.0+1": f"sparkwright-install=={client.version}",
-            "FINGERPRINT": owner.index.fingerprint,
-            "qwen3.6-35b-a3b-nvfp4-mtp3": "toy-cpu",
-            "verify WHEEL": f"verify {owner.root / wheel.path}",
-            "vllm==0.33.0+spark.2026.11.pf71f110a.cu130": f"vllm=={wheel.version}",
-        },
-        # The small wheel of vLLM has no program.
-        here={"vllm serve": "tool-missing"},
-    )
+    (tmp_path / "index").mkdir()
+    with tufindex.serve(tmp_path / "index") as url, publisher.index_owner(tmp_path, url) as owner:
+        environment |= owner.environment
+        owner.publish(wheels.release(tmp_path / "1"))
+        owner.publish(wheels.release(tmp_path / "2", label=f"{wheels.LABEL}.1"))
+        release = owner.index.entries["2026.11.2"].release
+        [wheel] = [wheel for wheel in release.wheels if wheel.project == "vllm"]
+        [client] = owner.index.facts.clients
+        said = guides.run(
+            DOCS / "install.md",
+            home,
+            environment,
+            {
+                "https://INDEX/files/SHA256/pylock.aarch64.toml": owner.url + release.locks[0].path,
+                "https://INDEX/": owner.url,
+                "sparkwright-install==0.1.0+1": f"sparkwright-install=={client.version}",
+                "FINGERPRINT": owner.index.fingerprint,
+                "qwen3.6-35b-a3b-nvfp4-mtp3": "toy-cpu",
+                "verify WHEEL": f"verify {owner.root / wheel.path}",
+                "vllm==0.33.0+spark.2026.11.pf71f110a.cu130": f"vllm=={wheel.version}",
+            },
+            # The small wheel of vLLM has no program.
+            here={"vllm serve": "tool-missing"},
+        )
 
     assert "2026.11.2" in said[2]
     prefix = Prefix(home / ".local" / "share" / "sparkwright")

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.conftest import NOWHERE
+from tests.conftest import NOWHERE, ROOT
 from tests.refusals import refusal
-from tests.support import fatbins
+from tests.support import fatbins, wheels
 from tests.unit.conftest import Repository
 
 from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
@@ -37,7 +35,6 @@ from sparkwright.forks.stack import FileLock, Lock, Project, VendoredLock, rende
 
 pytestmark = pytest.mark.toolchain
 
-ROOT = Path(__file__).parents[2]
 HOST = "https://upstream.example/parts/"
 
 CMAKE = """\
@@ -138,9 +135,9 @@ class Parts:
 
     def __init__(self, folder: Path, tools: Toolchain) -> None:
         self.folder, self.root, self.upstreams = folder, folder / "project", folder / "upstreams"
-        forks = {**PARTS, "widget": WIDGET}
-        self.repositories = {name: Repository(self.upstreams / name) for name in forks}
-        for name, files in forks.items():
+        sources = {**PARTS, "widget": WIDGET}
+        self.repositories = {name: Repository(self.upstreams / name) for name in sources}
+        for name, files in sources.items():
             self.repositories[name].commit({path: text.encode() for path, text in files.items()})
         modules = "".join(f'[submodule "{name}"]\n\tpath = {name}\n\turl = ../{name}.git\n' for name in ("gamma", "unused"))
         alpha = self.repositories["alpha"]
@@ -155,12 +152,9 @@ class Parts:
         self.store = Store(folder / "store")
         # The tools are those of the demo, which are installed already.
         (folder / "store" / "environments").symlink_to(tools.root.parent)
-        self._write()
-
-    def _write(self) -> None:
         demo = ROOT / "ci" / "sparkwright" / "demo" / "project"
-        for folder in ("forks/parts/widget", "forks/parts/headers", "build/parts", "cherry_picks"):
-            (self.root / folder).mkdir(parents=True)
+        for path in ("forks/parts/widget", "forks/parts/headers", "build/parts", "cherry_picks"):
+            (self.root / path).mkdir(parents=True)
         for fork in ("widget", "headers"):
             (self.root / "forks/parts" / fork / "series").write_text("")
         (self.root / "forks/parts/stack.yaml").write_text(STACK)
@@ -179,10 +173,9 @@ class Parts:
     def _base(self) -> FileLock:
         """Put an official wheel with three libraries into the store, and return its lock."""
         library = fatbins.library(self.folder)
-        name = WheelName("widget", "1.5", f"cp39-abi3-linux_{platform.machine()}")
         files = {f"widget/{target}.abi3.so": library for target in ("_core", "_extra", "_other")}
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
-        path = archive.write(self.folder, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
+        path = wheels.plain(self.folder, "widget", "1.5", tag="cp39-abi3-linux_{machine}", files=files)
         sha256 = sha256_file(path)
         path = path.rename(self.store.folder("downloads", sha256) / path.name)
         return FileLock("widget", "1.5", path.name, sha256, path.stat().st_size)

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 import yaml
 from tests.support import githubapi, githubwork, tufindex, workflows
-from tests.support.workflows import World, checkout, git
+from tests.support.workflows import ROOT, World, checkout, git
 from tests.unit.test_serve import PROGRAM
 
 from sparkwright.core import strict_yaml
@@ -35,7 +35,6 @@ from sparkwright.release.repository import IndexFolder
 # Ten minutes, so it has a session of its own.
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 URL = "https://releases.example/"
 #: Wheels and verdicts of a ladder that a real GPU passed, as ``docs/rehearsal`` records it; unset unless a person has them.
@@ -158,11 +157,8 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab, host: githubapi.Worl
     results = lab.pipeline(channel="verified")
     assert (results["audit"], results["gate"], results["publish"], results["record"]) == ("failure", "skipped", "skipped", "success")
     assert "These wheels are the candidate demo.1" in lab.said("audit", "Are these wheels published")
-    _afterwards(lab, host)
 
-
-def _afterwards(lab: Lab, host: githubapi.World) -> None:
-    """What release.yml does to the release that the night published: sign again, refuse to promote, yank with a reason."""
+    # The release is signed again, not promoted, and yanked with a reason.
     flow, world = FOLDER / "release.yml", lab.world
     assert world.run(flow, event="schedule")["release"] == "success", workflows.told(world.steps[-12:])
     # Of the first night.

@@ -6,7 +6,6 @@ What needs no CUDA compiler is wrong in tests/unit/test_audit.py.
 
 from __future__ import annotations
 
-import platform
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 from tests.mutants.conftest import Kill
+from tests.support import wheels
 
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel import audit
-from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
 from sparkwright.gates import wheel_audit as audited
 from sparkwright.gates.core.verdict import Check
@@ -106,12 +104,8 @@ class Workshop:
 
     def wheel(self, files: Mapping[str, bytes]) -> Path:
         self.made += 1
-        folder = self.folder / f"wheel{self.made}"
-        folder.mkdir()
-        path = folder / f"probe-1-cp38-abi3-manylinux_2_41_{platform.machine()}.whl"
-        metadata = "Metadata-Version: 2.4\nName: probe\nVersion: 1\nRequires-Python: >=3.8\n"
-        wheelfile.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
-        return path
+        tag = "cp38-abi3-manylinux_2_41_{machine}"
+        return wheels.plain(self.folder / f"wheel{self.made}", "probe", "1", tag=tag, files=files, python=">=3.8")
 
     def ask(self, wheel: Path) -> tuple[Check, ...]:
         """Return the checks that `sparkwright gate` would make."""

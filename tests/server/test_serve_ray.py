@@ -31,14 +31,6 @@ print(sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]
 """
 
 
-@pytest.fixture(scope="session", name="rayed_standin")
-def _rayed_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with the stand-in and the real Ray."""
-    python = standin.environment(tmp_path_factory.mktemp("rayed") / "venv")
-    subprocess.run([find_uv_bin(), "pip", "install", "--quiet", "--python", python, f"ray=={RAY}"], check=True)
-    return python
-
-
 @pytest.fixture(name="spaces")
 def _spaces() -> Iterator[tuple[str, str]]:
     """Return the names of two network namespaces with addresses `HEAD` and `WORKER`."""
@@ -72,10 +64,12 @@ def start(machine: Machine, space: str, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=machine.environment, cwd=machine.folder, stdout=sink, stderr=sink)
 
 
-def test_two_machines_form_a_cluster_that_ends_with_the_server(spaces: tuple[str, str], tmp_path: Path, rayed_standin: Path) -> None:
+def test_two_machines_form_a_cluster_that_ends_with_the_server(spaces: tuple[str, str], tmp_path: Path) -> None:
     """The worker joins over the network, the server gets the cluster, and SIGTERM to it ends Ray on both machines."""
+    python = standin.environment(tmp_path / "venv")
+    subprocess.run([find_uv_bin(), "pip", "install", "--quiet", "--python", python, f"ray=={RAY}"], check=True)
     before = ray_processes()
-    machines = [Machine(tmp_path / name, rayed_standin) for name in ("head", "worker")]
+    machines = [Machine(tmp_path / name, python) for name in ("head", "worker")]
     head = start(machines[0], spaces[0], "--ray-head", "--nodes", "2", "--node-address", HEAD)
     worker = None
     try:
@@ -84,7 +78,7 @@ def test_two_machines_form_a_cluster_that_ends_with_the_server(spaces: tuple[str
         assert seen["environment"]["RAY_ADDRESS"] == f"{HEAD}:6379"
         assert seen["argv"][-2:] == ["--tensor-parallel-size=2", "--distributed-executor-backend=ray"]
         worker = start(machines[1], spaces[1], "--ray-worker", f"{HEAD}:6379", "--node-address", WORKER)
-        asking = ["ip", "netns", "exec", spaces[0], str(rayed_standin), "-c", NODES.format(address=f"{HEAD}:6379")]
+        asking = ["ip", "netns", "exec", spaces[0], str(python), "-c", NODES.format(address=f"{HEAD}:6379")]
         until(lambda: f"{[HEAD, WORKER]}" in subprocess.run(asking, capture_output=True, text=True, check=False).stdout, 120)
         head.send_signal(signal.SIGTERM)
         assert head.wait(60) == -signal.SIGTERM
