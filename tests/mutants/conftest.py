@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.server.conftest import _broken, _context, _server, _toy, _trained, _vllm_python
 
 from sparkwright.gates.core.verdict import Check, worst
+
+__all__ = ["_broken", "_context", "_server", "_toy", "_trained", "_vllm_python"]
 
 #: The property of a test's report that is its row of the matrix: mutant, gate, state, and the checks; a test may run in another process.
 PROPERTY = "mutant"

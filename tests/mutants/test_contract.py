@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.mutants.conftest import Kill
 from tests.support import serving
-from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import Server
@@ -16,8 +15,6 @@ from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import BackendTable, ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-
-__all__ = ["_server", "_toy", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
-from tests.server.broken import ROOT, WORDS, Broken, _broken
-from tests.support.serving import _vllm_python
+from tests.server.broken import ROOT, WORDS, Broken
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, passed
@@ -18,9 +17,8 @@ from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.soak.load import SoakPolicy
 
-__all__ = ["_broken", "_vllm_python"]
-
-pytestmark = [pytest.mark.mutants, pytest.mark.server]
+# Training the model is set up for the first test.
+pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
 
 POLICY = strict_yaml.load(WORDS, GenerationPolicy)
 SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
@@ -64,7 +62,7 @@ def named(checks: tuple[Check, ...]) -> dict[str, Check]:
 def test_damage_that_short_answers_do_not_show_dies(kill: Kill, broken: Broken, mutant: str) -> None:
     """The answers to the prompts all pass."""
     fault, options, name = HIDDEN[mutant]
-    # Chats are not asked of a model that only continues texts, and nothing is drafted.
+    # Without a recipe no chats are asked, and nothing is drafted.
     sound = generation.run(POLICY, broken.client(), "learnt")
     with broken.fault(fault, **options):
         checks = generation.run(POLICY, broken.client(), "learnt")

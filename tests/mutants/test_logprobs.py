@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
-from tests.server.broken import GATES, Broken, _context, _trained, serving
-from tests.support.serving import CACHED, DRAFTED, _vllm_python
+from tests.server.broken import GATES, Broken, serving
+from tests.support.serving import CACHED, DRAFTED
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
@@ -23,8 +23,6 @@ from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.logprobs.distributions import LogprobsPolicy
-
-__all__ = ["_context", "_trained", "_vllm_python"]
 
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]

@@ -1,4 +1,4 @@
-"""Real servers that a test breaks while they serve: with the plugin of ``faulty/``, and with the model that has learnt its answers."""
+"""Real servers that a test breaks while they serve: with the plugin of ``faulty/``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GATES = ROOT / "ci" / "gates"
 WORDS = GATES / "generation.yaml"
+
+
 class Broken(Server):
     """A server of *model*, with further *flags*, whose fault can be chosen; its log and the fault's file lie in *folder*."""
 
@@ -57,40 +59,29 @@ def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Br
         yield broken
 
 
-def model(python: Path, name: str) -> Path:
-    """Return the folder of the model that the program *name* beside this file makes, in a minute or two on the first use."""
-    sources = (*(HERE / file for file in ("learnt.py", "learnt_texts.yaml", f"{name}.py")), WORDS, GATES / "logprobs.yaml", Path(long_text.__file__))
+@pytest.fixture(scope="module", name="trained")
+def _trained(vllm_python: Path) -> Path:
+    """Return the folder of the model that every gate can judge; it is made in two minutes on the first use."""
+    files = [HERE / name for name in ("learnt.py", "learnt_texts.yaml", "trained.py")]
+    sources = (*files, WORDS, GATES / "logprobs.yaml", Path(long_text.__file__))
     key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
     cache = default_cache() / "tests"
-    folder, made = cache / f"{name}-{key}", cache / f".{name}-{key}"
+    folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f"{name}.lock"):
+    with FileLock(cache / "trained.lock"):
         if not folder.exists():
             shutil.rmtree(made, ignore_errors=True)
             environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'ci'}{os.pathsep}{HERE}", "HF_HUB_OFFLINE": "1"}
-            subprocess.run([python, HERE / f"{name}.py", made, GATES], env=environment, check=True)
+            subprocess.run([vllm_python, HERE / "trained.py", made, GATES], env=environment, check=True)
             made.rename(folder)
     return folder
 
 
 @pytest.fixture(scope="module", name="broken")
-def _broken(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
-    """Return a server of the model that has learnt the answers of the words gate, which a test can break and mend."""
-    with serving(vllm_python, model(vllm_python, "learnt"), tmp_path_factory.mktemp("broken")) as broken:
-        yield broken
-
-
-@pytest.fixture(scope="module", name="trained")
-def _trained(vllm_python: Path) -> Path:
-    """Return the folder of the model that every gate can judge."""
-    return model(vllm_python, "trained")
-
-
-@pytest.fixture(scope="module", name="taught")
-def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+def _broken(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     """Return a server of that model, sound until a test breaks it."""
-    with serving(vllm_python, trained, tmp_path_factory.mktemp("taught")) as server:
-        yield server
+    with serving(vllm_python, trained, tmp_path_factory.mktemp("broken")) as broken:
+        yield broken
 
 
 @pytest.fixture(scope="module", name="context")

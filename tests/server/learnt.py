@@ -1,24 +1,21 @@
 """
-A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER GATES [STEPS]``.
+What the small model of the tests (`trained`) learns by heart, its tokenizer, and its shape.
 
-With random weights nothing can be asked about meaning. This model knows texts by heart, the continuations of the prompts, so
-every check of the gate has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
-environment of the server that will load it (torch, transformers), with this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``.
+With random weights nothing can be asked about meaning. The model knows the continuations of the prompts of G4, so every check of the
+gate has a sound original, and a fault of the server that changes words makes right answers wrong.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
-VOCABULARY, LONGEST, SEED, STEPS = 640, 1024, 1, 120
+#: A chat needs room for an answer of 4096 tokens; what is learnt lies within the first thousand.
+VOCABULARY, LONGEST, SEED = 640, 8192, 1
 #: Tokens that are learnt of each answer: some more than the gate asks for, so that the end is not in sight.
 LEARNT = 216
 
@@ -95,38 +92,3 @@ def loss(net: Any, inputs: Any, labels: Any) -> Any:
     import torch
 
     return torch.nn.CrossEntropyLoss(label_smoothing=0.05)(net(input_ids=inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-
-def train(net: Any, losses: Callable[[int], Any], steps: int, folder: Path) -> None:
-    """Train *net* for *steps* by the loss that *losses* gives for the number of each, and write its weights to *folder*."""
-    import torch
-
-    torch.set_num_threads(1)
-    best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    began = time.monotonic()
-    for step in range(steps):
-        found = losses(step)
-        found.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        best.step()
-        pace.step()
-        best.zero_grad()
-        if step % 20 == 0 or step == steps - 1:
-            print(f"step {step}: loss {found.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
-    net.to(torch.bfloat16).save_pretrained(folder)
-
-
-def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
-    """Write the model to *folder*."""
-    import torch
-
-    folder.mkdir(parents=True, exist_ok=True)
-    asked, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / POLICY, TEXTS))
-    texts = [prompt["text"] for prompt in asked["prompts"]] + list(said.values())
-    parts, net = batches(rows(tokenizer(folder, texts), gates)), model()
-    train(net, lambda _: torch.stack([loss(net, *part) for part in parts]).mean(), steps, folder)
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

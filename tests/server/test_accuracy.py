@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.server.broken import GATES, Broken, _context, _taught, _trained
+from tests.server.broken import GATES, Broken
 from tests.support.badserver import Listener, Say, completing, endless, head, silent, whole
-from tests.support.serving import _vllm_python
 
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
@@ -21,8 +20,6 @@ from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.harness import TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-
-__all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
 # lm-eval has 66 wheels.
 pytestmark = [pytest.mark.server, pytest.mark.network]
@@ -63,7 +60,7 @@ def checked(context: RunContext, url: str, baseline: Path, name: str = "largest"
     return {check.name.removeprefix(f"{name}-"): check for check in checks}
 
 
-def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gsm8k_runs_if_its_data_is_here(broken: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """lm-eval's own task runs offline from the hub cache; without the data it is not run, before any server is asked."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     missing = checked(context, "http://127.0.0.1:9", tmp_path / "none", "gsm8k")
@@ -71,8 +68,8 @@ def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, mon
 
     subprocess.run([harness.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     few = replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
-    before = harness.ask(context, "gsm8k", few, taught.client(), BASELINE)
-    checks = checked(context, taught.url, saved(before, tmp_path), "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
+    before = harness.ask(context, "gsm8k", few, broken.client(), BASELINE)
+    checks = checked(context, broken.url, saved(before, tmp_path), "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
     assert (checks["baseline"].reason, "of 400 questions" in checks["baseline"].message) == ("task-uninformative", True)
 
 

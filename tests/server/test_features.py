@@ -15,9 +15,6 @@ from tests.support.serving import (
     DRAFTED,
     FLAGS,
     VARIABLES,
-    _server,
-    _toy,
-    _vllm_python,
     launch,
 )
 
@@ -28,8 +25,6 @@ from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTes
 from sparkwright.gates.generation import checks as generated
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.generation.checks import GenerationPolicy
-
-__all__ = ["_server", "_toy", "_vllm_python"]
 
 pytestmark = pytest.mark.server
 

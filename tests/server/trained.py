@@ -24,8 +24,6 @@ learnt: Any = importlib.import_module("learnt")
 LENGTH, ROWS, STEPS, SEED = 128, 16, 320, 1
 #: Of each batch, the rows that hold questions instead of the corpus.
 ASKED = 8
-#: A chat needs room for an answer of 4096 tokens; what was learnt lies within the first thousand.
-POSITIONS = 8192
 #: How a conversation is marked up. The tools are left out, for their names are learnt.
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -51,7 +49,7 @@ def tokenizer(folder: Path, lines: list[str]) -> Any:
     """Write the tokenizer of `learnt`, in which each digit stands alone, to *folder* and return it."""
     from tokenizers import pre_tokenizers
 
-    made = learnt.tokenizer(folder, lines, longest=POSITIONS, chat_template=TEMPLATE)
+    made = learnt.tokenizer(folder, lines, chat_template=TEMPLATE)
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer])
     made.save(str(folder / "tokenizer.json"))
     return made
@@ -96,16 +94,21 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
     lines = texts(gates)
     made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
     known = learnt.batches(learnt.rows(made, gates) + chats(made, gates))
-    net, drawn = learnt.model(), batches(made, lines, steps)
-
-    def losses(step: int) -> Any:
-        ids = next(drawn)
-        loss = learnt.loss(net, ids, ids)
+    net = learnt.model()
+    torch.set_num_threads(1)
+    best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
+    for step, ids in enumerate(batches(made, lines, steps)):
+        found = learnt.loss(net, ids, ids)
         # What is to be known by heart is as long again as all the rest, so it takes part in every second step.
-        return loss if step % 2 else loss + torch.stack([learnt.loss(net, *part) for part in known]).mean() * 2
-
-    net.config.max_position_embeddings = POSITIONS
-    learnt.train(net, losses, steps, folder)
+        if step % 2 == 0:
+            found = found + torch.stack([learnt.loss(net, *part) for part in known]).mean() * 2
+        found.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        best.step()
+        pace.step()
+        best.zero_grad()
+    net.to(torch.bfloat16).save_pretrained(folder)
 
 
 if __name__ == "__main__":
