@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support import fake_gpu, processes
+from tests.support import fake_gpu, fatbins, processes, wheels
 from tests.support.fake_gpu import POLICY
 
-from sparkwright.gates.core.verdict import Sample
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
 from sparkwright.gates.device.gate import CHECKS, Gpu
@@ -93,9 +92,16 @@ def test_every_cubin_has_to_load(
 
 def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) -> None:
     """No cubin for the GPU fails; a damaged library is invalid, whatever the others have."""
-    damaged = [Sample("_C.so", "device code", "cut off")]
+    files = {
+        "mini/_C.so": fatbins.library(tmp_path, [fatbins.cubin(tmp_path, "sm_121f")]),
+        "mini/_D.so": b"\x7fELF, cut off",
+    }
+    wheel = wheels.plain(tmp_path / "dist", "mini", "1.0", files=files)
+    whole, libraries, unreadable = device.unpack(wheel, GB10, ["mini/_C.so"], tmp_path)
+    assert ([name for name, _ in whole], libraries) == (["mini/_C.so, unit 0"], [tmp_path / "_C.so"])
+    assert [sample.case for sample in unreadable] == ["mini/_D.so"]
+    assert device.load_check(whole, unreadable, 1, tmp_path).reason == "code-unreadable"
     assert device.load_check([], [], 1, tmp_path).reason == "code-foreign"
-    assert device.load_check(cubins(tmp_path), damaged, 1, tmp_path).reason == "code-unreadable"
 
 
 @pytest.mark.parametrize(

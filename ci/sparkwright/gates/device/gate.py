@@ -265,7 +265,8 @@ def unpack(
                 copies.append(scratch / Path(member.name).name)
                 shutil.copy(member.path, copies[-1])
             try:
-                cubins += _write_cubins(member, gpu, scratch, len(cubins))
+                if member.is_elf:
+                    cubins += _write_cubins(member, gpu, scratch, len(cubins))
             except elf.ElfUnreadable as error:
                 unreadable.append(Sample(member.name, "device code", str(error)))
     return cubins, copies, unreadable
