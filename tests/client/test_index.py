@@ -94,8 +94,7 @@ def serving(place: str, fault: Callable[[Any], object]) -> Callable[[World], obj
     """Return what has the server answer in another way for one file of the index."""
 
     def spoil(world: World) -> None:
-        path = next(world.root.glob(place))
-        world.faults[path.relative_to(world.root).as_posix()] = fault
+        world.faults[next(world.root.glob(place)).relative_to(world.root).as_posix()] = fault
 
     return spoil
 

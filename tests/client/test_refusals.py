@@ -228,11 +228,9 @@ def test_all_downloads_together_end(world: World, monkeypatch: pytest.MonkeyPatc
     """Servers that each bring a little now and then hold up nothing for ever."""
     monkeypatch.setattr(locked_wheels, "SECONDS", 0.5)
     demo, other = wheel("demo"), wheel("other")
-    sized = world.lock([other], [demo])
-    unsized = sized.replace(f"size = {len(demo.data)}, ".encode(), b"")
+    unsized = world.lock([other], [demo]).replace(f"size = {len(demo.data)}, ".encode(), b"")
     world.publish(ONE, [other], [demo], lock=unsized)
-    slow = repeating(bytes(http.CHUNK), 0.2)
-    world.faults[f"others/{demo.sha256[:8]}/{demo.name}"] = slow
+    world.faults[f"others/{demo.sha256[:8]}/{demo.name}"] = repeating(bytes(http.CHUNK), 0.2)
     user, began = world.user(), time.monotonic()
 
     assert user.install().reference == "index-unreachable"
@@ -584,8 +582,7 @@ def test_hostile_wheel_is_refused_and_nothing_is_created(settled: User, case: st
         timeout=120,
     )
 
-    reference = json.loads(done.stdout)["error"]["reference"]
-    assert (reference, settled.listing()) == (expected, before), done.stderr
+    assert (json.loads(done.stdout)["error"]["reference"], settled.listing()) == (expected, before), done.stderr
     assert not list(settled.prefix.glob("releases/.*")) + list(
         settled.world.folder.rglob("escaped")
     )

@@ -99,9 +99,7 @@ def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> 
     before, old = built_demo.members(), built_demo.info
     built_demo.add_patch("first-of-equals", "csrc/moe/topk.cu", "int best = 0;", "int best = experts - 1;")
 
-    said = built_demo.build().stderr
-
-    assert "vllm: rebuilding: forks/demo/vllm/series changed\n" in said
+    assert "vllm: rebuilding: forks/demo/vllm/series changed\n" in built_demo.build().stderr
     assert built_demo.compiled() == ["csrc/moe/topk.cu"]
     assert built_demo.info != old, "another patch set is another version"
     after = {name.replace(built_demo.info, old): data for name, data in built_demo.members().items()}

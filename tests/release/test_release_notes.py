@@ -71,8 +71,7 @@ def test_release_before_decides_what_is_compared() -> None:
     )  # fmt: skip
     new = release(locks=(lock(torch="2.14.0", numpy="2.4.0", added="1.0", same="1"),))
     text = pages.notes(new, old)
-    before_patches = text.partition("## Patches")[0]
-    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", before_patches, flags=re.M)
+    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text.partition("## Patches")[0], flags=re.M)
     assert rows[-4:] == [
         ("added", "–", "1.0"),
         ("gone", "1.0", "–"),
@@ -98,8 +97,7 @@ def test_release_before_decides_what_is_compared() -> None:
     ],
 )
 def test_notes_claim_no_speed_that_was_not_measured(change: dict[str, Any], says: str) -> None:
-    proof = replace(PROOF, **change)
-    wheel = replace(release().wheels[0], project="vllm", proof=proof)
+    wheel = replace(release().wheels[0], project="vllm", proof=replace(PROOF, **change))
     text = pages.notes(release(wheels=(wheel,)), None)
     assert says in text.replace("\u200b", "").replace("\\", "")
     assert ("It was not shown" in text) == bool(change)
@@ -166,8 +164,7 @@ def test_no_string_of_a_record_becomes_markup_and_a_page_runs_nothing() -> None:
     """A page with poison in every free field has the elements of the plain one; a Markdown parser finds no other kind in the notes."""
 
     def kinds(record: Release) -> set[str]:
-        parser = MarkdownIt("commonmark").enable("table")
-        tokens = parser.parse(pages.notes(record, None))
+        tokens = MarkdownIt("commonmark").enable("table").parse(pages.notes(record, None))
         return {part.type for token in tokens for part in (token.children or [token])}
 
     good = release()

@@ -56,8 +56,7 @@ class Real(Machine):
 
     def health(self, patience: int = 20) -> tuple[int, str]:
         done = self.verb("serve", "--health", "--json", "--patience", str(patience), "--port", str(self.port))
-        found = json.loads(done.stdout)
-        return done.returncode, found["health"]["state"]
+        return done.returncode, json.loads(done.stdout)["health"]["state"]
 
     def require_dead(self, processes: Sequence[psutil.Process]) -> str:
         """Return what the server printed, after it has ended with its *processes*."""

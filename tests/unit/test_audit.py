@@ -388,9 +388,7 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
 )
 def test_copies_are_found_by_their_names(tmp_path: Path, name: str, expected: list[str]) -> None:
     """Of the driver, and of the libraries of torch, CUDA and the system."""
-    wheel = write_wheel(tmp_path, {name: b"x"})
-
-    assert rules(audit(wheel, policy(distributions={}), NOWHERE)) == expected
+    assert rules(audit(write_wheel(tmp_path, {name: b"x"}), policy(distributions={}), NOWHERE)) == expected
 
 
 # Device code.

@@ -213,8 +213,7 @@ def archive_of(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], obj
         with tarfile.open(fileobj=stream, mode="w:xz") as archive:
             archive.addfile(member)
         (host.bundle / "part-00001").write_bytes(stream.getvalue())
-        digest = sha256(stream.getvalue()).hexdigest()
-        host.change(parts=[["part-00001", digest, len(stream.getvalue())]])
+        host.change(parts=[["part-00001", sha256(stream.getvalue()).hexdigest(), len(stream.getvalue())]])
 
     return replace
 

@@ -157,8 +157,7 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
 
 def test_only_the_same_experiment_is_continued(place: Path) -> None:
     """After a kill the measurements of the same wheels, flags and workloads count; with another flag it begins anew."""
-    base = environment(place, "base")
-    asked = question(place, base, workload=("8/16 c1", "8/16 c2"))
+    asked = question(place, environment(place, "base"), workload=("8/16 c1", "8/16 c2"))
     with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         answered(place, asked, blocks=1)
     again, other = answered(place, asked, blocks=1), answered(place, replace(asked, flag=("--seed=7",)), blocks=1)

@@ -64,8 +64,7 @@ def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
     ]  # fmt: skip
     arguments = main.parse(words)
     steps = FirstSteps(options.checkout(arguments), arguments, tmp_path / "out")
-    gpu = MachineCheck("GPU", "ready", "NVIDIA GB10")
-    monkeypatch.setattr(doctor, "machine", lambda _: {"checks": [gpu]})
+    monkeypatch.setattr(doctor, "machine", lambda _: {"checks": [MachineCheck("GPU", "ready", "NVIDIA GB10")]})
     tried = []
 
     def climb(*arguments: Any) -> None:

@@ -136,8 +136,7 @@ def environments(**approve: Any) -> dict[str, Any]:
 
 def deploying(*policies: dict[str, str]) -> dict[str, Any]:
     """Return the setting with *policies* for the branches and tags that may deploy to `release`."""
-    path = "/environments/release/deployment-branch-policies"
-    return {path: {"branch_policies": list(policies)}}
+    return {"/environments/release/deployment-branch-policies": {"branch_policies": list(policies)}}
 
 
 def workflow_of_the_repository(text: str, name: str = "check.yml") -> dict[str, Any]:

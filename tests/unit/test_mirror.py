@@ -51,8 +51,7 @@ def test_a_commit_comes_without_its_history_and_its_files(run: RunContext, repos
     names = (commits[2], f"{commits[2]}:d", commits[1], repository.git("rev-parse", f"{commits[2]}:a.txt"))
 
     assert [run.objects.has(name) for name in names] == [True, True, False, False]
-    tree = run.mirror(URL).tree(repository.tree(commits[2]))
-    assert dict(run.objects.files(tree))["a.txt"] == b"2\n" * 99
+    assert dict(run.objects.files(run.mirror(URL).tree(repository.tree(commits[2]))))["a.txt"] == b"2\n" * 99
 
 
 def test_a_history_stays_whole_and_follows_the_host_if_that_is_asked_for(run: RunContext, repository: Repository, commits: list[str]) -> None:

@@ -263,9 +263,7 @@ def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fork", sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem != "ideas"))
 def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
     """Byte for byte, so that the next pick changes its own record alone."""
-    book = ledger.require(ROOT, fork)
-
-    assert ledger.render(book) == ledger.path_of(ROOT, fork).read_text("utf-8")
+    assert ledger.render(ledger.require(ROOT, fork)) == ledger.path_of(ROOT, fork).read_text("utf-8")
 
 
 def test_the_reviewed_ideas_can_be_read() -> None:

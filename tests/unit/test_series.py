@@ -286,8 +286,7 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
     host.work.git("branch", "ours")
     host.push()
     host.ours("ours.patch", {"a.txt": edited((34, "line thirty-four\n"), text=later)})
-    context = host.context()
-    context.mirror(host.url).history("main", newest=True)
+    host.context().mirror(host.url).history("main", newest=True)
     with refusal("patch-conflict", match=r"ours\.patch does not apply to widget: a\.txt") as caught:
         applied_by(host)
     text = "\n".join(caught.value.details)
@@ -370,8 +369,7 @@ def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Reco
 
 def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: Record) -> None:
     """With one, nothing of the pull request itself is applied."""
-    everything = dict.fromkeys(("a.txt", "b.txt"), "why")
-    host.write(msgspec.structs.replace(record, stacks={host.stack: everything}))
+    host.write(msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(("a.txt", "b.txt"), "why")}))
     with refusal("backport-stale") as caught:
         applied_by(host)
     assert caught.value.details == ("all of #7 is left out, without a backport",)
