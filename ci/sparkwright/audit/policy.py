@@ -196,7 +196,7 @@ class AuditPolicy(_Record, frozen=True):
 
 
 def parsed(target: str) -> tuple[int, int, str]:
-    """Return ``sm_121f`` as ``(12, 1, "f")``; zeros and an empty text for what is no target."""
+    """Return ``sm_121f`` as ``(12, 1, "f")``; ``(0, 0, "")`` for other text."""
     match = _TARGET.fullmatch(target)
     return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
 

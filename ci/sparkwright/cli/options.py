@@ -67,7 +67,7 @@ def refuse(*cases: tuple[object, str]) -> None:
             raise UsageError("usage", what)
 
 
-#: Of every command: what it prints.
+#: Options of every command, for its output.
 _OUTPUT: Options = {
     "--json": {"action": "store_true", "help": "print one JSON document on standard output"},
     ("-v", "--verbose"): {"action": "store_true", "help": "print more detail"},

@@ -157,7 +157,7 @@ def default_prefix() -> Path:
 
 
 def installed_at(folder: Path) -> Marker | None:
-    """Return what is installed in *folder*; None if that is no environment of a prefix."""
+    """Return the record of the environment in *folder*; None if it has none."""
     return Prefix(folder.resolve().parent.parent).marker(folder.resolve().name)
 
 

@@ -1,6 +1,5 @@
 """
-The decision: what is shown of a wheel by the files that the gates wrote of it, and what it lacks
-for ``verified``.
+Decide from the verdict files of a wheel what they prove, and what it lacks for ``verified``.
 
 The files are read as untrusted: bounded, typed, and consistent. The decision is a pure function of
 bytes, verdicts and policy, and total: what is not shown is in `Proof.missing`, and the wheel is
@@ -237,13 +236,13 @@ def _gates(
     Of each group of recipes one has to be shown; if none is, the one that lacks least counts. The
     throughput counts for any recipe of the policy.
     """
-    known = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
+    by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
 
     def lacks(names: Iterable[str], recipe: str = "") -> list[Missing]:
         return [
             lack
             for name in names
-            for lack in _lacks(wheel, policy, name, recipe, known.get((name, recipe)))
+            for lack in _lacks(wheel, policy, name, recipe, by_gate.get((name, recipe)))
         ]
 
     served = [name for name in rule.gates if name in SERVED and name != "G8"]
@@ -264,7 +263,7 @@ def _gates(
         if best and best.state == "pass" and throughput:
             missing += throughput_recheck.missing(throughput, policy)
     for recipe in policy.file.faulty if served else ():
-        states = {name: known[name, recipe].state for name in served if (name, recipe) in known}
+        states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
         # A fail is looked at below.
         missing += lacks(
             (name for name in served if states.get(name, "not-run") in ("pass", "not-run")), recipe
@@ -296,8 +295,8 @@ def _lacks(
     if expected and verdict.policy != expected:
         text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
         yield Missing(name, "invalid", "policy-other", line(text))
-    made = {check.name for check in verdict.checks if check.required}
-    if lacking := [check for check in rule.wanted if check not in made]:
+    names = {check.name for check in verdict.checks if check.required}
+    if lacking := [check for check in rule.wanted if check not in names]:
         text = f"it did not make {', '.join(lacking)}"
         yield Missing(name, "invalid", "checks-other", line(text))
     gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")

@@ -166,7 +166,7 @@ def draft(
     Raises:
         set-unresolved, set-mixed: The wheels make no installable set.
     """
-    made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lock_file, rule = (
         context.project.lock_file,
         policy.file.sets.get(context.project.stack, SetRule()),
@@ -186,7 +186,7 @@ def draft(
             version=facts.version,
             machine=facts.machine,
             metadata=sha256_bytes(facts.metadata),
-            uploaded=earlier.uploaded if earlier else made,
+            uploaded=earlier.uploaded if earlier else timestamp,
             proof=proofs[facts.name],
             requires_python=facts.requires_python,
             device_code=facts.device_code,
@@ -204,7 +204,7 @@ def draft(
     release = Release(
         name=name,
         stack=context.project.stack,
-        made=made,
+        made=timestamp,
         wheels=tuple(records),
         # A set without machine code is for the Spark.
         locks=tuple(

@@ -322,7 +322,7 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def ray_variables(given: Mapping[str, str]) -> dict[str, str]:
+def ray_variables(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of Ray's processes, which the parts of vLLM on a machine inherit."""
     network = ("RAY_", "NCCL_", "GLOO_", "UCX_")
     passed = {
@@ -330,7 +330,7 @@ def ray_variables(given: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in PASSED or name.startswith(network)
     }
-    everything = {**passed, **ALWAYS, "RAY_USAGE_STATS_ENABLED": "0", **given}
+    everything = {**passed, **ALWAYS, "RAY_USAGE_STATS_ENABLED": "0", **overrides}
     return {name: value for name, value in everything.items() if value}
 
 

@@ -107,7 +107,7 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> str:
-        """The interval, and what it rests on, as text."""
+        """Return the interval and its number of blocks as text."""
         return f"{interval((self.low, self.high), number)}, {self.blocks} blocks"
 
 

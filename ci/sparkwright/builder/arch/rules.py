@@ -291,7 +291,7 @@ def rewrite(
     """
     Return the changed files, and the sites in the order of *rules*.
 
-    No two rules can change one list: the second would not find what it expects there.
+    Two rules cannot change the same list: after the first, the second does not match.
 
     Args:
         read: Returns the bytes of a file of the source tree, None if there is no such file.

@@ -65,7 +65,7 @@ COUNTERS_TIMEOUT_S = 30.0
 
 def subject_of(python: Path, wheel: Path | None, stack: str) -> Subject:
     """
-    Return what is measured in the environment of *python*.
+    Return the wheel, or the version of vLLM, that the environment of *python* serves.
 
     Args:
         wheel: The wheel that vLLM was installed from, if that is known.
