@@ -24,6 +24,7 @@ from sparkwright.builder import ninja
 from sparkwright.builder.ninja import HEAVY, BuildFolder, CompileOrder, Cost, Costs
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
+from sparkwright.core.console import Console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -239,7 +240,9 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
 
-    assert ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2) == CompileOrder(4, 1)
+    order, expected = ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
+    assert order == CompileOrder(4, 1)
+    assert expected == {"/in/b.o": costs["/src/b.cu"], "/in/a.o": costs["/src/a.cu"]}
     names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
     assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
     assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
@@ -257,6 +260,33 @@ def test_no_units_that_can_meet_exceed_the_memory(
 
     assert (1 <= order.jobs <= cores, order.heavy >= 1) == (True, True)
     assert sum(heavy) + sum(light) <= megabytes
+
+
+def test_a_build_for_another_architecture_starts_from_the_costs_of_the_stack(tmp_path: Path) -> None:
+    root, store = Path(__file__).parents[2], Store(tmp_path / "store")
+    costs = [
+        Costs.of(RunContext(Project(root, "2026.06", arch), store, ("vllm",), tmp_path), "vllm")
+        for arch in ("12.1f", "9.0a")
+    ]
+
+    assert costs[0].total == costs[1].total > 3600
+
+
+def test_the_time_left_follows_the_work_and_not_the_number_of_units(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Longest first, the first steps of a build take most of its time."""
+    monkeypatch.setattr(Console, "interval", 0)
+    work.add("short.cu", "", 10)
+    work.compile(1)
+    work.add("long.cu", "sleep 0.1", 80)
+    work.add("middle.cu", "", 20)
+    capfd.readouterr()
+    work.compile(1)
+
+    lines = [line.strip() for line in capfd.readouterr().err.splitlines() if "work:" in line]
+    assert [line.split(", about")[0] for line in lines] == ["work: 1 min 20 s of 1 min 40 s", "work: 1 min 40 s of 1 min 40 s"]
+    assert lines[0].endswith("left  1 of 2: long.cu.o")
 
 
 def test_measured_costs_count_before_guesses(work: Work) -> None:

@@ -158,7 +158,8 @@ class Costs:
             "host": platform.machine(),
             "target": context.machine,
         }
-        path = context.project.build_folder / f"costs{context.project.suffix}.yaml"
+        # Those of another architecture are a better estimate than a guess.
+        path = context.project.build_folder / "costs.yaml"
         shipped = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
         units = shipped[fork].units if fork in shipped else {}
         key = f"{fork}-{content_key('costs', parts)[:16]}"
@@ -212,40 +213,41 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
 
 def write_schedule(
     build: Path, inside: Path, cost: Callable[[str], Cost], cores: int, megabytes: int
-) -> CompileOrder:
+) -> tuple[CompileOrder, dict[str, Cost]]:
     """
-    Write the schedule of the build folder, and return the order of its units.
+    Write the schedule of the build folder; return the order of its units, and the expected cost of
+    each by the name of its object.
 
     Args:
         inside: The name that the folder has for ninja.
         cost: Returns the expected cost of a unit, by its path as the compiler sees it.
     """
     text, costs = _schedule(build / "build.ninja", build, inside, cost)
-    chosen = order(costs, cores, megabytes)
+    chosen = order([*costs.values()], cores, megabytes)
     (build / SCHEDULE).write_text(f"pool heavy\n  depth = {chosen.heavy}\n{text}", "utf-8")
-    return chosen
+    return chosen, costs
 
 
 def _schedule(
     path: Path, build: Path, inside: Path, cost: Callable[[str], Cost]
-) -> tuple[str, list[Cost]]:
-    """Return the text of a ninja file with its units longest first, and the costs of its units."""
+) -> tuple[str, dict[str, Cost]]:
+    """Return the text of a ninja file with its units longest first, and the cost of each object."""
     statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
-    seconds, costs = dict[int, float](), list[Cost]()
+    seconds, costs = dict[int, float](), dict[str, Cost]()
     for slot, statement in enumerate(statements):
-        if unit := _unit(statement):
-            costs.append(cost(unit))
-            seconds[slot] = costs[-1].seconds
+        if edge := _compile_edge(statement):
+            costs[edge[0]] = expected = cost(edge[1])
+            seconds[slot] = expected.seconds
             # Of two values for a variable, ninja takes the last.
-            statements[slot] += "  pool = heavy\n" if costs[-1].megabytes > HEAVY else ""
+            statements[slot] += "  pool = heavy\n" if expected.megabytes > HEAVY else ""
         elif match := _SUBNINJA.fullmatch(statement):
             nested = build / (inside / _unescaped(match[1])).relative_to(inside)
             text, nested_costs = _schedule(nested, build, inside, cost)
             target = nested.with_suffix(f".{SCHEDULE}")
             target.write_text(text, "utf-8")
             statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
-            seconds[slot] = max((unit.seconds for unit in nested_costs), default=0.0)
-            costs += nested_costs
+            seconds[slot] = max((unit.seconds for unit in nested_costs.values()), default=0.0)
+            costs |= nested_costs
     # Every other statement keeps its place; rules stand before the edges that use them.
     result = list(statements)
     for slot, source in zip(seconds, sorted(seconds, key=lambda slot: -seconds[slot]), strict=True):
@@ -253,13 +255,14 @@ def _schedule(
     return "".join(result), costs
 
 
-def _unit(statement: str) -> str:
-    """Return the source that *statement* compiles; empty if it is no compile edge."""
+def _compile_edge(statement: str) -> tuple[str, str] | None:
+    """Return the object and the source of *statement*, or None if it is no compile edge."""
     match = _BUILD.match(re.sub(r"\$\n[ \t]*", "", statement))
-    if match is None or PurePath(match[1]).suffix != ".o":
-        return ""
-    unit = _unescaped(match[2])
-    return unit if PurePath(unit).suffix in SUFFIXES else ""
+    if match is None:
+        return None
+    output, source = map(_unescaped, match.groups())
+    is_unit = PurePath(output).suffix == ".o" and PurePath(source).suffix in SUFFIXES
+    return (output, source) if is_unit else None
 
 
 def _unescaped(text: str) -> str:
@@ -336,7 +339,7 @@ class BuildFolder:
         log = f"{context.project.stack}-{context.named(fork)}-compile.log"
         self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._launch = work / "launch"
+        self._launch, self._expected = work / "launch", dict[str, Cost]()
         self._env = {
             **cache_variables(context, env, None if sandbox.mounts else context.store.root),
             "NINJA_STATUS": "[%f/%t] ",
@@ -360,17 +363,17 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            jobs = write_schedule(
+            chosen, self._expected = write_schedule(
                 self._path,
                 self._sandbox.sandbox_path(self._path),
                 lambda path: costs.expected(path.removeprefix(self._source)),
                 self._cores,
                 self._megabytes,
-            ).jobs
-            title = f"compile {self._name}: {jobs} at once, {self._megabytes / 1000:.0f} GB"
+            )
+            title = f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
-                    self._make(targets, jobs)
+                    self._make(targets, chosen.jobs)
             finally:
                 calls = self._collect(costs)
         work = [call.seconds for call in calls if not call.hit]
@@ -407,24 +410,28 @@ class BuildFolder:
             *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
             *("-C", str(self._path), *options, "-f", SCHEDULE),
         ]
-        with console.progress("steps", 0) as progress:
+        run = partial(
+            self._sandbox.run,
+            log=self._log,
+            env=self._env,
+            network=REMOTE in self._env,
+            failure=partial(BuildError, "compile-failed"),
+            what=f"{self._name} does not compile.",
+        )
+        with console.progress("work", 0, "seconds") as progress:
+
+            def plan(line: str) -> None:
+                progress.total += self._seconds(line)
 
             def on_line(line: str) -> None:
                 lines.append(line)
                 if match := _PROGRESS.match(line):
-                    progress.total = int(match[2])
-                    progress.update(int(match[1]), Path(line.rpartition(" ")[2]).name)
+                    step = f"{match[1]} of {match[2]}: {Path(line.rpartition(' ')[2]).name}"
+                    progress.update(progress.done + self._seconds(line), step)
 
             try:
-                self._sandbox.run(
-                    command,
-                    log=self._log,
-                    env=self._env,
-                    on_line=on_line,
-                    network=REMOTE in self._env,
-                    failure=partial(BuildError, "compile-failed"),
-                    what=f"{self._name} does not compile.",
-                )
+                run([*command, "-n"], on_line=plan)
+                run(command, on_line=on_line)
             except BuildError as error:
                 failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
@@ -436,6 +443,11 @@ class BuildFolder:
                         ) from error
                 return failed
         return []
+
+    def _seconds(self, line: str) -> float:
+        """Return the expected seconds of CPU of the edge of a *line* of ninja."""
+        words = line.split() if _PROGRESS.match(line) else ()
+        return next((self._expected[word].seconds for word in words if word in self._expected), 0)
 
     def _failed_edges(self, text: str) -> list[FailedEdge]:
         """Return the failed edges in the *text* that ninja printed, in their order."""

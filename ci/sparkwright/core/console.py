@@ -93,7 +93,7 @@ class Progress:
     Args:
         title: What is going on.
         total: The whole, in any unit; 0 where it is not known.
-        unit: ``bytes`` are shown as sizes, all else as plain numbers.
+        unit: ``bytes`` are shown as sizes, ``seconds`` as durations, all else as plain numbers.
     """
 
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
@@ -112,7 +112,7 @@ class Progress:
         if now - self._updated < self._console.interval:
             return
         self._updated = now
-        amount = size if self._unit == "bytes" else "{:g}".format
+        amount = {"bytes": size, "seconds": duration}.get(self._unit, "{:g}".format)
         text = f"{self._title}: {amount(done)}"
         if self.total:
             text += f" of {amount(self.total)}"
