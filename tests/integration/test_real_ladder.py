@@ -13,7 +13,7 @@ from tests.support.fake_openai_server import Behaviour, started
 from sparkwright.builder import pipeline
 from sparkwright.cli import gate
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.ladder import GATES, SERVED, machine_facts
+from sparkwright.gates.core.ladder import GATES, SERVED, host_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.release import keys, policy
 from sparkwright.release.publisher import Publisher
@@ -23,7 +23,7 @@ RECIPE = "toy-cpu"
 
 
 @pytest.mark.toolchain
-@pytest.mark.skipif(machine_facts()["gpu"] != "none", reason="G2 runs here")
+@pytest.mark.skipif(host_facts()["gpu"] != "none", reason="G2 runs here")
 def test_the_demo_climbs_the_real_ladder_up_to_publish(
     demo_session: RunContext, tmp_path: Path
 ) -> None:

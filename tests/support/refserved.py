@@ -73,18 +73,18 @@ def project(root: Path, **changes: float) -> Path:
     for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
         shutil.copytree(CODE.parent / name, root / name)
     gates = root / "ci" / "gates"
-    _edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, clock_jump=60)
-    _edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
+    edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, clock_jump=60)
+    edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
     profile = "  - {ttft: 0.02, tpot: 0.002, event_tokens: 1, output_tokens: 8, concurrency: 1}"
     generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))
     (gates / "load_generator.yaml").write_text(generator, "utf-8")
-    _edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
-    _edit(gates / "throughput.yaml", **{"timeout_s": 60, "launches": 3, **changes})
-    _edit(gates / "workloads.yaml", seconds=0)
+    edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
+    edit(gates / "throughput.yaml", **{"timeout_s": 60, "launches": 3, **changes})
+    edit(gates / "workloads.yaml", seconds=0)
     return root
 
 
-def _edit(path: Path, **values: object) -> None:
+def edit(path: Path, **values: object) -> None:
     """Replace the values of keys, wherever in the file they stand; a key that is not there is a mistake."""
     text = path.read_text("utf-8")
     for name, value in values.items():

@@ -156,13 +156,21 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
 
 
 def test_only_the_same_experiment_is_continued(place: Path) -> None:
-    """After a kill the measurements of the same wheels, flags and workloads count; with another flag it begins anew."""
+    """
+    After a kill the measurements of the same wheels, flags and workloads count; with another flag or policy it begins anew, and no journal of
+    the earlier policy waits for ever.
+    """
     asked = question(place, environment(place, "base"), workload=("8/16 c1", "8/16 c2"))
     with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         answered(place, asked, blocks=1)
     again, other = answered(place, asked, blocks=1), answered(place, replace(asked, flag=("--seed=7",)), blocks=1)
     assert (again.resumed, other.resumed) == (1, 0)
     assert len(again.legs) == 2
+    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        answered(place, asked, blocks=1)
+    refserved.edit(place / "ci" / "gates" / "throughput.yaml", published_tolerance=0.5)
+    assert answered(place, asked, blocks=1).resumed == 0
+    assert not [*(place.parent / "cache" / "logs" / "throughput").glob("*.jsonl")]
 
 
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:

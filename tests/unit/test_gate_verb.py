@@ -132,6 +132,14 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(built: Built, served: 
         assert builder.gate("G6").blocked is None
 
 
+def test_an_environment_that_cannot_serve_g8_is_refused_before_any_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
+    """Neither the gates before G8 nor the probe of the machine run."""
+    old = refserved.environment(tmp_path / "old", Behaviour(), "0.16.0")
+    for python, reference in ((tmp_path / "python", "environment-unusable"), (old, "recipe-unfit")):
+        with built(replace(served, recipe="toy-cpu", baseline_python=python)) as builder, refusal(reference):
+            builder.gate("G8")
+
+
 @pytest.mark.parametrize(("ours", "state", "reason"), [(True, "fail", "wheel-not-served"), (False, "not-run", "wheel-unseen")])
 def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
     built: Built, served: GateOptions, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ours: bool, state: str, reason: str

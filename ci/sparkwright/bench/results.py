@@ -195,7 +195,7 @@ class Result(msgspec.Struct, frozen=True):
         culprits: Series that are slower than tolerated (``1024/1024 c8: time per token``).
         recipe: Its name, or empty. *model*: its name. *quantization*: of the recipe, or empty.
         added: Flags and variables of both sides that the recipe does not have.
-        host: Facts of the machine (`sparkwright.gates.core.ladder.machine_facts`).
+        host: Facts of the machine (`sparkwright.gates.core.ladder.host_facts`).
         margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
             spends. *attempt*: the number of this gate of the wheel and recipe, from 1.
         blocks: The most that are measured.

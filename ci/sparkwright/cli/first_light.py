@@ -41,7 +41,7 @@ from sparkwright.core.pages import environment
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.ladder import machine_facts
+from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Verdict, worst
 from sparkwright.release.bundle import anonymous_member
@@ -207,7 +207,7 @@ class FirstSteps:
 
     def __init__(self, context: RunContext, arguments: argparse.Namespace, folder: Path) -> None:
         self._context, self._arguments, self._folder = context, arguments, folder
-        self.facts, self._no_gpu = machine_facts(), "doctor did not run"
+        self.facts, self._no_gpu = host_facts(), "doctor did not run"
         path = folder / STEPS
         self._earlier = read_json(path, dict[str, StepRecord]) if path.exists() else {}
 

@@ -128,7 +128,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if not arguments.wheel and not arguments.server:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     if arguments.record:
-        with GateBuilder(context, gate_options, ladder.machine_facts()) as builder:
+        with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
     result = climb(context, gate_options, keep_going=arguments.keep_going)
     ladder.show(result)
@@ -183,7 +183,7 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
     Raises:
         file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
-    path, python, facts = gate_options.wheel, gate_options.python, ladder.machine_facts()
+    path, python, facts = gate_options.wheel, gate_options.python, ladder.host_facts()
     subject, file = None, None
     if path:
         subject = wheel.read_subject(path)

@@ -21,7 +21,7 @@ from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console, size
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.gates.core.ladder import machine_facts
+from sparkwright.gates.core.ladder import host_facts
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -161,7 +161,7 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     record = TuningRecord(
         sha256_bytes(content), version, sha256_file(wheel), sha256_bytes(source),
-        device, gpus[0].capability, machine_facts(),
+        device, gpus[0].capability, host_facts(),
         datetime.datetime.now(datetime.UTC).date().isoformat(), arguments.configurations, latencies,
     )  # fmt: skip
     slower = [row.tokens for row in latencies if not row.faster]

@@ -164,6 +164,18 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     grace: float = 20.0
     user: str = ""
 
+    def check(self) -> None:
+        """
+        Check that the environment reads the variables, and that there is the user.
+
+        Raises:
+            environment-unusable: There is no such Python.
+            variable-refused: The installed vLLM does not read a variable.
+            UsageError: There is no such user.
+        """
+        check_variables(self.variables, wheel_identity.site_packages(self.python) / "vllm")
+        self.environment()
+
     def environment(self) -> dict[str, str]:
         """
         Return all variables of the server.
@@ -209,8 +221,7 @@ class Server:
     """
 
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
-        package = wheel_identity.site_packages(plan.python) / "vllm"
-        check_variables(plan.variables, package)
+        plan.check()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
         self.plan, self.log, self.url = plan, log, f"http://127.0.0.1:{port}"

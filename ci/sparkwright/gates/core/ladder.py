@@ -264,7 +264,7 @@ class Gate(msgspec.Struct, frozen=True):
     evidence: Callable[[], str] = str
 
 
-def machine_facts() -> dict[str, str]:
+def host_facts() -> dict[str, str]:
     """Return processor, cores, memory, kernel, GPUs and driver; ``none`` without a GPU."""
     gpus = host_info.gpus()
     return {

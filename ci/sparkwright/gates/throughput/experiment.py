@@ -97,8 +97,9 @@ class Experiment:
 
     Raises:
         file-invalid: A policy is not valid.
-        UsageError: There is no such workload or recipe, or a file of prompts is missing or not
-            used.
+        UsageError: There is no such workload, recipe or user, or a file of prompts is missing or
+            not used.
+        environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Experiment:
         root = context.project.root
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         self._logs = context.store.folder("logs", "throughput")
+        self._profiles = self._logs / "profiles"
         gates = root / "ci" / "gates"
         self.policy = strict_yaml.load(
             gates / "throughput.yaml", paired_differences.ThroughputPolicy
@@ -135,6 +137,7 @@ class Experiment:
         self.cells = cells
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
         self.digest = sha256_bytes(canonical((*policies, self._contract_policy, self._recipe)))
+        self._plans, self._subjects = self._sides()
 
     def result(self) -> Result:
         """
@@ -142,10 +145,16 @@ class Experiment:
 
         Raises:
             offline, source-unreachable: The load generator is not in the store.
-            SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
-                for another vLLM, another measurement at the same time.
+            SparkwrightError: Something cannot be set up: a full disk, a checkpoint of another
+                recipe, another measurement at the same time.
         """
         options, store, policy = self._options, self._context.store, self.policy
+        # A digest of the model's files, or its name at a server that runs.
+        name = served_name(options, self._recipe)
+        model = model_digest(options.serve) if options.serve else name
+        if not self._plans:
+            version = Client(options.server, name).version()
+            self._subjects = {"candidate": Subject(options.server, version=version)}
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, self._generator_policy.stack, store,
             offline=self._context.offline,
@@ -158,11 +167,9 @@ class Experiment:
             machine = MachineMonitor(
                 self._machine_policy, store, python=options.python, elsewhere=bool(options.server)
             )
-            plans, subjects = self._sides(machine)
-            # A digest of the model's files, or its name at a server that runs.
-            name = served_name(options, self._recipe)
-            model = model_digest(options.serve) if options.serve else name
-            journal = self._journal(machine, generator.name, subjects, model)
+            fingerprint = machine.fingerprint()
+            key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
+            journal = self._journal(key, (self.digest, fingerprint, generator.name))
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
@@ -170,15 +177,13 @@ class Experiment:
                     accuracy = check_generator(generator, self._generator_policy)
                 except vllm_bench.LoadError as error:
                     hindrance = Reason(error.reason, error.message)
-            fingerprint = machine.fingerprint()
-            key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
             record = dict[str, list[tuple[str, float]]]
             stored = store.get(paired_differences.STORED, key, record) or {}
             blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
             run = RunSpec(
                 self._kind, self.cells,
                 self._blocks or blocks.get(self._kind, policy.launches), options.at_once, stored,
-                partial(self._contract_fault, self._recipe, subjects)
+                partial(self._contract_fault, self._recipe)
                 if self._recipe and self._kind == "gate"
                 else None,
             )  # fmt: skip
@@ -187,13 +192,14 @@ class Experiment:
                 lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
                 name, options.serve, options.texts, self._workloads.rule,
             )  # fmt: skip
-            runner = Runner(run, measuring, partial(self._servers, plans), journal)
+            floor = machine.policy.memory.floor
+            runner = Runner(run, measuring, partial(self._servers, floor), journal)
             if hindrance:
                 runner.stopped = "invalid", hindrance
             else:
                 runner.run()
             result = replace(
-                self._result(machine, journal, runner, subjects), model=options.serve.name
+                self._result(machine, journal, runner), model=options.serve.name
                 if options.serve else name, blocks=run.blocks, generator=generator.name,
                 qualified=tuple(filter(None, [accuracy, runner.outlook])),
             )  # fmt: skip
@@ -204,84 +210,83 @@ class Experiment:
                 journal.end()
         return result
 
-    def _sides(self, machine: MachineMonitor) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
-        """Return the launch plan and the identity of each side."""
-        options, recipe = self._options, self._recipe
-        if options.python is None:
-            version = Client(options.server, served_name(options, recipe)).version()
-            return {}, {"candidate": Subject(options.server, version=version)}
-        environments: dict[Side, tuple[Path, Path | None]] = {
-            "candidate": (options.python, options.wheel)
-        }
+    def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
+        """Return the launch plan and the identity of each side that is started here."""
+        options, plans, subjects = self._options, dict[Side, LaunchPlan](), dict[Side, Subject]()
+        environments = dict[Side, tuple[Path, Path | None]]()
         profiler: tuple[str, ...] = ()
+        if options.python:
+            environments["candidate"] = (options.python, options.wheel)
         if options.baseline_python:
             baseline = (options.baseline_python, options.baseline)
             environments |= {"baseline": baseline, "control": baseline}
             # The profiler is there on both sides, and idle while anything is measured.
-            profiler = kernel_trace.flags(self._logs / "profiles")
-        plans: dict[Side, LaunchPlan] = {}
-        subjects: dict[Side, Subject] = {}
+            profiler = kernel_trace.flags(self._profiles)
         gated = self._kind in ("gate", "calibration")
         for side, (python, wheel) in environments.items():
-            plan = launch_plan(options, recipe, python, MEASURED_FLAGS, gated=gated)
+            plan = launch_plan(options, self._recipe, python, MEASURED_FLAGS, gated=gated)
+            plan.check()
             subject = subject_of(python, wheel, self._context.project.stack)
             subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
-            reserve = max(plan.reserve, machine.policy.memory.floor)
-            plans[side] = replace(plan, flags=(*plan.flags, *profiler), reserve=reserve)
+            plans[side] = replace(plan, flags=(*plan.flags, *profiler))
         return plans, subjects
 
-    def _journal(
-        self, machine: MachineMonitor, generator: str, subjects: Mapping[Side, Subject], model: str
-    ) -> MeasurementJournal:
-        """Open the journal of this experiment, which is continued if it was interrupted."""
-        options, candidate = self._options, subjects["candidate"]
-        # With another wheel, policy, driver or generator it is another experiment.
-        about = (
-            model, options.recipe, options.at_once, self._blocks,
-            {side: subjects[side] for side in sorted(subjects)}, machine.fingerprint(),
-            self.digest, generator,
-        )  # fmt: skip
+    def _journal(self, key: str, conditions: object) -> MeasurementJournal:
+        """
+        Open the journal of this experiment, which is continued if it was interrupted.
+
+        Args:
+            key: Of the machine, the model, and whether both servers run at the same time. With
+                another one, or other wheels, flags or workloads, it is another experiment.
+            conditions: See `ExperimentStart.conditions`.
+        """
+        options, subjects = self._options, dict(sorted(self._subjects.items()))
+        about = (key, options.recipe, self._blocks, subjects, self.cells)
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
-        number = ladder.attempts(self._context.output, candidate.sha256, "G8", options.recipe)
-        start = ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
+        sha256 = subjects["candidate"].sha256
+        number = ladder.attempts(self._context.output, sha256, "G8", options.recipe)
+        start = ExperimentStart(
+            time.time_ns() % 2**31, time.time(), max(1, number), sha256_bytes(canonical(conditions))
+        )
         journal = MeasurementJournal(path, start)
         if journal.resumed:
             console.note(f"continuing after {len(journal.measurements)} measurements")
         return journal
 
     @contextlib.contextmanager
-    def _servers(
-        self, plans: Mapping[Side, LaunchPlan], sides: Sequence[Side]
-    ) -> Iterator[dict[Side, RunningServer]]:
-        """Start a server for each of *sides* and end it with the block, unless one runs already."""
-        if not plans:
+    def _servers(self, floor: int, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
+        """
+        Start a server for each of *sides* and end it with the block, unless one runs already.
+
+        Args:
+            floor: Megabytes that must stay available, if the recipe does not reserve more.
+        """
+        if not self._plans:
             yield {side: ExternalServer(self._options.server) for side in sides}
             return
         with contextlib.ExitStack() as stack:
+            servers = dict[Side, Server]()
             # All processes are started before the first is waited for.
-            servers = {side: Server(plans[side], self._logs / f"{side}.log") for side in sides}
-            for server in servers.values():
-                stack.callback(server.stop)
+            for side in sides:
+                plan = self._plans[side]
+                plan = replace(plan, reserve=max(plan.reserve, floor))
+                servers[side] = Server(plan, self._logs / f"{side}.log")
+                stack.callback(servers[side].stop)
             for server in servers.values():
                 stack.enter_context(server)
             yield {**servers}
 
     def _contract_fault(
-        self,
-        recipe: recipes.Recipe,
-        subjects: Mapping[Side, Subject],
-        side: Side,
-        server: RunningServer,
+        self, recipe: recipes.Recipe, side: Side, server: RunningServer
     ) -> Check | None:
         """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
-        profiles = self._logs / "profiles"
         assert isinstance(server, Server)
-        trace = contract.profile(server, profiles)
-        kernels = recipe.contract_for(subjects[side].version)
+        trace = contract.profile(server, self._profiles)
+        kernels = recipe.contract_for(self._subjects[side].version)
         checks = contract.check_contract(self._contract_policy, kernels, server.log, trace)
-        for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
+        for path in self._profiles.rglob("*.json*"):  # some tens of megabytes for each launch
             path.unlink()
         if side != "candidate":
             # A baseline may have other kernels, and a profile has to show them.
@@ -290,9 +295,8 @@ class Experiment:
         return contract.contract_fault(checks)
 
     def _result(
-        self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner,
-        subjects: Mapping[Side, Subject],
-    ) -> Result:  # fmt: skip
+        self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner
+    ) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
         series, history = runner.series, runner.history
         cells = paired_differences.cell_results(
@@ -310,14 +314,14 @@ class Experiment:
             says = decision.message if decision else "no block is complete"
         added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
         return Result(
-            self._kind, state, says, subjects["candidate"],
+            self._kind, state, says, self._subjects["candidate"],
             tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
-            tuple(journal.measurements), tuple(journal.launches), subjects.get("baseline"),
+            tuple(journal.measurements), tuple(journal.launches), self._subjects.get("baseline"),
             stopped, decision.culprits if decision else (),
             recipe=options.recipe,
             quantization=self._recipe.model.quantization if self._recipe and options.serve else "",
             added=added if self._recipe else (), stack=self._context.project.stack,
-            host={**ladder.machine_facts(), **machine.fingerprint()},
+            host={**ladder.host_facts(), **machine.fingerprint()},
             margin=max((each.bounds.margin for each in series), default=0.0)
             if runner.rule else 0.0,
             alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,

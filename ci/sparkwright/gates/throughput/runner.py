@@ -56,11 +56,14 @@ class ExperimentStart(msgspec.Struct, frozen=True):
         seed: Of all orders and prompts.
         at: Seconds since 1970.
         attempt: Number of this gate of the wheel and recipe, from 1.
+        conditions: The sha256 of policies, machine and load generator; measurements that were made
+            under other ones do not count.
     """
 
     seed: int
     at: float
     attempt: int = 1
+    conditions: str = ""
 
 
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,7 +76,8 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class MeasurementJournal:
     """
-    The journal of an experiment at *path*, which is continued if there is one; else *start* begins.
+    The journal of an experiment at *path*, which is continued if it has the conditions of *start*;
+    else *start* begins, and the file of other conditions is kept as `end` does.
 
     Attributes:
         begun: The experiment.
@@ -84,12 +88,14 @@ class MeasurementJournal:
     """
 
     def __init__(self, path: Path, start: ExperimentStart) -> None:
-        self._path = path
-        what = "journal of a throughput gate"
-        self._lines: list[JournalLine] = (
-            read_lines(path, JournalLine, what) if path.exists() else []
-        )
+        self._path, self._lines = path, list[JournalLine]()
+        if path.exists():
+            self._lines = read_lines(path, JournalLine, "journal of a throughput gate")
         self.begun = (self._lines[0].begun if self._lines else None) or start
+        if self.begun.conditions != start.conditions:
+            console.note("beginning anew: the policy, the machine or the load generator changed")
+            self.end()
+            self._lines, self.begun = [], start
         self.add(JournalLine(begun=self.begun))
 
     @property
