@@ -179,6 +179,8 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
         result = answered(place, GateOptions(server=server.url, model="reference", workload=CELLS), blocks=1)
     assert (result.candidate.label, [leg.launch for leg in result.legs]) == (server.url, [0])
     assert result.cells[0].series[0].candidate
+    with refusal("measurement-invalid", match=server.url):
+        answered(place, GateOptions(server=server.url, model="reference", workload=CELLS))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -42,7 +42,7 @@ from sparkwright.gates.core.server_under_test import (
     model_digest,
     served_name,
 )
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core.verdict import Check, GateError
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import (
     ExternalServer,
@@ -145,6 +145,7 @@ class Experiment:
 
         Raises:
             offline, source-unreachable: The load generator is not in the store.
+            measurement-invalid: The server that runs already does not answer.
             SparkwrightError: Something cannot be set up: a full disk, a checkpoint of another
                 recipe, another measurement at the same time.
         """
@@ -153,7 +154,11 @@ class Experiment:
         name = served_name(options, self._recipe)
         model = model_digest(options.serve) if options.serve else name
         if not self._plans:
-            version = Client(options.server, name).version()
+            try:
+                version = Client(options.server, name).version()
+            except ServerInvalid as error:
+                what = f"{options.server} was not measured."
+                raise GateError("measurement-invalid", what, details=[str(error)]) from None
             self._subjects = {"candidate": Subject(options.server, version=version)}
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, self._generator_policy.stack, store,
