@@ -117,8 +117,7 @@ class LibraryPolicy(_Record, frozen=True):
             for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):
                 re.compile(pattern)
         except re.error as error:
-            message = f"{error.pattern!r} is not a regular expression: {error}"
-            raise ValueError(message) from error
+            raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from error
 
     @property
     def kernels(self) -> tuple[str, ...]:

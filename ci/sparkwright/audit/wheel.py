@@ -121,7 +121,7 @@ class Member(NamedTuple):
     is_elf: bool
 
 
-class Record(msgspec.Struct, frozen=True):
+class AuditedRecord(msgspec.Struct, frozen=True):
     """
     The part of a build record that the audit reads.
 
@@ -146,7 +146,7 @@ class Contents(NamedTuple):
 
     metadata: RawMetadata
     rows: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    record: Record | None = None
+    record: AuditedRecord | None = None
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -217,7 +217,7 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
         name, record = f"{folders[0]}/{BUILD_RECORD}", None
         if name in listed:
             text = member_text(archive, listed, name, about.file)
-            record = msgspec.json.decode(text, type=Record)
+            record = msgspec.json.decode(text, type=AuditedRecord)
     return Contents(metadata, rows, record)
 
 

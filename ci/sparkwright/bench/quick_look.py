@@ -30,7 +30,7 @@ TRIAL_TOKENS = 16
 MAX_ROUNDS, MAX_REQUESTS = 8, 512
 #: Share of the ordered rate below which the server does not keep up, and requests of all runs
 #: together from which on that can be told.
-KEPT_RATE, MIN_REQUESTS = 0.9, 10
+SUSTAINED, MIN_REQUESTS = 0.9, 10
 
 
 class QuickFigure(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ def quick_look(
                     raise
                 break
     answered = answered_rate(results)
-    if spec.request_rate and answered and answered < KEPT_RATE * spec.request_rate:
+    if spec.request_rate and answered and answered < SUSTAINED * spec.request_rate:
         rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
         warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []

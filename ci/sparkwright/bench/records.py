@@ -1,10 +1,15 @@
-"""What all benchmarks share: the sides, the metrics and their units, and reasons."""
+"""What all benchmarks share: kinds of numbers, the sides, the metrics and their units, reasons."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+#: Numbers of a policy or a recipe.
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
 
 #: The wheel that is measured. Without a baseline it is the candidate. The control is a second
 #: server of the baseline, for an A/A block.

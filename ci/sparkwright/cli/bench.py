@@ -145,7 +145,9 @@ def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
         gate-failed: A figure is not reached.
         gate-inconclusive: A figure cannot be decided.
     """
-    measured = {(cell.name, one.metric): one for cell in result.cells for one in cell.series}
+    measured = {
+        (cell.name, series.metric): series for cell in result.cells for series in cell.series
+    }
     rows = []
     for report in (*recipe.published, *recipe.ours):
         for figure in report.figures:
@@ -216,8 +218,7 @@ def quick(
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:
-                what = f"The server does not run: {ours.failure}."
-                raise GateError("measurement-invalid", what)
+                raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
             url = ours.url
         load = LoadSpec(
             url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,

@@ -64,8 +64,8 @@ LONGEST = 500
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
 #: What introduces a secret in a log, and the secret.
 _SECRET = re.compile(
-    r"""((?i:\b\w*(?:token|secret|password|passwd|api[_-]?key)\b["']?\s*[:=]\s*["']?|\bbearer\s+))"""
-    r"""[^\s"',;]+|\b(?:hf_|gh[opsu]_|github_pat_)\w{10,}"""
+    r"""((?i:\b\w*(?:token|secret|password|passwd|api[_-]?key)\b["']?\s*[:=]\s*["']?"""
+    r"""|\bbearer\s+))[^\s"',;]+|\b(?:hf_|gh[opsu]_|github_pat_)\w{10,}"""
 )
 
 

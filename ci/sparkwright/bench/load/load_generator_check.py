@@ -20,10 +20,8 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.records import Count, Positive
 from sparkwright.core.console import console
-
-Positive = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
 
 PROMPT_TOKENS = 128
 

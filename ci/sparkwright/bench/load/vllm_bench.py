@@ -366,13 +366,13 @@ class VllmBench(msgspec.Struct, frozen=True):
         return LoadResult(
             self.name,
             self.sha256,
-            max(request.start + request.latency for request in requests),
+            seconds=max(request.start + request.latency for request in requests),
             # The file has the order of the prompts, which is not that of the requests.
-            tuple(sorted(requests, key=lambda request: request.start)),
-            p50,
-            p99,
-            spec.request_rate,
-            p90,
+            requests=tuple(sorted(requests, key=lambda request: request.start)),
+            itl_p50=p50,
+            itl_p90=p90,
+            itl_p99=p99,
+            request_rate=spec.request_rate,
         )
 
 

@@ -202,8 +202,7 @@ def disturbances(
     jump = (after.time - before.time) - passed
     # The monotonic clock starts again with the machine.
     if passed < 0 or abs(jump) > policy.clock_jump:
-        message = f"the clock jumped by {jump:+.1f} s"
-        reasons["clock-jumped"] = Reason("clock-jumped", message)
+        reasons["clock-jumped"] = Reason("clock-jumped", f"the clock jumped by {jump:+.1f} s")
     return tuple(reasons.values())
 
 

@@ -83,7 +83,7 @@ class KernelLog:
     """
     The kernel's log from now on.
 
-    Most systems let only root read it, or everybody with kernel.dmesg_restrict=0.
+    Most systems let only root read it, or every user with kernel.dmesg_restrict=0.
 
     Args:
         path: The device, of which each reading gives one record.

@@ -233,10 +233,10 @@ def _memory(
         yield PreflightFinding("memory-utilization", message)
     tokens = int(plan.cache * 2**30 / plan.token) if plan.token else plan.max_model_len
     if tokens < plan.max_model_len:
-        message = (
-            f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}"
+        yield PreflightFinding(
+            "cache-short",
+            f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}",
         )
-        yield PreflightFinding("cache-short", message)
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
-from sparkwright.bench.records import Metric
+from sparkwright.bench.records import Count, Metric, Positive
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import strict_yaml
@@ -31,10 +31,9 @@ Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
 #: What a model can do beside continuing a text; the gates test each ability that a recipe declares.
 Ability = Literal["chat", "tools", "reasoning", "structured", "images"]
 Pattern = Annotated[str, Meta(max_length=400)]
-#: A pattern that nobody can know yet.
+#: The pattern of a kernel or backend that was not seen yet.
 UNRESOLVED = "unresolved"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
-Positive = Annotated[float, Meta(gt=0)]
 #: Factor from a published unit to seconds or tokens per second.
 FACTORS = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}
 
@@ -60,12 +59,12 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         repository: On the hub of models; ``any`` for one that the user brings.
-        revision: Its commit; ``unresolved`` before anyone has seen it, and then the checkpoint may
-            change under the recipe.
+        revision: Its commit; ``unresolved`` before it was seen, and then the checkpoint may change
+            under the recipe.
         architecture: ``model_type`` of its config.json; ``unresolved`` likewise.
         quantization: As people write it: ``NVFP4``, ``AWQ``, with the bits of weights and
             activations behind it where they matter, ``NVFP4 (W4A4)``.
-        drafts: Whether it holds layers that draft (MTP); ``unknown`` if nobody has looked.
+        drafts: Whether it holds layers that draft (MTP); ``unknown`` if it was not seen.
     """
 
     repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
@@ -89,7 +88,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_num_seqs: Requests at a time.
         gpu_memory_utilization: Share of the memory that must be free at the start; None leaves
             vLLM's default.
-        token: Bytes that one token takes in the cache of one node; 0 if nobody has counted.
+        token: Bytes that one token takes in the cache of one node; 0 if unknown.
         reserve: For activations, CUDA graphs, the libraries and the server's own processes.
         floor: What stays free; below that the server is ended.
     """
@@ -118,7 +117,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LayerContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What must serve one kind of layer. Each field is a regular expression, or ``unresolved`` before
-    anyone has seen it; G3 does not pass then.
+    it was seen; G3 does not pass then.
 
     Attributes:
         prefill: Found in the name of a kernel that a profile of a prefill step shows.
@@ -296,7 +295,7 @@ class PublishedReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     stack: str
     figures: tuple[PublishedFigure, ...]
-    times: Annotated[int, Meta(ge=1)] | None = None
+    times: Count | None = None
     differs: str = ""
     wheel: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
@@ -337,7 +336,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculation: SpeculativeDecoding | None = None
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
-    patience: Annotated[float, Meta(gt=0)] = 1800.0
+    patience: Positive = 1800.0
     abilities: tuple[Ability, ...] = ()
     tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
     reasoning_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""

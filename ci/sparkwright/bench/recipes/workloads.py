@@ -16,7 +16,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.records import Metric
+from sparkwright.bench.records import Count, Metric
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
@@ -77,10 +77,10 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         most: Requests at most, where *seconds* would ask for more.
     """
 
-    least: Annotated[int, Meta(ge=1)]
-    rounds: Annotated[int, Meta(ge=1)]
+    least: Count
+    rounds: Count
     seconds: Annotated[float, Meta(ge=0)]
-    most: Annotated[int, Meta(ge=1)]
+    most: Count
 
     def requests(self, cell: WorkloadCell, request_seconds: float | None = None) -> int:
         """

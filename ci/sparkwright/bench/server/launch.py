@@ -122,8 +122,7 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
         variable-refused: vLLM does not read one, so it would change nothing.
     """
     table = package / "envs.py"
-    text = read_text(table) if table.exists() else ""
-    read = re.findall(r"""["'](VLLM_\w+)["']\s*:""", text)
+    read = re.findall(r"""["'](VLLM_\w+)["']\s*:""", read_text(table) if table.exists() else "")
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return

@@ -16,8 +16,8 @@ import msgspec
 LONGEST = 16 * 1024
 #: The largest log, in bytes; a soak of hours writes some tens of megabytes.
 LARGEST = 1 << 30
-#: Lines, and different values, that are kept of each kind.
-KEPT = 20
+#: Lines, and different values, that are stored of each kind.
+MOST_LINES = 20
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -58,9 +58,9 @@ class LogLines(msgspec.Struct):
     def add(self, text: str, value: str | None) -> None:
         """Count a line."""
         self.count += 1
-        if len(self.texts) < KEPT:
+        if len(self.texts) < MOST_LINES:
             self.texts.append(text)
-        if value is not None and (value in self.values or len(self.values) < KEPT):
+        if value is not None and (value in self.values or len(self.values) < MOST_LINES):
             self.values[value] = self.values.get(value, 0) + 1
 
 

@@ -238,7 +238,6 @@ def _floor(policy: AccuracyPolicy, now: TaskResult, floor: float) -> Check:
     # One-sided limits at the policy's confidence are a two-sided interval at less.
     interval = test.proportion_ci(2 * policy.confidence - 1, method="wilson")
     low, high = float(interval.low), float(interval.high)
-    figure = Figure("right answers", 100 * now.share, "%", count, bound=100 * floor)
     return _decide(
         f"{now.task}-floor",
         (
@@ -248,7 +247,7 @@ def _floor(policy: AccuracyPolicy, now: TaskResult, floor: float) -> Check:
         (low, high),
         floor,
         "below-floor",
-        [figure],
+        [Figure("right answers", 100 * now.share, "%", count, bound=100 * floor)],
     )
 
 

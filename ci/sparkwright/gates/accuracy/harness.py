@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from sparkwright.bench.records import Count
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.pylock import LockedWheel
@@ -50,7 +51,6 @@ _VARIABLES = {
 #: Bytes that are read of a saved result; 1319 questions take 30 kB.
 LARGEST = 8 << 20
 
-AtLeastOne = Annotated[int, Meta(ge=1)]
 QuestionKey = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
@@ -78,10 +78,10 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     questions: Annotated[int, Meta(ge=FEWEST_QUESTIONS)]
-    tokens: AtLeastOne
+    tokens: Count
     filter: str
-    seconds: AtLeastOne
-    concurrency: AtLeastOne = 1
+    seconds: Count
+    concurrency: Count = 1
     fewshot: Annotated[int, Meta(ge=0)] = 0
     file: Annotated[str, Meta(pattern=r"^([\w-]+\.yaml)?$")] = ""
     dataset: str = ""

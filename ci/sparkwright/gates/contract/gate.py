@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -47,9 +47,6 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-
-if TYPE_CHECKING:
-    from sparkwright.bench.server.launch import Server
 
 #: Lines that the gate reads by name.
 LINES = frozenset(
@@ -177,7 +174,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.lines | self.unwanted
 
 
-def profile(server: Server, folder: Path) -> Path | None:
+def profile(server: launch.Server, folder: Path) -> Path | None:
     """
     Return a profile of one request, which *server* writes to *folder*; None if it cannot.
 
@@ -239,7 +236,7 @@ def check_contract(
 def run(
     policy: ContractPolicy,
     recipe: Recipe,
-    server: Server,
+    server: launch.Server,
     trace: Path | None,
     identity: ServerIdentity,
     baseline: Path | None = None,
@@ -290,7 +287,7 @@ def _configuration(lines: Mapping[str, LogLines]) -> Check:
     )
 
 
-def _serves(server: Server) -> Check:
+def _serves(server: launch.Server) -> Check:
     """Return whether it serves its model, and a short completion comes whole and counted right."""
     if server.failure:
         return failed(
@@ -309,7 +306,7 @@ def _serves(server: Server) -> Check:
 
 
 def _version(policy: ContractPolicy, lines: LogLines) -> Check:
-    """Return whether the log is of one release, whose lines somebody has read."""
+    """Return whether the log is of one release, and one that the policy covers."""
     name, logged = "version", ", ".join(lines.values)
     if len(lines.values) > 1:
         return invalid(name, f"the log is of vLLM {logged}", "version-differs")

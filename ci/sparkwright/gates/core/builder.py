@@ -244,8 +244,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             return None
         # A verdict holds no path of this machine.
         console.warn(f"The server's log: {server.log}")
-        message = f"the server does not run: {server.failure}"
-        return invalid(STOPPED[0].name, message, server.reason)
+        return invalid(STOPPED[0].name, f"the server does not run: {server.failure}", server.reason)
 
     @cached_property
     def _served(self) -> Check:

@@ -397,5 +397,4 @@ def raise_for_state(ladder: Ladder) -> None:
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             details.append(f"{verdict.label}: {', '.join(names[:5])}{more}")
-    what = f"{ladder.subject}: {len(details)} gate(s) {word}."
-    raise GateError(reference, what, details=details)
+    raise GateError(reference, f"{ladder.subject}: {len(details)} gate(s) {word}.", details=details)

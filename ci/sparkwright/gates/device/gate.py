@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sparkwright.audit import device_code
 from sparkwright.audit import wheel as wheel_audit
 from sparkwright.audit.policy import parsed
+from sparkwright.bench.records import Positive
 from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.console import console
@@ -57,9 +58,6 @@ FP4_GENERATION = 10
 
 #: Bytes on either side of an output, as in the script.
 GUARD = 4096
-
-#: Seconds of a program.
-Seconds = Annotated[float, Meta(gt=0)]
 
 #: The checks that need FP4 instructions.
 NEEDS_FP4 = {"fp4-conversion", *(name for name in operators.OPERATORS if name.startswith("fp4-"))}
@@ -125,7 +123,7 @@ class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     libraries: tuple[str, ...]
-    seconds: Seconds
+    seconds: Positive
     repeats: Annotated[int, Meta(ge=2)]
     bounds: ErrorBounds
     required: tuple[str, ...]
@@ -143,7 +141,7 @@ class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seconds: For each program that calls the driver alone.
     """
 
-    seconds: Seconds
+    seconds: Positive
     operators: OperatorPolicy
 
 

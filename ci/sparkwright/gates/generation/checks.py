@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import Ability
+from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import ChatAnswer, Completion
 from sparkwright.core.console import one_line
 from sparkwright.gates.core.verdict import (
@@ -35,8 +36,6 @@ from sparkwright.gates.core.verdict import (
 )
 
 Share = Annotated[float, Meta(gt=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
 
 
 def _require_pattern(answer: str) -> None:
@@ -286,13 +285,12 @@ def detected(answers: Mapping[str, Completion], bounds: DetectorBounds) -> Itera
             if (value < bound) == lower
         ]
         worst = min(values.values()) if lower else max(values.values())
-        figure = Figure(label, worst, count=len(answers), bound=bound)
         yield judged(
             name,
             f"{label}: {worst:.4g} at the worst of {len(answers)} answers",
             reason,
             not samples,
-            [figure],
+            [Figure(label, worst, count=len(answers), bound=bound)],
             samples,
         )
 
@@ -317,13 +315,12 @@ def same_tokens(
         if first.tokens != other.tokens and not near:
             shown = (" ".join(map(str, pair.tokens[index : index + 8])) for pair in (first, other))
             samples.append(Sample(f"{case}, token {index}", *shown))
-    figure = Figure("prompts that differ", len(samples), count=len(pairs), bound=0)
     return judged(
         name,
         f"{len(samples)} of {len(pairs)} prompts got other tokens the second time",
         reason,
         not samples,
-        [figure],
+        [Figure("prompts that differ", len(samples), count=len(pairs), bound=0)],
         samples,
     )
 
@@ -334,13 +331,12 @@ def collapse(answers: Mapping[str, Completion], minimum: float) -> Check:
     if any(math.isnan(logprob) for step in steps for logprob in step.values()):
         return failed("entropy", "a log probability is not a number", "not-a-number")
     mean = math.fsum(map(entropy, steps)) / len(steps)
-    figure = Figure("mean entropy, lower bound", mean, "nat", len(steps), bound=minimum)
     return judged(
         "entropy",
         f"mean entropy {mean:.4g} nat over {len(steps)} tokens, {minimum:g} is the least",
         "entropy-collapsed",
         mean >= minimum,
-        [figure],
+        [Figure("mean entropy, lower bound", mean, "nat", len(steps), bound=minimum)],
     )
 
 
@@ -354,13 +350,12 @@ def right(
         if not _holds(prompt.answer, answers[prompt.name].text)
     ]
     count = len(answers) - len(samples)
-    figure = Figure("right answers", count, count=len(answers), bound=least)
     return judged(
         name,
         f"{count} of {len(answers)} answers are right; {least} are needed",
         reason,
         count >= least,
-        [figure],
+        [Figure("right answers", count, count=len(answers), bound=least)],
         samples,
     )
 

@@ -283,13 +283,12 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         faults = {chat.name: _chat_fault(server.client, chat) for chat in chats}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
         count = len(chats) - len(samples)
-        figure = Figure("right chats", count, count=len(chats), bound=len(chats))
         yield judged(
             name,
             f"{len(samples)} of {len(chats)} chats failed",
             f"{name}-wrong",
             not samples,
-            [figure],
+            [Figure("right chats", count, count=len(chats), bound=len(chats))],
             samples,
         )
 

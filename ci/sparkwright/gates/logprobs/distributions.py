@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 from scipy.stats import bootstrap
 
+from sparkwright.bench.records import Positive
 from sparkwright.bench.server.client import ServerInvalid, TokenId
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import write_file
@@ -156,7 +157,6 @@ LARGEST = 64 * 1024 * 1024
 LENGTH = 6000
 
 Share = Annotated[float, Meta(gt=0, le=1)]
-Positive = Annotated[float, Meta(gt=0)]
 Paragraph = Annotated[str, Meta(pattern=r"\S")]
 
 

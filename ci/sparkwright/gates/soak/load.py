@@ -22,6 +22,7 @@ import psutil
 from msgspec import Meta
 
 from sparkwright.bench.machine.watchdog import KernelLog
+from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import Client, ServerInvalid
 
 #: The reason of a request whose deadline is over.
@@ -29,10 +30,8 @@ LATE = "server-slow"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
-AtLeastOne = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
-Lengths = Annotated[tuple[AtLeastOne, ...], Meta(min_length=1)]
+Lengths = Annotated[tuple[Count, ...], Meta(min_length=1)]
 
 
 class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +54,7 @@ class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: Share
     prefix: Annotated[int, Meta(ge=0)]
     aborted: Share
-    patience: Seconds
+    patience: Positive
     bad: Share
     line: Annotated[str, Meta(pattern=r"\{number\}")]
 
@@ -80,19 +79,19 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         gone: Intervals without an answer after which the server counts as gone.
     """
 
-    seconds: Seconds
-    interval: Seconds
-    sample: Seconds
+    seconds: Positive
+    interval: Positive
+    sample: Positive
     load: SoakLoad
     warm: Share
-    growth: Annotated[float, Meta(gt=0)]
+    growth: Positive
     confidence: Annotated[float, Meta(ge=0.5, lt=1)]
     run: Annotated[int, Meta(ge=2)]
     repeating: Share
     chance: Annotated[float, Meta(gt=0, lt=1)]
-    least: AtLeastOne
-    drain: Seconds
-    gone: AtLeastOne
+    least: Count
+    drain: Positive
+    gone: Count
 
 
 class SoakRequest(msgspec.Struct, frozen=True):
@@ -255,8 +254,7 @@ class Monitor:
         """Read everything, *at* seconds since the beginning."""
         watched, processes = self.watched, self._tree()
         for process in set(self._processes).difference(processes):
-            text = f"{self._processes.pop(process)} ended"
-            watched.ended.append((at, "server-restarted", text))
+            watched.ended.append((at, "server-restarted", f"{self._processes.pop(process)} ended"))
         # A process may end meanwhile.
         with contextlib.suppress(psutil.Error):
             resident = sum(process.memory_info().rss for process in processes)

@@ -185,18 +185,25 @@ class Experiment:
             record = dict[str, list[tuple[str, float]]]
             stored = store.get(paired_differences.STORED, key, record) or {}
             blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
+            judged = self._recipe if self._kind == "gate" else None
             run = RunSpec(
-                self._kind, self.cells,
-                self._blocks or blocks.get(self._kind, policy.launches), options.at_once, stored,
-                partial(self._contract_fault, self._recipe)
-                if self._recipe and self._kind == "gate"
-                else None,
-            )  # fmt: skip
+                self._kind,
+                self.cells,
+                self._blocks or blocks.get(self._kind, policy.launches),
+                at_once=options.at_once,
+                history=stored,
+                contract=partial(self._contract_fault, judged) if judged else None,
+            )
             measuring = MeasurementContext(
-                generator, machine, policy,
-                lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-                name, options.serve, options.texts, self._workloads.rule,
-            )  # fmt: skip
+                generator,
+                machine,
+                policy,
+                counters=lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
+                model=name,
+                tokenizer=options.serve,
+                texts=options.texts,
+                rule=self._workloads.rule,
+            )
             floor = machine.policy.memory.floor
             runner = Runner(run, measuring, partial(self._servers, floor), journal)
             if hindrance:
@@ -204,10 +211,12 @@ class Experiment:
             else:
                 runner.run()
             result = replace(
-                self._result(machine, journal, runner), model=options.serve.name
-                if options.serve else name, blocks=run.blocks, generator=generator.name,
+                self._result(machine, journal, runner),
+                model=options.serve.name if options.serve else name,
+                blocks=run.blocks,
+                generator=generator.name,
                 qualified=tuple(filter(None, [accuracy, runner.outlook])),
-            )  # fmt: skip
+            )
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, UNSTEADY)
             if not hindrance and not (result.stopped and result.stopped.reference in spoiled):
@@ -318,23 +327,33 @@ class Experiment:
             state = (decision and decision.state) or "inconclusive"
             says = decision.message if decision else "no block is complete"
         added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
+        margins = [each.bounds.margin for each in series if runner.rule]
         return Result(
-            self._kind, state, says, self._subjects["candidate"],
+            self._kind,
+            state,
+            says,
+            self._subjects["candidate"],
             tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
-            tuple(journal.measurements), tuple(journal.launches), self._subjects.get("baseline"),
-            stopped, decision.culprits if decision else (),
+            tuple(journal.measurements),
+            launches=tuple(journal.launches),
+            baseline=self._subjects.get("baseline"),
+            stopped=stopped,
+            culprits=decision.culprits if decision else (),
             recipe=options.recipe,
             quantization=self._recipe.model.quantization if self._recipe and options.serve else "",
-            added=added if self._recipe else (), stack=self._context.project.stack,
+            added=added if self._recipe else (),
+            stack=self._context.project.stack,
             host={**ladder.host_facts(), **machine.fingerprint()},
-            margin=max((each.bounds.margin for each in series), default=0.0)
-            if runner.rule else 0.0,
-            alpha=runner.rule.alpha if runner.rule else 0.0, attempt=begun.attempt,
+            margin=max(margins, default=0.0),
+            alpha=runner.rule.alpha if runner.rule else 0.0,
+            attempt=begun.attempt,
             bandwidth=machine.bandwidth,
             calibration={each.name: history.get(each.name, ()) for each in series},
-            policy=self.digest, began=begun.at, seconds=time.time() - begun.at,
+            policy=self.digest,
+            began=begun.at,
+            seconds=time.time() - begun.at,
             resumed=journal.resumed,
-        )  # fmt: skip
+        )
 
     def _ceilings(self, bandwidth: Bandwidth | None) -> dict[str, float]:
         """

@@ -69,7 +69,7 @@ _GIVEN = "vllm:generation_tokens_total"
 
 
 class ExternalServer:
-    """A server at *url* that somebody else started; nothing is known of its processes."""
+    """A server at *url* that was not started here; nothing is known of its processes."""
 
     failure = reason = ""
 

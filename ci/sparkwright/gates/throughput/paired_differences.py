@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.bench.records import METRICS, Count, Metric, Side
 from sparkwright.bench.results import CellResult, History, Measurement, Series
 from sparkwright.bench.statistics import (
     MIN_INTERVAL,
@@ -39,7 +39,6 @@ STORED = "aa-blocks"
 #: Of the machine's fingerprint, what its noise is keyed by; driver, kernel and firmware are not.
 _IDENTITY = ("gpu", "processor", "memory")
 
-Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
