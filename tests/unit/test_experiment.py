@@ -28,12 +28,12 @@ from sparkwright.gates.core.ladder import Attempt
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment
-from sparkwright.gates.throughput.measurement import (
+from sparkwright.gates.throughput.runner import (
     CounterChange,
+    MeasurementJournal,
     counter_change,
     invalid_reasons,
 )
-from sparkwright.gates.throughput.runner import MeasurementJournal
 
 ROOT = Path(__file__).parents[2]
 TRUE = Behaviour(ttft=0.02, tpot=0.004)

@@ -132,12 +132,14 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(built: Built, served: 
         assert builder.gate("G6").blocked is None
 
 
-def test_an_environment_that_cannot_serve_g8_is_refused_before_any_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
-    """Neither the gates before G8 nor the probe of the machine run."""
+def test_an_environment_that_cannot_serve_is_refused_before_any_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
+    """Neither the gates before it nor, for G8, the probe of the machine run."""
     old = refserved.environment(tmp_path / "old", Behaviour(), "0.16.0")
     for python, reference in ((tmp_path / "python", "environment-unusable"), (old, "recipe-unfit")):
         with built(replace(served, recipe="toy-cpu", baseline_python=python)) as builder, refusal(reference):
             builder.gate("G8")
+        with built(replace(served, recipe="toy-cpu", python=python)) as builder, refusal(reference):
+            builder.gate("G4")
 
 
 @pytest.mark.parametrize(("ours", "state", "reason"), [(True, "fail", "wheel-not-served"), (False, "not-run", "wheel-unseen")])

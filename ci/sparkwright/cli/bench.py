@@ -23,7 +23,7 @@ from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report import output
-from sparkwright.bench.results import Kind, Result, Subject
+from sparkwright.bench.results import Kind, Result
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
@@ -196,6 +196,10 @@ def quick(
     names = bench_options.workload or (recipe.workloads if recipe else ("primary",))
     cell = workloads.load(root).cells(*names)[0]
     workloads.check_texts([cell], bench_options.texts)
+    subject, launch = None, None
+    if python:
+        subject = subject_of(python, bench_options.wheel, context.project.stack)
+        launch = launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False)
     generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
     generator = vllm_bench.obtain(
         context.project.root, generator_policy.stack, context.store, offline=context.offline
@@ -204,7 +208,6 @@ def quick(
     elsewhere = bool(bench_options.server)
     machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
-    subject: Subject | None = None
     name = served_name(bench_options, recipe)
     with ExitStack() as stack:
         try:
@@ -212,9 +215,7 @@ def quick(
         except LoadError as error:
             warnings.append(str(error))
         url = bench_options.server
-        if python:
-            subject = subject_of(python, bench_options.wheel, context.project.stack)
-            launch = launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False)
+        if launch:
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:

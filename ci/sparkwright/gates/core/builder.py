@@ -124,6 +124,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         Raises:
             UsageError: The policy has no such profile or task.
             recipe-unfit: The recipe has no floor for the task.
+            environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
         """
         options, policies, digest = self._options, self._policies, ""
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
@@ -146,6 +147,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             if name == "G6":
                 _require("--task", options.task, policies.accuracy.tasks)
                 self._require_floor()
+            if name in SERVED and options.serve:
+                self.server.launch()
             settings = (options.flag, options.variable)
             digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str

@@ -122,6 +122,8 @@ def launch_plan(
     Raises:
         environment-unusable: There is no vLLM.
         recipe-unfit: The recipe does not support that release.
+        variable-refused: vLLM does not read a variable.
+        UsageError: There is no such user.
     """
     assert options.serve
     own = (*options.flag, *(flag for flag in flags if flag not in options.flag))
@@ -129,7 +131,9 @@ def launch_plan(
         recipe, wheel_identity.version(python), python, options.serve, flags=own,
         variables=dict(options.variable), name=options.model, user=options.server_user,
     )  # fmt: skip
-    return replace(plan, variables={**(GATED if gated else {}), **plan.variables})
+    plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
+    plan.check()
+    return plan
 
 
 def served_name(options: GateOptions, recipe: recipes.Recipe | None) -> str:

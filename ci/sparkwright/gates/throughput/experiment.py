@@ -44,16 +44,14 @@ from sparkwright.gates.core.server_under_test import (
 )
 from sparkwright.gates.core.verdict import Check, GateError
 from sparkwright.gates.throughput import paired_differences
-from sparkwright.gates.throughput.measurement import (
-    ExternalServer,
-    MeasurementContext,
-    RunningServer,
-)
 from sparkwright.gates.throughput.runner import (
     UNSTEADY,
     ExperimentStart,
+    ExternalServer,
+    MeasurementContext,
     MeasurementJournal,
     Runner,
+    RunningServer,
     RunSpec,
 )
 
@@ -239,7 +237,6 @@ class Experiment:
         gated = self._kind in ("gate", "calibration")
         for side, (python, wheel) in environments.items():
             plan = launch_plan(options, self._recipe, python, MEASURED_FLAGS, gated=gated)
-            plan.check()
             subject = subject_of(python, wheel, self._context.project.stack)
             subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
             plans[side] = replace(plan, flags=(*plan.flags, *profiler))
