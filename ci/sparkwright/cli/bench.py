@@ -196,10 +196,11 @@ def quick(
     names = bench_options.workload or (recipe.workloads if recipe else ("primary",))
     cell = workloads.load(root).cells(*names)[0]
     workloads.check_texts([cell], bench_options.texts)
-    subject, launch = None, None
-    if python:
-        subject = subject_of(python, bench_options.wheel, context.project.stack)
-        launch = launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False)
+    # A wrong environment is refused before anything is fetched or measured.
+    subject = subject_of(python, bench_options.wheel, context.project.stack) if python else None
+    launch = (
+        launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False) if python else None
+    )
     generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
     generator = vllm_bench.obtain(
         context.project.root, generator_policy.stack, context.store, offline=context.offline

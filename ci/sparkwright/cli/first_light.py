@@ -43,7 +43,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
-from sparkwright.gates.core.verdict import Verdict, worst
+from sparkwright.gates.core.verdict import UNAVAILABLE, Verdict, worst
 from sparkwright.release.bundle import anonymous_member
 
 #: Of a step: ``measured`` gives figures and decides nothing.
@@ -54,8 +54,6 @@ PAGE, RESULTS = "first-light.html", "results.json"
 MANIFEST, BUNDLE = "MANIFEST.sha256", "first-light.tar.gz"
 #: The file of the finished steps in an output folder, by step and inputs.
 STEPS = "steps.json"
-#: References of errors after which a step is not-run, and not failed.
-UNAVAILABLE = ("offline", "source-unreachable")
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
 #: Characters of the message of a step.

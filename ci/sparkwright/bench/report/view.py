@@ -210,16 +210,12 @@ class View:
         return [leg.run for leg in self._counted(cell, side) if leg.run]
 
     @property
-    def _curves(self) -> dict[str, LoadCurve]:
-        """Cell → how its last measurement of the candidate that counts went over time."""
-        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
-        return {name: curve for name, run in last.items() if (curve := run.curve())}
-
-    @property
     def tables(self) -> list[Table]:
         """The tables that have rows."""
+        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self._loads(cell))}
+        curves = {name: curve for name, run in last.items() if (curve := run.curve())}
         speeds = self._compared() if self.result.baseline else self._measured()
-        tables = (speeds, self._percentiles(), over_time(self._curves))
+        tables = (speeds, self._percentiles(), over_time(curves))
         return [table for table in tables if table.rows]
 
     def _measured(self) -> Table:

@@ -28,6 +28,7 @@ from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import HarnessFailed, TaskPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
+    UNAVAILABLE,
     Check,
     Figure,
     Sample,
@@ -151,7 +152,7 @@ def _judged(
     try:
         harness.obtain(context)
     except SourceError as error:
-        if error.reference not in {"offline", "source-unreachable"}:
+        if error.reference not in UNAVAILABLE:
             raise
         raise ServerInvalid("harness-missing", f"no lm-evaluation-harness: {error.what}") from None
     if task.dataset and not harness.has_data(context, task):

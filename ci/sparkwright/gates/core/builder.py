@@ -34,7 +34,7 @@ from sparkwright.gates.contract.gate import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
-from sparkwright.gates.core.verdict import Check, GateError, invalid, not_run
+from sparkwright.gates.core.verdict import UNAVAILABLE, Check, GateError, invalid, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.logprobs import distributions
@@ -274,7 +274,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         try:
             result = self._experiment.result()
         except SourceError as error:
-            if error.reference not in {"offline", "source-unreachable"}:
+            if error.reference not in UNAVAILABLE:
                 raise
             return (not_run("legs", error.what, "generator-missing"),)
         # Kept even if the verdicts cannot be stored: hours were measured.
@@ -324,7 +324,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None
         except SourceError as error:
-            if error.reference not in {"offline", "source-unreachable"}:
+            if error.reference not in UNAVAILABLE:
                 raise
             console.warn(f"No answers to {task} are recorded, for want of the harness: {error}")
         return tuple(written)
