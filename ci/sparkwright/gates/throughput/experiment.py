@@ -172,7 +172,7 @@ class Experiment:
             )
             fingerprint = machine.fingerprint()
             key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
-            journal = self._journal(key, (self.digest, fingerprint, generator.name))
+            journal = self._journal(key, (fingerprint, generator.name))
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
@@ -246,13 +246,17 @@ class Experiment:
         """
         Open the journal of this experiment, which is continued if it was interrupted.
 
+        What the user asks for makes it another experiment; what the machine and the checkout add
+        are conditions (`ExperimentStart.conditions`), under which it is continued or begins anew.
+
         Args:
-            key: Of the machine, the model, and whether both servers run at the same time. With
-                another one, or other wheels, flags or workloads, it is another experiment.
-            conditions: See `ExperimentStart.conditions`.
+            key: Of the machine, the model, and whether both servers run at the same time.
+            conditions: Beside policies, flags and variables.
         """
         options, subjects = self._options, dict(sorted(self._subjects.items()))
-        about = (key, options.recipe, self._blocks, subjects, self.cells)
+        wheels = {side: (subject.label, subject.sha256) for side, subject in subjects.items()}
+        settings = (options.recipe, options.flag, options.variable, options.workload, self._blocks)
+        about, conditions = (key, wheels, settings), (self.digest, subjects, conditions)
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)

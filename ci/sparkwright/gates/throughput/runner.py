@@ -336,8 +336,8 @@ class ExperimentStart(msgspec.Struct, frozen=True):
         seed: Of all orders and prompts.
         at: Seconds since 1970.
         attempt: Number of this gate of the wheel and recipe, from 1.
-        conditions: The sha256 of policies, machine and load generator; measurements that were made
-            under other ones do not count.
+        conditions: The sha256 of policies, recipe, machine and load generator; measurements that
+            were made under other ones do not count.
     """
 
     seed: int
@@ -373,7 +373,9 @@ class MeasurementJournal:
             self._lines = read_lines(path, JournalLine, "journal of a throughput gate")
         self.begun = (self._lines[0].begun if self._lines else None) or start
         if self.begun.conditions != start.conditions:
-            console.note("beginning anew: the policy, the machine or the load generator changed")
+            console.note(
+                "beginning anew: a policy, the recipe, the driver or the load generator changed"
+            )
             self.end()
             self._lines, self.begun = [], start
         self.add(JournalLine(begun=self.begun))
