@@ -14,6 +14,7 @@ import math
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -184,7 +185,7 @@ def opened(path: Path) -> MeasurementJournal:
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> Runner:
     outcome = Runner(spec or specified(), servers.context, servers.launch, opened(path))
-    with patch.object(runner.time, "sleep", servers.wait):
+    with patch.object(time, "sleep", servers.wait):
         outcome.run()
     return outcome
 
