@@ -213,7 +213,8 @@ def test_environment_holds_exactly_its_wheel(tmp_path: Path) -> None:
     for path in (Path(__file__), tmp_path / "missing.whl"):
         with refusal("wheel-invalid"):
             mismatches(environment, path)
-    for python in (Path("/bin/false"), Path("/bin/true"), tmp_path / "missing", environment):
+    programs = [Path("/usr/bin", name) for name in ("false", "true", "echo", "yes")]
+    for python in (*programs, tmp_path / "missing", environment):
         with refusal("environment-unusable"):
             version(python, "absent")
 

@@ -32,7 +32,7 @@ from sparkwright.client.folders import locked_folder, own_folder
 from sparkwright.client.records import Channel, ReleaseName, Sha256
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
-from sparkwright.core.errors import CommandError, FileError, PythonError
+from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.process import CACHES, Limits, cache_variables
 from sparkwright.core.store import UNFINISHED, write_file
 from sparkwright.core.zips import INSTALLER_FILES
@@ -98,18 +98,12 @@ def find_python(named: str) -> Python:
     if not named:
         own = sys._base_executable  # type: ignore[attr-defined]
         return Python(own, platform.python_version())
-    find = [find_uv_bin(), "python", "find", "--no-config", "--system", "--no-python-downloads"]
-    try:
-        path = process.output([*find, named], timeout=60).strip()
-        version = process.output([*find, "--show-version", path], timeout=60).strip()
-    except CommandError as error:
-        raise PythonError(
-            "environment-unusable",
-            f"There is no usable Python {named}.",
-            details=error.details,
-            todo="Name another with --python.",
-        ) from error
-    return Python(path, version)
+    options = ["--no-config", "--system", "--no-python-downloads"]
+    find = [find_uv_bin(), "--directory", str(Path.cwd()), "python", "find", *options]
+    # uv keeps in memory whatever a program prints.
+    ask = functools.partial(process.ask_python, f"There is no usable Python {named}.", memory=2048)
+    path = ask([*find, named])
+    return Python(path, ask([*find, "--show-version", path]))
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):

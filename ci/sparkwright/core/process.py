@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright.core.errors import CommandError, Failure, StoreError
+from sparkwright.core.errors import CommandError, Failure, PythonError, StoreError
 
 #: The words of the C library for a disk that has no room, in whatever language a program was
 #: written; and git's, when a part of a write still found room.
@@ -350,3 +351,29 @@ def run_limited(
         output.seek(max(0, log.stat().st_size - 4096))
         tail = output.read().decode("utf-8", "replace").strip()
     return Ended(child.returncode, late, tail)
+
+
+def ask_python(failure: str, command: Sequence[str], *, memory: int = 4 << 20) -> str:
+    """
+    Return the last line that *command* prints, which runs a program that a user calls a Python;
+    ``.pth`` files may print something before it.
+
+    Args:
+        failure: The message if there is no answer.
+        memory: Megabytes of addresses that it may use; CUDA reserves much.
+
+    Raises:
+        environment-unusable: The command fails, prints nothing, or does not end.
+    """
+    limits = Limits(seconds=60, memory=memory, written=1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
+            ended = run_limited(command, limits, Path(folder) / "output")
+        details = ended.tail.splitlines()
+        if details and not ended.status:
+            return details[-1]
+    except CommandError as error:
+        details = [error.what]
+    raise PythonError(
+        "environment-unusable", failure, details=details[-20:], todo="Name another with --python."
+    )

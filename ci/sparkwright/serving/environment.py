@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from sparkwright.client.environment import Marker, installed_at
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError, FileError, PythonError
+from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import read_bytes
 
 #: Bytes of a source file of vLLM that is read; arg_utils.py of 0.33.0 has 120,000.
 LARGEST = 4 << 20
 
 _SCRIPT = """\
-import importlib.metadata as metadata, importlib.util as util, json, sys
+import importlib.metadata as metadata, importlib.util as util, json, os, sys
 def version(name):
     try:
         return metadata.version(name)
@@ -34,7 +34,8 @@ folders = list(spec.submodule_search_locations or []) if spec else []
 loaders = ("fastsafetensors", "instanttensor", "runai_model_streamer", "tensorizer")
 print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version("ray"),
                   "package": "".join(folders[:1]),
-                  "loaders": [name for name in loaders if util.find_spec(name)]}))
+                  "loaders": [name for name in loaders if util.find_spec(name)]}), flush=True)
+os._exit(0)
 """
 _FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
 
@@ -103,16 +104,14 @@ def examine(python: Path) -> ServingEnvironment:
         environment-unusable: It is no Python, or it has no vLLM.
     """
     python = python.absolute()
+    failure = f"{python} does not answer as a Python does."
+    answer = process.ask_python(failure, [str(python), "-I", "-c", _SCRIPT])
     try:
-        # .pth files may print something before the answer.
-        lines = process.output([python, "-I", "-c", _SCRIPT], timeout=60).splitlines()
         environment = msgspec.json.decode(
-            lines[-1], type=ServingEnvironment, dec_hook=lambda _, text: Path(text)
+            answer, type=ServingEnvironment, dec_hook=lambda _, text: Path(text)
         )
-    except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
-        details = error.details if isinstance(error, CommandError) else [str(error)]
-        what = f"{python} does not answer as a Python does."
-        raise PythonError("environment-unusable", what, details=details) from error
+    except msgspec.DecodeError as error:
+        raise PythonError("environment-unusable", failure, details=[str(error)]) from error
     if not environment.vllm or not environment.package.name:
         todo = "Install a release with `sparkwright install`, or name another Python with --python."
         what = f"There is no vLLM in the environment of {python}."

@@ -13,13 +13,13 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError, FileError, PythonError
+from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import read_text, sha256_bytes, sha256_file
 from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
-#: Files that Python would run or load if they lay among the wheel's files.
+#: Ends of files that Python would run or load if they lay among the wheel's files.
 LOADED = (".py", ".so", ".pth", ".pyd")
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
@@ -33,12 +33,11 @@ def site_packages(python: Path) -> Path:
         environment-unusable: It is no Python.
     """
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    try:
-        return Path(process.output([python, "-I", "-c", script], timeout=60).strip())
-    except CommandError as error:
-        message = f"{python} is no Python of an environment."
-        details = [error.what, *error.details]
-        raise PythonError("environment-unusable", message, details=details) from None
+    failure = f"{python} is no Python of an environment."
+    folder = Path(process.ask_python(failure, [str(python.absolute()), "-I", "-c", script]))
+    if not folder.is_absolute():
+        raise PythonError("environment-unusable", failure, details=[f"it prints: {folder}"])
+    return folder
 
 
 def version(python: Path, name: str = "vllm") -> str:
@@ -119,28 +118,19 @@ def _installed_name(member: str, info: str) -> str:
 def _compare(wheel: Path, site: Path) -> Iterator[tuple[str, str]]:
     with zip_file(wheel) as archive:
         members = zip_members(archive, wheel.name)
-        own = {path: info for name, info in members.items() if (path := _target(name, site))}
-        for path, info in own.items():
+        folders = {name.partition("/")[0] for name in members}
+        info = next((folder for folder in folders if folder.endswith(".dist-info")), "")
+        names = {name: _installed_name(name, info) for name in members}
+        own = {site / names[name]: member for name, member in members.items() if names[name]}
+        for path, member in own.items():
             if not (path.is_file() and os.access(path, os.R_OK)):
-                yield info.filename, "missing"
+                yield member.filename, "missing"
                 continue
-            with archive.open(info) as packed, path.open("rb") as file:
+            with archive.open(member) as packed, path.open("rb") as file:
                 blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
                 if any(block != other for block, other in blocks):
-                    yield info.filename, "differs"
-    folders = {site / path.relative_to(site).parts[0] for path in own}
-    for folder in sorted(folders):
+                    yield member.filename, "differs"
+    for folder in sorted({site / path.relative_to(site).parts[0] for path in own}):
         for path in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
             if path.suffix in LOADED and path not in own and path.is_file():
                 yield str(path.relative_to(site)), "foreign"
-
-
-def _target(name: str, site: Path) -> Path | None:
-    """Return where an installer puts the member *name*; None for files that it writes itself."""
-    top, _, rest = name.partition("/")
-    kind, _, inside = rest.partition("/")
-    if name.endswith("/") or (top.endswith(".dist-info") and rest == "RECORD"):
-        return None
-    if top.endswith(".data"):
-        return site / inside if kind in ("purelib", "platlib") else None
-    return site / name
