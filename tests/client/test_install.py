@@ -439,11 +439,18 @@ def test_credentials_are_used_and_not_stored(user: User) -> None:
 
 
 def test_usage(user: User) -> None:
-    """An empty name is no name: it chose the newest candidate once. A folder is no Python."""
+    """
+    An empty name is no name: it chose the newest candidate once. A folder is no Python, and neither
+    is a program that prints without end.
+    """
     for option in ("--version", "--stack", "--index", "--prefix"):
         assert user.run("install", option, "").code == 2
-    assert user.run("install", "--index", "nowhere").reference == "index-missing"
-    assert user.install("--python", "/etc").reference == "environment-unusable"
+    for index in ("nowhere", "http://[", "x" * 5000):
+        assert user.run("install", "--index", index).reference == "index-missing"
+    (user.folder / "endless").write_text("#!/bin/sh\nexec yes\n")
+    (user.folder / "endless").chmod(0o755)
+    for python in (Path("/etc"), user.folder / "endless"):
+        assert user.install("--python", python).reference == "environment-unusable"
     assert user.install("--python", sys._base_executable).code == 0  # type: ignore[attr-defined]
 
 

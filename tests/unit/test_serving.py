@@ -269,6 +269,8 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
 def test_port_and_memory_are_checked_now_and_a_ray_head_that_ends_at_once_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
+    with refusal("port-taken"):
+        preflight.check_port("a..b", 8000)
     with refusal("memory-held", match="not enough free"):
         preflight.check_memory(1e6, 0)
     with refusal("ray-failed"):
@@ -470,7 +472,7 @@ def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
     assert resolved(hub, download=True).checkpoint is None
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "a/b/c", "org/not-here"])
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "a/b/c", "org/not-here", "x" * 300, "~nobody-here/x"])
 def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
     """A path or a name."""
     with refusal("model-missing"):

@@ -66,15 +66,17 @@ def parse_address(text: str) -> str:
     Raises:
         index-missing: It is neither.
     """
-    parts = urlsplit(text)
-    if parts.scheme in ("http", "https") and parts.netloc:
-        return text.rstrip("/") + "/"
-    folder = Path(unquote(parts.path) if parts.scheme == "file" else text)
-    if not text or not folder.is_dir():
+    folder = text
+    with contextlib.suppress(ValueError):  # such as http://[
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.netloc:
+            return text.rstrip("/") + "/"
+        folder = unquote(parts.path) if parts.scheme == "file" else text
+    if not text or not os.path.isdir(folder):  # noqa: PTH112  it raises nothing for any text
         shown = http.redact_credentials(text)
         what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
         raise ClientError("index-missing", what)
-    return folder.absolute().as_uri() + "/"
+    return Path(folder).absolute().as_uri() + "/"
 
 
 def fetch(url: str, limit: int, seconds: float) -> bytes | None:

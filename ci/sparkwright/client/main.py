@@ -89,7 +89,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 "--version",
                 type=nonempty,
                 metavar="NAME",
-                help=("this release, even if it was yanked"),
+                help="this release, even if it was yanked",
             )
             add("--python", type=nonempty, help="the interpreter, by version or path")
             add(
@@ -111,7 +111,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 "program",
                 nargs=argparse.REMAINDER,
                 metavar="-- PROGRAM ...",
-                help=("and its arguments"),
+                help="and its arguments",
             )
 
 

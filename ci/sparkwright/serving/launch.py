@@ -248,8 +248,8 @@ def _variables(
     request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment
 ) -> dict[str, str]:
     own = recipe.variant(environment.vllm).variables if recipe else {}
-    given = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
-    variables = {**own, **request.variables, **{name: v for name, v in given.items() if v}}
+    derived = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
+    variables = {**own, **request.variables, **{name: v for name, v in derived.items() if v}}
     check_variables(variables, environment.package)
     return variables
 
@@ -279,8 +279,8 @@ def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None)
         "max_model_len": length and int(length),
         "floor": floor,
     }
-    given = {name: value for name, value in values.items() if value is not None}
-    return replace(recipe, plan=replace(recipe.plan, **given))
+    overrides = {name: value for name, value in values.items() if value is not None}
+    return replace(recipe, plan=replace(recipe.plan, **overrides))
 
 
 def _provenance(
@@ -365,7 +365,10 @@ def start_ray_head(words: list[str], host: str, port: int, settings: Mapping[str
     )
     end = time.monotonic() + RAY_PATIENCE
     while head.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=3):
+        with (
+            contextlib.suppress(OSError, UnicodeError),
+            socket.create_connection((host, port), timeout=3),
+        ):
             return
         time.sleep(0.2)
     head.terminate()

@@ -50,13 +50,20 @@ def find(
         download: Whether vLLM may download what is missing.
 
     Raises:
-        model-missing: It is not on this machine, or not complete.
+        model-missing: It is not on this machine, not complete, or not to be read by this user.
         checkpoint-invalid: A file of it is damaged.
     """
+    try:
+        return _find(text, revision, variables, download=download)
+    except (OSError, RuntimeError) as error:  # the latter for the home of nobody
+        what = f"{text:.200} cannot be read."
+        raise ModelError("model-missing", what, details=[str(error)[:1000]]) from error
+
+
+def _find(text: str, revision: str, variables: Mapping[str, str], *, download: bool) -> LocalModel:
     path = Path(text).expanduser()
     if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
-        path = path.absolute()
-        return _read(path)
+        return _read(path.absolute())
     folder = cache_folder(variables) / f"models--{text.replace('/', '--')}"
     commit = _commit(folder, revision or "main")
     snapshot = folder / "snapshots" / commit
@@ -101,11 +108,7 @@ def _read(path: Path, commit: str = "") -> LocalModel:
     """
     if path.is_file() and path.suffix == ".gguf":
         return LocalModel(path, commit, path.stat().st_size)
-    try:
-        names = sorted(file.name for file in path.iterdir())
-    except OSError as error:
-        what = f"{path} is no readable folder."
-        raise ModelError("model-missing", what, details=[str(error)]) from error
+    names = sorted(file.name for file in path.iterdir())
     partial = [name for name in names if name.endswith(PARTIAL)]
     partial += [file.name for file in path.glob(".cache/huggingface/download/**/*.incomplete")]
     if partial:

@@ -202,6 +202,7 @@ def check_port(host: str, port: int) -> None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(1)
-    except OSError as error:
-        what = f"{host} port {port} cannot be listened on: {error.strerror or error}."
+    except (OSError, UnicodeError) as error:  # the latter for a host such as a..b
+        reason = getattr(error, "strerror", "") or error
+        what = f"{host} port {port} cannot be listened on: {reason}."
         raise ServeError("port-taken", what) from None
