@@ -102,7 +102,7 @@ class Handler(loopback.Handler):
             ("POST", "/pulls", lambda: (201, self._pull(sent))),
             ("PATCH", r"/pulls/(\d+)", lambda number: self._change(world.pulls, int(number), sent)),
             ("GET", "/actions/workflows/pipeline.yml/runs", lambda: (200, {"workflow_runs": page(world.runs, query)})),
-            ("GET", r"/actions/runs/(\d+)/jobs", lambda number: (200, {"jobs": next(run["jobs"] for run in world.runs if run["id"] == int(number))})),
+            ("GET", r"/actions/runs/(\d+)/jobs", lambda number: (200, {"jobs": page(next(run["jobs"] for run in world.runs if run["id"] == int(number)), query)})),
         ]
         found = self.route(routes, path)
         return found[0](*found[1]) if found else (404, {"message": "Not Found"})

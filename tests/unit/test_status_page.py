@@ -99,12 +99,13 @@ def _everything(story: Path, github: githubwork.World) -> tuple[str, ...]:
 def test_the_page_shows_releases_speeds_patches_and_runs(
     story: Path, github: githubwork.World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever text is hostile stays text; a run is as good as its worst job."""
+    """Whatever text is hostile stays text; a run is as good as its worst job, also if that is its 101st."""
+    github.runs.insert(0, _run(7, "success", **dict.fromkeys(map("part-{}".format, range(100)), "success"), late="failure"))
     source = _status(tmp_path / "site", *_everything(story, github))
     shown = re.sub(r"\s+", " ", re.sub("<[^>]*>", "", source))
     assert re.findall(r"(\S+): file-invalid", capsys.readouterr().err) == ["2026.11.3", "broken.json"]
     for text in (
-        "yanked: wrong answers &lt;script&gt;", "? G8", "qwen3-next-80b-nvfp4", "2 releases; bars are 95 % intervals", "conflicts on 0.34.0",
+        "yanked: wrong answers &lt;script&gt;", "✗ late failure", "? G8", "qwen3-next-80b-nvfp4", "2 releases; bars are 95 % intervals", "conflicts on 0.34.0",
         "✓ build ✗ gate failure? page not over", "✓ build – gate skipped", "! invalidnone began", "? inconclusive✓ build", "✗ failnone began", "– not-run✓ build", "✗ gate timed_out– publish skipped",
     ):  # fmt: skip
         assert text in shown

@@ -233,14 +233,6 @@ class _Policy(msgspec.Struct, frozen=True):
     type: str = "branch"
 
 
-class _Policies(msgspec.Struct, frozen=True):
-    branch_policies: list[_Policy]
-
-
-class _Environments(msgspec.Struct, frozen=True):
-    environments: list[_Environment] = []
-
-
 class _Runner(msgspec.Struct, frozen=True):
     name: str
     ephemeral: bool | None = None
@@ -301,9 +293,8 @@ def _environment_findings(
     repository: Repository, settings: Mapping[str, str], branch: str
 ) -> Iterator[RunnerFinding]:
     """Yield whether the default *branch* alone may deploy to each environment."""
-    path = "/environments?per_page=100"
-    record = repository.request("GET", path, _Environments, "environments")
-    environments = {environment.name: environment for environment in record.environments}
+    listed = repository.pages("/environments", _Environment, "environments", key="environments")
+    environments = {environment.name: environment for environment in listed}
     reviewed = settings.get("REVIEWED_ENVIRONMENTS", "").split()
     for name in dict.fromkeys((*settings.get("ENVIRONMENTS", "").split(), *reviewed)):
         environment = environments.get(name, _Environment(name))
@@ -324,7 +315,7 @@ def _deploying(repository: Repository, environment: _Environment) -> list[_Polic
         return []
     path = f"/environments/{quote(environment.name, safe='')}/deployment-branch-policies"
     what = f"the branches of the environment {environment.name}"
-    return repository.request("GET", path, _Policies, what).branch_policies
+    return list(repository.pages(path, _Policy, what, key="branch_policies"))
 
 
 # The machine.

@@ -161,10 +161,6 @@ class _Runs(msgspec.Struct, frozen=True):
     workflow_runs: tuple[Run, ...]
 
 
-class _Jobs(msgspec.Struct, frozen=True):
-    jobs: tuple[Job, ...]
-
-
 class StatusPage:
     """
     The content of the page; sources that cannot be read are listed on it.
@@ -275,8 +271,8 @@ class StatusPage:
             path, what = f"/actions/workflows/{WORKFLOW}/runs?per_page={MAX_RUNS}", "the runs"
             self.runs = []
             for run in repository.request("GET", path, _Runs, what).workflow_runs:
-                path = f"/actions/runs/{run.id}/jobs?per_page=100"
-                jobs = repository.request("GET", path, _Jobs, f"the jobs of run {run.id}").jobs
+                path, what = f"/actions/runs/{run.id}/jobs", f"the jobs of run {run.id}"
+                jobs = tuple(repository.pages(path, Job, what, key="jobs"))
                 self.runs.append(msgspec.structs.replace(run, jobs=jobs))
 
     def render(self) -> str:
