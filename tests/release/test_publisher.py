@@ -204,7 +204,7 @@ def test_wheels_as_assets_of_github(
 ) -> None:
     """
     A publication that could not send changes nothing, and the next one uses its draft. Who signs needs no token that writes,
-    who sends needs no key, and other wheels than the signed ones are not sent.
+    who sends needs no key, and other wheels than the signed ones are named and not sent.
     """
     with githubapi.serve() as github:
         mirrors = {
@@ -229,8 +229,9 @@ def test_wheels_as_assets_of_github(
         for others in (new[:-1], [*new[:-1], other]):
             with refusal("release-unknown"):
                 sender.upload(others, github.repository)
-        assert len(sender.upload(new, github.repository)) == 2 * len(new)
-        assert sender.upload(new, github.repository) == []
+        sent, others = sender.upload([*new, other], github.repository)
+        assert (len(sent), others) == (2 * len(new), [other.name])
+        assert sender.upload(new, github.repository) == ([], [])
         release = owner.index.entries["2026.11.3"].release
         [remote] = github.releases.values()
         names = [

@@ -227,9 +227,11 @@ def upload(arguments: argparse.Namespace) -> dict[str, Any]:
     """Send the wheels of a release that was signed with --unsent."""
     wheels, repository_name = _wheels(arguments)
     options.refuse((not repository_name, "`release upload` needs --files github:OWNER/REPO."))
-    sent = _publisher(arguments, keyless=True).upload(wheels, repository_name)
+    sent, others = _publisher(arguments, keyless=True).upload(wheels, repository_name)
+    if others:
+        console.warn(f"not of the newest release, so not sent: {', '.join(others)}")
     console.result(f"sent to {repository_name}: {', '.join(sent) or 'nothing, all was there'}")
-    return {"sent": sent}
+    return {"sent": sent, "others": others}
 
 
 def _wheels(arguments: argparse.Namespace) -> tuple[list[Path], str]:
@@ -326,7 +328,8 @@ def _show_keys(index: IndexFolder) -> dict[str, Any]:
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
     index = IndexFolder(arguments.at).require()
-    entry = index.entry(arguments.release or ["yet", *index.entries][-1])
+    # The name ends the message about an index without releases.
+    entry = index.entry(arguments.release or next(reversed(index.entries), "yet"))
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
     markdown = pages.notes(entry.release, index.before(entry.release))

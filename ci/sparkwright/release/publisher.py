@@ -33,7 +33,7 @@ from sparkwright.client.records import (
 )
 from sparkwright.core import github
 from sparkwright.core.errors import StoreError, UsageError
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
     client_wheel,
@@ -212,12 +212,16 @@ class Publisher:
             fingerprint=index.fingerprint,
         )
 
-    def upload(self, paths: Sequence[Path], repository: str) -> list[str]:
+    def upload(self, paths: Sequence[Path], repository: str) -> tuple[list[str], list[str]]:
         """
         Send those of the wheels at *paths* to GitHub that the newest release of the stack
-        publishes, and return the names of the files that were sent.
+        publishes.
 
         The signed index names each by its hash and its address there, so no key is needed.
+
+        Returns:
+            The names of the files that were sent, and those of the *paths* that are not of the
+            release.
 
         Raises:
             release-unknown: The stack has no release, or a wheel that its newest one has there
@@ -225,21 +229,25 @@ class Publisher:
             wheel-invalid, archive-unsafe: A wheel cannot be read.
             And the errors of `GitHubAssets`.
         """
-        new: dict[str, str] = {}
-        channel: Channel = "candidate"
-        for entry in self.open().of_stack(self.context.project.stack)[-1:]:
-            release, channel = entry.release, entry.state.channel
-            new = {w.sha256: w.url for w in release.wheels if w.uploaded == release.made}
-        wheels = [wheel for wheel in wheel_facts.read_all(paths) if wheel.sha256 in new]
-        host = self._host(wheels, repository, channel)
-        if not host or {*new.values()} != {host.url(wheel.name) for wheel in wheels}:
+        stack = self.context.project.stack
+        newest = self.open().of_stack(stack)[-1:]
+        published = {wheel.sha256: wheel for entry in newest for wheel in entry.release.wheels}
+        own = [path for path in paths if sha256_file(path) in published]
+        addresses = {
+            sha256: wheel.url
+            for sha256, wheel in published.items()
+            if wheel.uploaded == newest[0].release.made
+        }
+        wheels = [wheel for wheel in wheel_facts.read_all(own) if wheel.sha256 in addresses]
+        host = self._host(wheels, repository, newest[0].state.channel) if wheels else None
+        if not host or {*addresses.values()} != {host.url(wheel.name) for wheel in wheels}:
             raise ClientError(
                 "release-unknown",
-                f"The newest release of {self.context.project.stack} does not publish exactly "
-                f"these wheels in {repository}.",
-                details=sorted(new.values()),
+                f"The newest release of {stack} does not publish exactly these wheels in "
+                f"{repository}.",
+                details=sorted(addresses.values()),
             )
-        return _upload(host, wheels)
+        return _upload(host, wheels), [path.name for path in paths if path not in own]
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """
