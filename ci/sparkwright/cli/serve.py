@@ -253,11 +253,11 @@ def serve(arguments: argparse.Namespace) -> int:
             "NAME=VALUE, or --environment for all"
         )
     names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
-    given = {name: getattr(arguments, name) for name in names}
+    values = {name: getattr(arguments, name) for name in names}
     head = arguments.ray_head
     address = arguments.node_address or (launch.own_address() if head else "")
     request = ServeRequest(
-        **{name: value for name, value in given.items() if value not in (None, "")},
+        **{name: value for name, value in values.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
         variables=variables,
         download=bool(arguments.download),
@@ -278,14 +278,14 @@ def _apply_variables(
     Raises:
         variable-refused: A value is wrong, or a name is similar to one of ours.
     """
-    given = {name: value.strip() for name, value in environment.items() if value.strip()}
-    wrong = [f"{name}: perhaps {similar}" for name in given if (similar := _similar(name))]
+    nonempty = {name: value.strip() for name, value in environment.items() if value.strip()}
+    wrong = [f"{name}: perhaps {similar}" for name in nonempty if (similar := _similar(name))]
     words: list[str] = []
     for name, (option, convert, _) in VARIABLES.items():
-        if name not in given:
+        if name not in nonempty:
             continue
         try:
-            value = convert(given[name])
+            value = convert(nonempty[name])
         except argparse.ArgumentTypeError as error:
             wrong.append(f"{name}: {error}")
             continue
@@ -302,7 +302,7 @@ def _apply_variables(
     arguments.flag = [*words, *arguments.flag]
     return {
         name: value
-        for name, value in given.items()
+        for name, value in nonempty.items()
         if name.startswith(PASSED) and name not in VARIABLES
     }
 

@@ -34,7 +34,7 @@ from sparkwright.core.process import CACHES
 
 _EMPTY = hashlib.sha256().hexdigest()
 
-_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
+_RECORD_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 _OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
 #: Programs of the environment itself.
@@ -169,17 +169,22 @@ def _contents(
     if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
         raise _invalid(wheel, "has a RECORD that does not list each member once")
     for name, digest, size in rows:
-        match = _SHA256.fullmatch(digest)
-        if not match and (digest or name != f"{info}/RECORD"):
+        stated = record_sha256(digest)
+        if not stated and (digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
         actual = members[name].file_size
         with archive.open(members[name]) as stream:
             # It has readinto, which its type does not say.
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-        stated = base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else sha256
-        if not inexact and (size not in ("", str(actual)) or stated != sha256):
+        if not inexact and (size not in ("", str(actual)) or stated not in ("", sha256)):
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
         yield name, (sha256, actual)
+
+
+def record_sha256(digest: str) -> str:
+    """Return the sha256 in hex that *digest*, a field of RECORD, states; empty if it is none."""
+    match = _RECORD_SHA256.fullmatch(digest)
+    return base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else ""
 
 
 def _entry_points(wheel: LockedWheel, text: str) -> Iterator[str]:

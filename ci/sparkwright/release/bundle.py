@@ -28,6 +28,8 @@ from sparkwright.release import bundle_host
 PART = re.compile(r"part-\d{5}")
 #: Bytes that the compression looks back; unpacking needs as much memory, packing six times as much.
 DICTIONARY = 512 << 20
+#: The name of an environment or a command, as a file may have it.
+Identifier = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]+\Z")]
 #: A path below the folder of the bundle.
 Inside = Annotated[str, msgspec.Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
 
@@ -67,7 +69,7 @@ class BundleCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         alone: Whether nothing else may run beside it on its GPU.
     """
 
-    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]+\Z")]
+    name: Identifier
     words: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     seconds: Annotated[int, msgspec.Meta(ge=1)]
     after: tuple[str, ...] = ()
@@ -88,7 +90,7 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python: Annotated[str, msgspec.Meta(pattern=r"\A3\.\d+ [a-z0-9_]+\Z")]
     torch: str
     capability: Annotated[str, msgspec.Meta(pattern=r"\A\d+\.\d\Z")]
-    environments: dict[Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]+\Z")], BundleEnvironment]
+    environments: dict[Identifier, BundleEnvironment]
     commands: tuple[BundleCommand, ...]
 
     def __post_init__(self) -> None:
@@ -165,7 +167,7 @@ def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
-    """Raise bundle-incomplete if something that the bundle needs is not given, or not there."""
+    """Raise `bundle-incomplete` if something that the bundle needs is not in *contents*."""
     faults = [f"no file or folder {path}" for path in contents.values() if not path.exists()]
     for name, environment in spec.environments.items():
         glob = environment.wheel
@@ -175,7 +177,7 @@ def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
         faults += [
             f"environment {name}: nothing holds {folder}"
             for folder in environment.folders
-            if not any(PurePosixPath(folder).is_relative_to(given) for given in contents)
+            if not any(PurePosixPath(folder).is_relative_to(path) for path in contents)
         ]
     if faults:
         raise BundleError("bundle-incomplete", "The bundle would be incomplete.", details=faults)

@@ -31,7 +31,7 @@ import time
 import venv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 #: What a reference means, and what to do; `release.errors` holds them with those of the program.
 REFUSALS = {
@@ -92,7 +92,7 @@ print(version, f"{major}.{minor}", torch.cuda.device_count(), folder)
 """
 
 
-def refuse(reference: str, what: str) -> None:
+def refuse(reference: str, what: str) -> NoReturn:
     """End the program because of *what*."""
     means, todo = REFUSALS[reference]
     raise SystemExit(f"error: {reference}: {what}\n  {means}\n  {todo}")

@@ -127,9 +127,7 @@ def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
 
 
 def load_private(path: Path) -> CryptoSigner:
-    """
-    Return the private key in the file *path*; raise `key-invalid` as `load`.
-    """
+    """Return the private key in the file *path*; raise `key-invalid` as `load`."""
     if path.is_file() and path.stat().st_mode & 0o077:
         raise ReleaseError(
             "key-invalid",

@@ -102,12 +102,13 @@ def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str
     links = [{"href": f"{name}/", "attributes": {}, "text": name} for name in sorted(projects)]
     _write_page(folder, "Simple index", links)
     for project, offered in projects.items():
-        links = [_html(*offered[name]) for name in sorted(offered)]
+        links = [_wheel_link(*offered[name]) for name in sorted(offered)]
         _write_page(folder / project, f"Links for {project}", links)
     return set(projects)
 
 
-def _html(wheel: Wheel, yanked: str) -> dict[str, Any]:
+def _wheel_link(wheel: Wheel, yanked: str) -> dict[str, Any]:
+    """Return what the template shows of *wheel* (PEP 503); *yanked*: why it was, if it was."""
     metadata = f"sha256={wheel.metadata}"
     return {
         "href": f"{_link(wheel, 3)}#sha256={wheel.sha256}",

@@ -32,7 +32,7 @@ from sparkwright.release.policy import ReleasePolicy, ThroughputRule
 TOLERANCE = 1e-9
 
 
-def require(verdict: Verdict | None, result: Result | None, policy: ReleasePolicy) -> None:
+def require(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> None:
     """
     Require that the pass *verdict* of G8 follows from the legs of *result*.
 
@@ -41,7 +41,7 @@ def require(verdict: Verdict | None, result: Result | None, policy: ReleasePolic
     """
     if policy.throughput is None:
         faults = ["the policy has no rule for the throughput"]
-    elif result is None or verdict is None:
+    elif result is None:
         faults = ["there is no throughput.json of its recipe"]
     else:
         faults = list(_faults(verdict, result, policy.throughput))

@@ -7,7 +7,6 @@ and the libraries are then compared with its name and its build record.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,6 @@ from sparkwright.core.zips import zip_file, zip_members
 MACHINES: tuple[Machine, ...] = ("any", "x86_64", "aarch64")
 
 _CUDA = re.compile(r"(?:^|\.)(cu\d+)\Z")
-_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 
 class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,10 +224,10 @@ def _read(
         if record.plan:
             isolated = record.isolation not in ("", "none")
         if transplant := record.transplant:
-            for member, digest in transplant.base.items():
-                match = _SHA256.fullmatch(digest)
-                libraries[member] = base64.urlsafe_b64decode(match[1] + "=").hex() if match else ""
-            libraries |= transplant.libraries
+            stated = transplant.base.items()
+            libraries = {
+                member: wheel_check.record_sha256(digest.rstrip("=")) for member, digest in stated
+            } | transplant.libraries
     own = contents.files
     if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
         raise WheelError(

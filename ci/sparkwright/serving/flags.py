@@ -142,11 +142,12 @@ def check(words: Sequence[str], environment: ServingEnvironment) -> None:
         raise ServeError("loader-missing", what, details=[str(environment.python)])
 
 
-def _unknown(arguments: Iterable[VllmArgument], known: frozenset[str]) -> Iterator[str]:
+def _unknown(arguments: Iterable[VllmArgument], flags: frozenset[str]) -> Iterator[str]:
+    """Yield what is wrong with *arguments* of a vLLM that has *flags*, which may be empty."""
     for name, _, _, words in arguments:
         flag = words[0].partition("=")[0]
         if name in RESERVED:
             yield f"{flag}: {RESERVED[name]}"
-        elif known and name not in known and not re.match("-(O|cc)", name):
-            similar = difflib.get_close_matches(name, known, 1, 0.7)
+        elif flags and name not in flags and not re.match("-(O|cc)", name):
+            similar = difflib.get_close_matches(name, flags, 1, 0.7)
             yield f"{flag:.80}: unknown" + "".join(f"; perhaps {match}" for match in similar)

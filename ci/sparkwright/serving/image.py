@@ -15,7 +15,7 @@ import shlex
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -327,7 +327,8 @@ def push(image: ServingImage, repository: str) -> str:
 def _registry_digest(engine: DockerClient, name: str) -> str:
     """Return the digest of *name* in its registry; empty if the registry has no such name."""
     try:
-        answer: dict[str, Any] = engine.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
+        inspect: Callable[[str], dict[str, Any]] = engine.api.inspect_distribution
+        answer = inspect(name)
     except APIError as error:
         text = str(error.explanation or error)
         if re.search(r"manifest unknown|name unknown|not found|not known to registry", text, re.I):
