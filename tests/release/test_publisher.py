@@ -229,8 +229,8 @@ def test_wheels_as_assets_of_github(
         for others in (new[:-1], [*new[:-1], other]):
             with refusal("release-unknown"):
                 sender.upload(others, github.repository)
-        sent, others = sender.upload([*new, other], github.repository)
-        assert (len(sent), others) == (2 * len(new), [other.name])
+        sent, unsent = sender.upload([*new, other], github.repository)
+        assert (len(sent), unsent) == (2 * len(new), [other.name])
         assert sender.upload(new, github.repository) == ([], [])
         release = owner.index.entries["2026.11.3"].release
         [remote] = github.releases.values()

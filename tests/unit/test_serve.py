@@ -31,7 +31,7 @@ from tests.support import installers, processes
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
 from sparkwright.bench.server.server_log import (
-    KEPT,
+    MOST_LINES,
     LogInvalid,
     LogLines,
     LogPattern,
@@ -237,7 +237,7 @@ def test_values_of_a_line_are_counted_without_its_colour_and_those_without_end_a
     lines = values((LINE * 2 + "\x1b[32mUsing \x1b[0mOther for NVFP4 GEMM\n").encode(), tmp_path / "log")
     assert (lines.count, lines.values) == (3, {"MarlinNvFp4LinearKernel": 2, "Other": 1})
     lines = values(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(10_000)), tmp_path / "log")
-    assert (lines.count, len(lines.values)) == (10_000, KEPT)
+    assert (lines.count, len(lines.values)) == (10_000, MOST_LINES)
 
 
 @given(st.lists(st.integers(0, 400), max_size=8), st.sampled_from(["\n", "\r\n"]))

@@ -328,8 +328,8 @@ def _show_keys(index: IndexFolder) -> dict[str, Any]:
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
     index = IndexFolder(arguments.at).require()
-    # The name ends the message about an index without releases.
-    entry = index.entry(arguments.release or next(reversed(index.entries), "yet"))
+    names = [*index.entries] or ["yet"]  # it ends the message about an index without releases
+    entry = index.entry(arguments.release or names[-1])
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
     markdown = pages.notes(entry.release, index.before(entry.release))
