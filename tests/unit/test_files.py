@@ -254,6 +254,19 @@ def test_what_is_larger_than_any_source_is_unsafe(tmp_path: Path, monkeypatch: p
     assert "larger than any source" in unsafe(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE, tarfile.REGTYPE])
+def test_an_archive_that_would_fill_the_memory_while_it_is_listed_is_unsafe(tmp_path: Path, kind: bytes) -> None:
+    """A header that states a gigabyte for its own text is not read; nor is the map of a sparse file, in the form of GNU or of pax."""
+    info = tarfile.TarInfo("m/a")
+    info.type, info.size = kind, 1 << 30
+    if kind == tarfile.REGTYPE:
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "m/a"}
+
+    with refusal("archive-unsafe") as caught:
+        members(tmp_path, info.tobuf(tarfile.PAX_FORMAT))
+    assert "sparse file" in caught.value.details[0]
+
+
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x04", b"PK\x05\x06" + bytes(18), bytes(4096)], ids=str)
 def test_what_is_no_archive_is_unsafe(tmp_path: Path, data: bytes) -> None:
     """A page of HTML, a zip or an empty file under the name of an archive is an error."""

@@ -35,7 +35,7 @@ from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
-from sparkwright.core import process, strict_yaml
+from sparkwright.core import process, strict_yaml, zips
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
@@ -188,6 +188,7 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
         ({"mini/__init__.py": b"\xff\xfe"}, "wheel-invalid", "damaged"),
         ({f"{INFO}/RECORD": b"one,two\n"}, "wheel-invalid", "damaged"),
         ({f"{INFO}/RECORD": b""}, "wheel-invalid", "not in its RECORD"),
+        ({f"{INFO}/RECORD": b"a,,\n" * (zips.MOST_MEMBERS + 1)}, "wheel-invalid", "damaged"),
         ({"../evil.py": b""}, "archive-unsafe", "would leave its folder"),
         ({"/evil.py": b""}, "archive-unsafe", "would leave its folder"),
         ({"mini\\evil.py": b""}, "archive-unsafe", "would leave its folder"),

@@ -18,6 +18,7 @@ import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NoReturn, Self
 
 import msgspec
 
@@ -46,6 +47,8 @@ LARGEST_PAGE = 64 << 20
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
+#: Bytes of the largest header that extends another one, such as a long name.
+MOST_HEADER_BYTES = 1 << 20
 
 
 class IndexFile(msgspec.Struct, frozen=True):
@@ -198,6 +201,24 @@ def _leaves(path: str, target: str) -> bool:
     return not target or target.startswith("/") or odd_name(target) or climbs
 
 
+class _ArchiveHeader(tarfile.TarInfo):
+    """
+    A header of a tar. `tarfile` would read one that extends another, or the map of a sparse file,
+    into memory, whatever its size.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        long = not header.isreg() and header.size > MOST_HEADER_BYTES
+        if long or header.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("it has a sparse file or an endless header")
+        return header
+
+    def _proc_gnusparse_10(self, *_: object) -> NoReturn:
+        raise tarfile.ReadError("it has a sparse file in the form of pax")
+
+
 def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     """
     Yield the files of the source distribution *archive* (``.tar.gz``), its single top folder taken
@@ -208,7 +229,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     """
     origin, top, total = archive.name, "", 0
     files, folders = set[str](), set[str]()
-    with damage_guard(origin), tarfile.open(archive, "r|gz") as tar:
+    with damage_guard(origin), tarfile.open(archive, "r|gz", tarinfo=_ArchiveHeader) as tar:
         for info in tar:
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")

@@ -26,7 +26,7 @@ from packaging.version import Version
 
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import LOCAL_HEADER, zip_file, zip_members
+from sparkwright.core.zips import LOCAL_HEADER, MOST_MEMBERS, zip_file, zip_members
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).
@@ -134,9 +134,12 @@ def records(
 
     Raises:
         wheel-invalid: There is no RECORD.
-        ValueError: Its lines have not three fields; `zip_file` turns this into `wheel-invalid`.
+        ValueError: It has more rows than a wheel has members, or one without three fields;
+            `zip_file` turns this into `wheel-invalid`.
     """
     text = member_text(wheel, listed, f"{info}/RECORD", origin).decode()
+    if text.count("\n") > MOST_MEMBERS:
+        raise ValueError(f"its RECORD has more than {MOST_MEMBERS} rows")
     return {name: (digest, count) for name, digest, count in csv.reader(io.StringIO(text))}
 
 
