@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,27 @@ def test_a_host_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         began = time.monotonic()
-        facts = doctor.machine_facts(tmp_path, address, f"{address}vllm.git")
+        facts = doctor.inventory(tmp_path, address, f"{address}vllm.git")
 
         assert time.monotonic() - began < 2 * host_info.PATIENCE + 3
     assert facts.keys() == SPARK.keys()
     assert facts["git"][0].isdigit()
     assert not facts["package index"]
     assert not facts["upstream host"]
+
+
+def test_a_name_that_is_never_resolved_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall drops the questions to the name server, whose answer no timeout of a connection bounds."""
+    over = threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        over.wait(30)
+        return []
+
+    monkeypatch.setattr(host_info, "PATIENCE", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    began = time.monotonic()
+
+    assert not doctor.inventory(tmp_path, "http://index.invalid/simple/", "")["package index"]
+    over.set()
+    assert time.monotonic() - began < 10

@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +21,12 @@ from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
-from sparkwright.core import config, process
+from sparkwright.core import config, http, process
 from sparkwright.core.console import console, size
+from sparkwright.core.http import HttpFailure
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project, read_lock
+from sparkwright.forks.stack import Project, capability, read_lock
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -90,7 +92,7 @@ def machine(context: RunContext) -> dict[str, Any]:
         # One repository stands for all upstream hosts.
         git = (fork.sources.git for fork in context.project.spec.forks.values())
         upstream = next((context.mirrored(source.url) for source in git if source), "")
-    facts = machine_facts(context.store.root, index, upstream)
+    facts = inventory(context.store.root, index, upstream)
     results = [*checks(facts, context.project)]
     rows = []
     for check in results:
@@ -102,10 +104,11 @@ def machine(context: RunContext) -> dict[str, Any]:
     return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 
-def machine_facts(cache: Path, index: str, upstream: str) -> dict[str, Any]:
+def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
     """
-    Return the facts of this machine by name; sizes are in bytes, and the version of a program that
-    is not installed is empty. No program or host is waited for longer than `host_info.PATIENCE`.
+    Return facts about this machine by name: its processor, memory and disk, the versions of
+    programs (empty if one is not installed), and whether hosts answer. Sizes are in bytes. No
+    program or host is waited for longer than `host_info.PATIENCE`.
 
     Args:
         cache: The cache directory.
@@ -137,13 +140,20 @@ def _tool_version(name: str) -> str:
 
 def _index_answers(url: str) -> bool:
     """Return whether the index at *url* has the page of a small project that every index has."""
-    import requests
+    page, seconds, answers = f"{url.rstrip('/')}/packaging/", host_info.PATIENCE, list[bool]()
 
-    page = f"{url.rstrip('/')}/packaging/"
-    try:
-        return requests.head(page, timeout=host_info.PATIENCE, allow_redirects=True).ok
-    except requests.RequestException:
-        return False
+    def ask() -> None:
+        with (
+            contextlib.suppress(HttpFailure),
+            http.exchange("HEAD", page, redirects=True, seconds=seconds) as reply,
+        ):
+            answers.append(reply.status < 400)
+
+    # Nothing else bounds the resolution of a name.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return any(answers)
 
 
 def _repository_answers(url: str) -> bool:
@@ -159,7 +169,7 @@ def _repository_answers(url: str) -> bool:
 
 
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]:
-    """Yield what the facts of a machine (`machine_facts`) mean for the stack of *project*."""
+    """Yield what the facts of a machine (`inventory`) mean for the stack of *project*."""
     machine, memory, disk = facts["machine"], facts["memory"], facts["disk"]
     grafts = [fork for fork in project.spec.forks.values() if fork.build == "graft"]
     yield _check(
@@ -202,7 +212,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     )
     if not facts["gpus"]:
         yield MachineCheck("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
-    target = project.spec.arch.rstrip("af")
+    target = capability(project.spec.arch)
     for gpu in facts["gpus"]:
         current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
         yield _check(
