@@ -9,7 +9,7 @@ import sys
 
 import measure
 from sparkwright.builder import host_info, pylock, toolchain
-from sparkwright.builder.ninja import Costs, Shipped, ShippedFile
+from sparkwright.builder.ninja import Costs, ShippedCosts, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -24,7 +24,7 @@ costs = Costs.of(context, options.fork).recorded
 if not costs:
     sys.exit(f"{context.store.root} has no record of {options.fork}; build it first.")
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(context.project) if name == "nvidia-cuda-nvcc")
-shipped = Shipped(
+shipped = ShippedCosts(
     host=f"{os.cpu_count()} cores, {host_info.processor()}",
     toolchain=f"CUDA {nvcc}, {toolchain.compiler(context)}",
     arch=context.project.spec.arch,

@@ -19,7 +19,7 @@ from tests.support import githubwork, processes
 from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
@@ -289,14 +289,14 @@ class Host:
     def ledger(self) -> Ledger:
         return ledger.require(self.root, self.fork)
 
-    def write(self, *records: Record) -> Ledger:
+    def write(self, *records: PickRecord) -> Ledger:
         """Write a ledger of *records*, and return it."""
         ledger.write(self.root, self.fork, Ledger(self.url, records))
         return self.ledger
 
     def carry(
         self, number: int, head: str, merge: str = "", *, stacks: Sequence[str] = (), excluded: Sequence[str] = ()
-    ) -> Record:
+    ) -> PickRecord:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.PullState = "merged" if merge else "open"
         pull = PullRequest(number, f"Improve number {number}", "octocat", state, head, "main", merge)

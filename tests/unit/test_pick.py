@@ -15,7 +15,7 @@ from tests.support.texts import TEXT, edited
 from tests.unit.conftest import ROOT, Host
 
 from sparkwright.cherry_picks import ledger, pick, series
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord
 from sparkwright.cli import main
 from sparkwright.core import github, strict_yaml
 from sparkwright.demo import upstreams
@@ -59,7 +59,7 @@ def _upstream(host: Host, api: Path) -> Host:
     return host
 
 
-def run(host: Host, *words: str) -> Record:
+def run(host: Host, *words: str) -> PickRecord:
     """Run ``pick`` and return the record that it wrote last."""
     assert main.run(["patch", "pick", *host.words, "--fork", host.fork, *words]) == 0
     return host.ledger.records[-1]

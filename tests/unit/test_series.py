@@ -17,7 +17,7 @@ from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
-from sparkwright.cherry_picks.ledger import Record
+from sparkwright.cherry_picks.ledger import PickRecord
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import git
 from sparkwright.core.files import sha256_bytes
@@ -322,7 +322,7 @@ def text_of(host: Host, path: str = "a.txt") -> bytes | None:
 
 
 @pytest.fixture(name="record")
-def _record(host: Host) -> Record:
+def _record(host: Host) -> PickRecord:
     """Return the record of a pull request with three hunks in one file and one in another; the first does not apply."""
     host.work.commit({"a.txt": AS_RELEASED, "b.txt": b"1\n"}, "Begin")
     host.lock()
@@ -331,7 +331,7 @@ def _record(host: Host) -> Record:
     return host.carry(7, head, host.squash(7), excluded=["a.txt#1", "b.txt"])
 
 
-def test_a_hunk_can_be_left_out_and_a_backport_stands_in_for_it(host: Host, record: Record) -> None:
+def test_a_hunk_can_be_left_out_and_a_backport_stands_in_for_it(host: Host, record: PickRecord) -> None:
     """The other hunks of the file apply, at their own places."""
     assert text_of(host) == PICKED
     assert text_of(host, "b.txt") == b"1\n"
@@ -344,7 +344,7 @@ def test_a_hunk_can_be_left_out_and_a_backport_stands_in_for_it(host: Host, reco
 
 
 @pytest.mark.parametrize("place", ["a.txt#0", "a.txt#4", "b.txt#2", "c.txt", "a.txt#x"])
-def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, place: str) -> None:
+def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: PickRecord, place: str) -> None:
     host.write(msgspec.structs.replace(record, stacks={host.stack: {place: "why"}}))
     with refusal("pick-mismatch") as caught:
         applied_by(host)
@@ -359,7 +359,7 @@ def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, p
         ("other.txt", "#7 {sha256}", "#7 does not change other.txt"),
     ],
 )
-def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Record, path: str, original: str, fault: str) -> None:
+def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: PickRecord, path: str, original: str, fault: str) -> None:
     header = f"As told.\n\nBackport-Of: {original.format(sha256=record.sha256)}"
     host.ours("instead.patch", {path: edited(HUNKS[0])}, text=header)
     with refusal("backport-stale") as caught:
@@ -367,7 +367,7 @@ def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Reco
     assert fault in caught.value.details[0]
 
 
-def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: Record) -> None:
+def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: PickRecord) -> None:
     """With one, nothing of the pull request itself is applied."""
     host.write(msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(("a.txt", "b.txt"), "why")}))
     with refusal("backport-stale") as caught:

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.files import read_json, sha256_file
+from sparkwright.core.files import Sha256, read_json, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MOE_CONFIGS, capability
 
@@ -26,7 +26,6 @@ _NAME = re.compile(
     r"E=\d+,N=\d+,device_name=(?P<device>[\w.+-]+)(,dtype=\w+)?(,block_shape=\[\d+,\d+\])?\.json"
 )
 Microseconds = Annotated[float, Meta(gt=0)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class TuningError(SparkwrightError):

@@ -106,7 +106,7 @@ class Cost(NamedTuple):
 GUESS = Cost(20, 1200)
 
 
-class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShippedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The measured costs of a fork's units that come with the stack.
 
@@ -125,7 +125,7 @@ class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``build/<stack>/costs.yaml``."""
 
-    forks: dict[str, Shipped] = {}
+    forks: dict[str, ShippedCosts] = {}
 
 
 class Costs:

@@ -190,7 +190,7 @@ def last(context: RunContext, fork: str) -> Drift | None:
     return context.store.get("drift", _key(context, fork), Drift)
 
 
-class Line(msgspec.Struct, frozen=True):
+class PatchStatus(msgspec.Struct, frozen=True):
     """
     A patch or pick of a stack.
 
@@ -216,7 +216,7 @@ class Line(msgspec.Struct, frozen=True):
 
 def status(
     context: RunContext, fork: str, today: datetime.date, drift: Drift | None = None
-) -> list[Line]:
+) -> list[PatchStatus]:
     """
     Return a line per pick and patch of *fork*, in the order of application, by *drift*, else by the
     last one in the store.
@@ -231,7 +231,7 @@ def status(
     ]
     carried += series.load(context.project.series_folder(fork))
     return [
-        Line(
+        PatchStatus(
             fork,
             patch.name,
             patch.subject,
@@ -445,7 +445,7 @@ def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, Fork
     after = _bumped(before, old, version)
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
         quoted = rf'(["\'])(v?){re.escape(old)}\1'
-        block = re.sub(quoted, lambda old: f"{old[1]}{old[2]}{version}{old[1]}", match[1])
+        block = re.sub(quoted, lambda pin: f"{pin[1]}{pin[2]}{version}{pin[1]}", match[1])
         for machine, base in before.bases.items():
             block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)

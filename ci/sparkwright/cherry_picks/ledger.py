@@ -3,8 +3,8 @@ The ledger: ``cherry_picks/<fork>.yaml``, one record per upstream pull request t
 watch.
 
 A record is a pointer and pins, never the diff: which commits, and what their diff hashes to when it
-is rendered in our one way. What nobody has seen is ``unresolved``, and a record that a stack
-carries must not be.
+is rendered in our one way. A field whose value is not known is ``unresolved``; the pins of a record
+that a stack carries must not be.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.forks.stack import UNRESOLVED
+from sparkwright.core.github import PullState
+from sparkwright.forks.stack import UNRESOLVED, ObjectId
 
-PullState = Literal["open", "merged", "closed", "unresolved"]
-
-Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
 Day = Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{4}-[0-9]{2}-[0-9]{2}|never|unresolved)\Z")]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     An upstream pull request.
 
@@ -52,8 +50,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     state: PullState
     seen: Day
     date: Day
-    head: Commit
-    base: Commit
+    head: ObjectId
+    base: ObjectId
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64}|unresolved)\Z")]
     patch_id: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved|)\Z")]
     reason: strict_yaml.Prose
@@ -101,7 +99,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     url: str
-    records: tuple[Record, ...] = ()
+    records: tuple[PickRecord, ...] = ()
     branch: str = "main"
 
     def __post_init__(self) -> None:
@@ -110,15 +108,15 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"listed twice: {', '.join(f'#{number}' for number in sorted(twice))}")
 
     @property
-    def by_number(self) -> dict[int, Record]:
+    def by_number(self) -> dict[int, PickRecord]:
         """The records by the numbers of their pull requests."""
         return {record.number: record for record in self.records}
 
-    def carried(self, stack: str) -> tuple[Record, ...]:
+    def carried(self, stack: str) -> tuple[PickRecord, ...]:
         """Return the records that *stack* carries, in order."""
         return tuple(record for record in self.records if stack in record.stacks)
 
-    def with_record(self, record: Record) -> Ledger:
+    def with_record(self, record: PickRecord) -> Ledger:
         """Return the ledger with *record* in its old place, or at the end."""
         records = self.by_number | {record.number: record}
         return msgspec.structs.replace(self, records=tuple(records.values()))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sparkwright.cherry_picks import patch, series
-from sparkwright.cherry_picks.ledger import Ledger, Record, require, today, write
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord, require, today, write
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log, parents
 from sparkwright.core.console import console
@@ -88,7 +88,7 @@ def record(
     number: int,
     reason: str,
     drop_when: str,
-) -> Record:
+) -> PickRecord:
     """
     Return the record of pull request *number*, pinned to its current state.
 
@@ -105,7 +105,7 @@ def record(
         for field in ("title", "author", "state", "head")
         if previous and getattr(pull, field) == UNRESOLVED
     }
-    fresh = Record(
+    fresh = PickRecord(
         number=number,
         title=pull.title,
         author=pull.author,
@@ -163,7 +163,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     return base
 
 
-def _moved(old: Record, pull: PullRequest) -> dict[str, tuple[str, str]]:
+def _moved(old: PickRecord, pull: PullRequest) -> dict[str, tuple[str, str]]:
     """Return the commits that changed since *old*: which → before (empty if none) and now."""
     commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
     return {
@@ -184,7 +184,7 @@ def pin(
     drop: bool = False,
     accept: bool = False,
     excluded: Mapping[str, str] = {},
-) -> Record:
+) -> PickRecord:
     """
     Pin pull request *number* of *fork* to its current state, and write the ledger.
 
@@ -241,7 +241,9 @@ def pin(
     return ledger.by_number[number]
 
 
-def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[str] | None]]:
+def refresh(
+    context: RunContext, fork: str
+) -> list[tuple[PickRecord, PickRecord, list[str] | None]]:
     """
     Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
     write what the pins do not depend on: the day, the state of one that is not merged, and a title
@@ -257,7 +259,7 @@ def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[s
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
         ledger, by_api = require(context.project.root, fork), True
-        watched = list[tuple[Record, Record, list[str] | None]]()
+        watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
         for old in ledger.records:
             try:
                 pull = snapshot_by_api(context, ledger, old.number) if by_api else None
@@ -273,7 +275,7 @@ def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[s
     return watched
 
 
-def _changes(old: Record, pull: PullRequest) -> list[str]:
+def _changes(old: PickRecord, pull: PullRequest) -> list[str]:
     changes = [
         f"{name} {now[:12]}" + (f", was {before[:12]}" if before else "")
         for name, (before, now) in _moved(old, pull).items()
@@ -283,7 +285,7 @@ def _changes(old: Record, pull: PullRequest) -> list[str]:
     return changes
 
 
-def _refreshed(old: Record, pull: PullRequest) -> Record:
+def _refreshed(old: PickRecord, pull: PullRequest) -> PickRecord:
     names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
     fields = {name: getattr(pull, name) for name in names}
     if pull.state == old.state:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkwright.cherry_picks import apply, conflict, patch
-from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
@@ -72,7 +72,7 @@ def diff_between(context: RunContext, ledger: Ledger, base: str, tip: str) -> by
     return patch.render(context.objects, base, tip)
 
 
-def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
+def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
     """
     Return the diff that *record* pins, rendered from the pinned commits.
 
@@ -97,14 +97,14 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
     return data
 
 
-def stored_diff(context: RunContext, ledger: Ledger, record: Record) -> bytes:
+def stored_diff(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
     """Return what `diff_of` does; nothing if the store lacks it or it does not match its pins."""
     with contextlib.suppress(SourceError, PatchError):
         return diff_of(dataclasses.replace(context, offline=True), ledger, record)
     return b""
 
 
-def patch_of(context: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
+def patch_of(context: RunContext, ledger: Ledger, record: PickRecord, stack: str) -> Patch:
     """
     Return the patch that *stack* applies for *record*: its diff without the files and hunks that
     the stack leaves out.
@@ -128,7 +128,7 @@ def patch_of(context: RunContext, ledger: Ledger, record: Record, stack: str) ->
     return as_patch(record, patch.without(whole, left_out))
 
 
-def as_patch(record: Record, data: bytes) -> Patch:
+def as_patch(record: PickRecord, data: bytes) -> Patch:
     """Return the patch of *record* whose diff is *data*; without one it has no hash."""
     return Patch(
         name=record.name,

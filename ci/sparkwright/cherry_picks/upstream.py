@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
@@ -304,7 +304,7 @@ def evidence(
     )
 
 
-def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
+def _ancestor(upstream: Upstream, base: Base, record: PickRecord | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
     holds = is_ancestor(upstream.context.objects, record.merge, base.commit)
@@ -314,7 +314,7 @@ def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bo
 
 
 def _patch_id(
-    upstream: Upstream, base: Base, ours: Patch, record: Record | None
+    upstream: Upstream, base: Base, ours: Patch, record: PickRecord | None
 ) -> tuple[bool | None, str]:
     """
     Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.

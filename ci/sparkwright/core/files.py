@@ -15,13 +15,16 @@ import os
 import stat
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from sparkwright.core.errors import Failure, FileError
 
 T = TypeVar("T")
+
+#: As `sha256_bytes` writes it.
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 #: Bytes of the largest text file that is read whole.
 LARGEST = 64 << 20

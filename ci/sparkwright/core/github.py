@@ -39,13 +39,16 @@ _URL = re.compile(
 )
 
 
+#: ``unresolved`` if only git was asked, which does not see whether an unmerged one is closed.
+PullState = Literal["open", "merged", "closed", "unresolved"]
+
+
 class PullRequest(msgspec.Struct, frozen=True):
     """
     A pull request as GitHub describes it.
 
     Attributes:
         title: One printable line of at most 300 characters.
-        state: ``unresolved`` if only git was asked, which does not see whether it is closed.
         author: The login; ``ghost`` for a deleted account, as GitHub shows it.
         head: The commit at the tip of its branch.
         base_ref: The branch that it targets.
@@ -55,7 +58,7 @@ class PullRequest(msgspec.Struct, frozen=True):
     number: int
     title: str
     author: str
-    state: Literal["open", "merged", "closed", "unresolved"]
+    state: PullState
     head: str
     base_ref: str
     merge: str

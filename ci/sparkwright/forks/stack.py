@@ -16,6 +16,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError
+from sparkwright.core.files import Sha256
 
 #: The three kinds of source (forks/README.md), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
@@ -26,8 +27,8 @@ MACHINES = ("x86_64", "aarch64")
 UNRESOLVED: Final = "unresolved"
 
 Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{7,40}|unresolved)\Z")]
-Tree = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+#: The whole id of a commit or a tree.
+ObjectId = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
 #: A name without a path.
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A[^./][^/]*\Z")]
 
@@ -250,7 +251,7 @@ class Project:
 
     def __init__(self, root: Path, stack: str, arch: str = "") -> None:
         self.root, self.stack = root, stack
-        # A name that is read from a wheel may be any text; no path is made of it before.
+        # A wheel may name any text as its stack: make no path of it before it is checked.
         if stack not in (stacks := stack_names(root)):
             raise SourceError(
                 "not-provided",
@@ -264,7 +265,7 @@ class Project:
         self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
         if self.suffix:
             others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
-            # Likewise.
+            # The same holds for the name of an architecture.
             if f"archs{self.suffix}" not in others:
                 archs = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
                 raise SourceError(
@@ -305,7 +306,7 @@ class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     url: str
     ref: str
     commit: Commit
-    tree: Tree
+    tree: ObjectId
     without: tuple[str, ...] = ()
 
     @property
@@ -330,7 +331,7 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     sha256: Sha256
     size: int
     folder: str = ""
-    tree: Tree | Literal[""] = ""
+    tree: ObjectId | Literal[""] = ""
 
 
 class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -372,6 +373,11 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     bases: dict[str, FileLock] = {}
     vendored: dict[str, VendoredLock] = {}
     proof: SdistProof | None = None
+
+    @property
+    def kinds(self) -> list[SourceKind]:
+        """The kinds of its sources, in the order in which ``auto`` tries them."""
+        return [kind for kind in KINDS if getattr(self, kind)]
 
     @property
     def whole(self) -> bool:

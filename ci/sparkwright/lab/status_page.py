@@ -16,8 +16,8 @@ from sparkwright.bench.report.charts import Chart
 from sparkwright.bench.report.view import FIGURES, Value, View
 from sparkwright.bench.results import Result
 from sparkwright.cherry_picks import drift as drifts
-from sparkwright.cherry_picks.drift import Drift, Line
-from sparkwright.cherry_picks.ledger import Record, load_ledger
+from sparkwright.cherry_picks.drift import Drift, PatchStatus
+from sparkwright.cherry_picks.ledger import PickRecord, load_ledger
 from sparkwright.client.index import Index, newest_first
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
@@ -178,8 +178,8 @@ class StatusPage:
         self.problems: list[Problem] = []
         self.index = ""
         self.releases: list[PublishedRelease] | None = None
-        self.patches: dict[str, list[Line]] = {}
-        self.pulls: dict[str, tuple[str, Record]] = {}
+        self.patches: dict[str, list[PatchStatus]] = {}
+        self.pulls: dict[str, tuple[str, PickRecord]] = {}
         self.runs: list[Run] | None = None
         self._speeds: dict[tuple[str, str], list[WheelSpeed]] = {}
 
