@@ -62,8 +62,6 @@ IMAGE_LABEL = "sparkwright.image"
 PROCESSES = 4096
 #: Seconds that an interrupted program has to end by itself, and so to keep its cost records.
 GRACE = 10
-
-
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
 #: Path of the program in the builder image (build/builder.Dockerfile).

@@ -166,10 +166,7 @@ class Workspace:
                     source_tree(context, need).tree, folder / "src", folder / "index"
                 )
             folders[f"source:{need}"] = folder / "src"
-        vendored: dict[str, str] = {}
-        if self.settings.needs_vendored:
-            fetched = context.lock.forks[self._fork].fetched
-            vendored = {name: configure.vendored_folder(name) for name in fetched}
+        vendored = context.lock.forks[self._fork].fetched if self.settings.needs_vendored else {}
         launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,

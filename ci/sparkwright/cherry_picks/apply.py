@@ -12,6 +12,7 @@ without effect.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import re
 import tempfile
@@ -148,17 +149,14 @@ def apply_patches(
         ]
         for step in steps:
             console.note(f"{step.tree[:12]}  {step.subject}")
-    tree = steps[-1].tree if steps else base
-    modes, wrong = objects.paths(tree) if steps else {}, list[str]()
-    before = base
+    trees = [base, *(step.tree for step in steps)]
+    modes, wrong = objects.paths(trees[-1]) if steps else {}, list[str]()
     # git finds a diff behind any text, also where `sections` sees none.
-    for patch, step in zip(patches, steps, strict=True):
-        changed = objects.changes(before, step.tree)
-        before = step.tree
+    for patch, (before, after) in zip(patches, itertools.pairwise(trees), strict=True):
         named = {path for part in sections(patch.data) for path in (part.old, part.new)}
         wrong += [
             f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"
-            for path in changed
+            for path in objects.changes(before, after)
             if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
         ]
     if wrong:
@@ -167,7 +165,7 @@ def apply_patches(
             f"A patch of {fork} changes a link, a submodule, or a file that it does not name.",
             details=wrong,
         )
-    return PatchedTree(tree, tuple(steps))
+    return PatchedTree(trees[-1], tuple(steps))
 
 
 def error_of(fork: str, patches: Sequence[Patch], outcome: Outcome) -> PatchError:

@@ -92,10 +92,10 @@ def error_with_report(
     if outcome.status != "conflict":
         return apply.error_of(upstream.fork, patches, outcome)
     *earlier, patch = patches
-    verb = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
-    commands = [f"sparkwright patch {name} {verb}" for name in ("rebase", "export")]
+    options = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
+    commands = [f"sparkwright patch {name} {options}" for name in ("rebase", "export")]
     if patch.pick:
-        exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
+        exclude = f"sparkwright patch pick {patch.pick} {options} --exclude PATH=REASON"
         commands = [exclude, commands[0]]
     return explain(upstream, base_of(source), outcome, patch, earlier, commands=commands)
 
@@ -232,9 +232,16 @@ def _rows(file: Mapping[str, Any]) -> list[str]:
         rows.append(f"  {hunk['label']}: {_HUNK[hunk['state']].format(line=hunk['line'])}")
         rows += [f"    wants: {line}"[:COLUMNS] for line in hunk["expected"]]
         rows += [f"    finds: {line}"[:COLUMNS] for line in hunk["found"]]
-    lacks = "the patch builds on, and the base lacks"
-    rows += [f"  {lacks}: {commit.line()}" for commit in file["base_lacks"]]
-    has = "the base has, and the patch does not know"
-    rows += [f"  {has}: {commit.line()}" for commit in file["base_has"]]
-    rows += [f"  touched by our {name} before" for name in file["ours"]]
-    return [*rows, *([f"  ({file['note']})"] if file["note"] else [])]
+    return [
+        *rows,
+        *(
+            f"  the patch builds on, and the base lacks: {commit.line()}"
+            for commit in file["base_lacks"]
+        ),
+        *(
+            f"  the base has, and the patch does not know: {commit.line()}"
+            for commit in file["base_has"]
+        ),
+        *(f"  touched by our {name} before" for name in file["ours"]),
+        *([f"  ({file['note']})"] if file["note"] else []),
+    ]

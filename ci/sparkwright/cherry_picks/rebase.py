@@ -32,7 +32,7 @@ BASE, PICKS = "refs/sparkwright/base", "refs/sparkwright/picks"
 FILE = "Patch-File"
 #: In a series while an export writes: the name of a missing patch, so that every reader refuses a
 #: half-written series.
-UNFINISHED = "this-export-was-killed-run-it-again"
+KILLED_EXPORT = "this-export-was-killed-run-it-again"
 #: Context of the mails for git am: with less, it could put a change to a similar place.
 MAIL_CONTEXT = 20
 
@@ -298,7 +298,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]
     details = [f"not committed: {line}" for line in changed.decode("utf-8", "replace").splitlines()]
     unfinished = {"rebase-apply": "git am --continue", "rebase-merge": "git rebase --continue"}
-    details += [verb for name, verb in unfinished.items() if (work.path / name).exists()]
+    details += [command for name, command in unfinished.items() if (work.path / name).exists()]
     if details:
         raise PatchError(
             "rebase-unfinished",
@@ -368,7 +368,7 @@ def _write(
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        ledger.replace_file(listing, f"{UNFINISHED}\n{old}".encode())
+        ledger.replace_file(listing, f"{KILLED_EXPORT}\n{old}".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):

@@ -62,8 +62,8 @@ def refuse(*cases: tuple[object, str]) -> None:
     Raises:
         UsageError: A combination was given.
     """
-    for given, what in cases:
-        if given:
+    for combined, what in cases:
+        if combined:
             raise UsageError("usage", what)
 
 

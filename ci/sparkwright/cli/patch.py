@@ -291,8 +291,8 @@ def _start_rebase(
     console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     if stopped:
         console.document(document)
-        write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
-        steps = f"resolve it in {folder}: git add FILE…, git am --continue"
+        export = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
+        resolve = f"resolve it in {folder}: git add FILE…, git am --continue"
         *earlier, patch = drift.up_to(series.of(context, fork), stopped)
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
@@ -301,8 +301,8 @@ def _start_rebase(
             Outcome("conflict", Objects(Path(folder) / ".git").resolve("HEAD^{tree}")),
             patch,
             earlier,
-            commands=(steps, write),
-            todo=f"{steps.capitalize()}; then {write}. Until then the checkout is unchanged.",
+            commands=(resolve, export),
+            todo=f"{resolve.capitalize()}; then {export}. Until then the checkout is unchanged.",
         )
     return document
 

@@ -156,7 +156,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"({error.reference})"
             )
     written = read_lock(project)
-    unresolved = resolve.unresolved(context.project, written)
+    unresolved = resolve.unresolved(project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     return {"lock": written, "unresolved": unresolved}

@@ -294,9 +294,11 @@ class Console:
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""
-        lines = [f"error: {error.reference}: {error.what}"]
-        lines += [f"    {line}" for line in error.details]
-        lines += [f"  what to do: {error.todo}"]
+        lines = [
+            f"error: {error.reference}: {error.what}",
+            *(f"    {line}" for line in error.details),
+            f"  what to do: {error.todo}",
+        ]
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
         self._say("\n".join(lines))

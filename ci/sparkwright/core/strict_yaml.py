@@ -30,7 +30,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # The composer comes first, because the one of the C loader cannot be overridden and crashes on deep
 # nesting.
-class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C where PyYAML was built with it
+class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # not known statically
     """The safe loader, without duplicate keys, aliases and merge keys."""
 
     def __init__(self, stream: str) -> None:
@@ -60,7 +60,7 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C w
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
             names.add(name.value)
-        return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]  # chosen at run time
+        return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]
 
 
 def parse(text: str, kind: type[T], origin: str) -> T:

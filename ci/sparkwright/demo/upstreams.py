@@ -207,7 +207,7 @@ def write_index(root: Path, wheel: Path) -> None:
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as the base class
         """Say nothing; the base class writes to standard error."""
 
 

@@ -17,7 +17,6 @@ from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
-    KINDS,
     UNRESOLVED,
     ForkLock,
     GitLock,
@@ -69,12 +68,11 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         sdist-differs: See `resolve.prove`.
     """
     locked = locked or context.lock.forks[fork]
-    kinds = [kind for kind in KINDS if getattr(locked, kind)]
-    if context.source not in ("auto", *kinds) and fork in context.forks:
+    if context.source not in ("auto", *locked.kinds) and fork in context.forks:
         raise SourceError(
             "not-provided",
             f"{fork} has no source of kind {context.source}.",
-            details=[f"locked: {', '.join(kinds)}"],
+            details=[f"locked: {', '.join(locked.kinds)}"],
         )
     spec = context.project.fork(fork)
     ignored, generated = spec.ignored, spec.sources.sdist.generated if spec.sources.sdist else ()
@@ -141,15 +139,14 @@ def choose(
     when it is reachable, and its commit and tree are locked or *provable* by the source
     distribution; say why not.
     """
-    kinds = [kind for kind in KINDS if getattr(locked, kind)]
-    if context.source in kinds:
+    if context.source in locked.kinds:
         return context.source
     named = locked.whole or (provable and locked.git and locked.git.commit != UNRESOLVED)
-    if locked.git and len(kinds) > 1 and not (named and _reachable(context, locked.git)):
+    if locked.git and len(locked.kinds) > 1 and not (named and _reachable(context, locked.git)):
         why = "is not reachable from here" if named else "is not resolved in the lock"
-        console.note(f"{fork}: taking the {kinds[1]}, because the git source {why}")
-        return kinds[1]
-    return kinds[0]
+        console.note(f"{fork}: taking the {locked.kinds[1]}, because the git source {why}")
+        return locked.kinds[1]
+    return locked.kinds[0]
 
 
 def _reachable(context: RunContext, locked: GitLock) -> bool:

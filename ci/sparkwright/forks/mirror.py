@@ -237,9 +237,12 @@ class Mirror:
     ) -> None:
         # The address is given each time: it follows the mirror map of the run, and no other git
         # command may find it. Blobs that are wanted by id are not negotiated.
-        settings = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}"]
-        settings += ["-c", "fetch.unpackLimit=1"]
-        settings += ["-c", "fetch.negotiationAlgorithm=noop"] if stdin else []
+        settings = [
+            *_BLOBLESS,
+            *("-c", f"remote.upstream.url={self.address}"),
+            *("-c", "fetch.unpackLimit=1"),
+            *(("-c", "fetch.negotiationAlgorithm=noop") if stdin else ()),
+        ]
         fetch = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none"]
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")

@@ -264,8 +264,8 @@ def _with_calls(
     by_source = [call for call in calls if names_source(call)]
     deciding = (by_source or [call for call in calls if unit.target in call.arguments])[:1]
     variables = {"CMAKE_CUDA_ARCHITECTURES"}
-    for first in deciding[:1]:
-        variables = references(first)
+    if deciding:
+        first, variables = deciding[0], references(deciding[0])
         # A keyword of the same command for other sources may be called like one of the variables.
         earlier = calls[calls.index(first) + 1 :]
         calls = [call for call in earlier if call.command != first.command]

@@ -50,7 +50,8 @@ _NAME = re.compile(r"\w[\w.+-]*")
 _SCRIPT = Path(__file__).with_name("flashinfer_modules.py")
 
 _PACKAGE = '''\
-"""FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; FlashInfer's loader reads this."""
+"""FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; \
+FlashInfer's loader reads this."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -78,7 +79,8 @@ def get_jit_cache_dir() -> str:
 def get_jit_cache_providers() -> tuple[Provider, ...]:
     """Return one provider per architecture, so that no device is given code that it cannot run."""
     return tuple(
-        Provider(f"{distribution}-{{arch}}", "{distribution}", __version__, get_jit_cache_dir(), (arch,), modules)
+        Provider(f"{distribution}-{{arch}}", "{distribution}", __version__, \
+get_jit_cache_dir(), (arch,), modules)
         for arch, modules in MODULES.items()
     )
 '''
