@@ -10,7 +10,6 @@ random number: its serial number follows from its content, and equal inputs give
 
 from __future__ import annotations
 
-import base64
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from sparkwright import __version__
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, DistInfo, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
+from sparkwright.client.wheel_check import record_sha256
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, VendoredLock
@@ -67,7 +67,9 @@ def gather(
         "vendored": _vendored_sources(context, source),
         "tools": compilers(context) if compiled is not None else [],
         "compiled": compiled or {},
-        "inherited": {member: _hex(digest) for member, digest in inherited.items()},
+        "inherited": {
+            member: record_sha256(digest.rstrip("=")) for member, digest in inherited.items()
+        },
         "properties": {
             "stack": project.stack,
             "fork": source.fork,
@@ -98,12 +100,6 @@ def _vendored_sources(context: RunContext, source: SourceTree) -> dict[str, Vend
 def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
     """Return the CUDA compiler that pylock.toml locks for this machine."""
     return tuple(wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVCC)
-
-
-def _hex(recorded: str) -> str:
-    """Return the sha256 of a row of RECORD in hex; empty for a digest of another kind."""
-    method, _, value = recorded.partition("=")
-    return base64.urlsafe_b64decode(value + "=").hex() if method == "sha256" else ""
 
 
 def document(
