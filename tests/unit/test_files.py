@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import random
 import string
 import struct
 import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +267,26 @@ def test_an_archive_that_would_fill_the_memory_while_it_is_listed_is_unsafe(tmp_
     with refusal("archive-unsafe") as caught:
         members(tmp_path, info.tobuf(tarfile.PAX_FORMAT))
     assert "sparse file" in caught.value.details[0]
+
+
+def test_headers_of_earlier_members_are_not_kept(tmp_path: Path) -> None:
+    """Neither those of each member, nor global ones: a small archive may hold many large ones."""
+    infos = [tarfile.TarInfo(f"m/{number}") for number in range(100)]
+    for info in infos:
+        info.pax_headers = {"comment": random.Random(info.name).randbytes(50_000).hex()}
+    assert len(members(tmp_path, b"".join(info.tobuf(tarfile.PAX_FORMAT) for info in infos))) == len(infos)
+    tracemalloc.start()
+    try:
+        assert all(path for path, _, _ in package_index.sdist_members(tmp_path / "mini-1.tar.gz"))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    commit = tarfile.TarInfo.create_pax_global_header({"comment": "0" * 40})
+    member = tarfile.TarInfo("m/a").tobuf()
+    assert members(tmp_path, commit + member) == [("a", "100644", b"")]
+    with refusal("archive-unsafe") as caught:
+        members(tmp_path, commit + commit + member)
+    assert "second global header" in caught.value.details[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x04", b"PK\x05\x06" + bytes(18), bytes(4096)], ids=str)

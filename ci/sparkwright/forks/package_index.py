@@ -18,7 +18,7 @@ import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import msgspec
 
@@ -207,12 +207,15 @@ class _ArchiveHeader(tarfile.TarInfo):
     into memory, whatever its size.
     """
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        long = not header.isreg() and header.size > MOST_HEADER_BYTES
-        if long or header.type == tarfile.GNUTYPE_SPARSE:
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        # Every Python calls this for every header; newer ones do not call `frombuf`.
+        long = not self.isreg() and self.size > MOST_HEADER_BYTES
+        if long or self.type == tarfile.GNUTYPE_SPARSE:
             raise tarfile.ReadError("it has a sparse file or an endless header")
+        # git writes one, with the commit; the values of all of them would be kept.
+        if self.type == tarfile.XGLTYPE and tar.pax_headers:
+            raise tarfile.ReadError("it has a second global header")
+        header: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return header
 
     def _proc_gnusparse_10(self, *_: object) -> NoReturn:
@@ -231,6 +234,8 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     files, folders = set[str](), set[str]()
     with damage_guard(origin), tarfile.open(archive, "r|gz", tarinfo=_ArchiveHeader) as tar:
         for info in tar:
+            # It would keep each member, with headers of its own.
+            tar.members.clear()  # type: ignore[attr-defined]
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")
             top, fault = top or head, ""
