@@ -289,6 +289,15 @@ def test_the_time_left_follows_the_work_and_not_the_number_of_units(
     assert lines[0].endswith("left  1 of 2: long.cu.o")
 
 
+def test_a_step_whose_inputs_another_step_writes_is_built(work: Work) -> None:
+    """CMake's scan for modules of C++ makes such files (dyndep), without which ninja cannot list the steps before they run."""
+    work.add("a.cu", "")
+    path, edge = work.build / "build.ninja", f"script {work.source}/a.cu"
+    scan = "rule scan\n  command = printf 'ninja_dyndep_version = 1\\nbuild a.cu.o: dyndep\\n' > $out\nbuild a.dd: scan\n"
+    path.write_text(path.read_text().replace(edge, f"{edge} || a.dd\n  dyndep = a.dd") + scan)
+    assert work.compile() == ["a.cu"]
+
+
 def test_measured_costs_count_before_guesses(work: Work) -> None:
     """This machine's last record first, then the stack's."""
     work.costs = {"shipped.cu": Cost(20, 2000), "both.cu": Cost(21, 2100)}

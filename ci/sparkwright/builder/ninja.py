@@ -431,6 +431,10 @@ class BuildFolder:
 
             try:
                 run([*command, "-n"], on_line=plan)
+            except BuildError:
+                # It needs a file that an edge writes (dyndep): the whole is not known.
+                progress.total = 0
+            try:
                 run(command, on_line=on_line)
             except BuildError as error:
                 failed = self._failed_edges("\n".join([*lines, ""]))
