@@ -173,6 +173,15 @@ def test_only_the_same_experiment_is_continued(place: Path) -> None:
     assert not [*(place.parent / "cache" / "logs" / "throughput").glob("*.jsonl")]
 
 
+def test_other_prompts_are_another_experiment(place: Path) -> None:
+    """The measurements of a killed bench with one file of prompts are not continued with another."""
+    asked = question(place, workload=("sharegpt 8/16 c1",), texts=place.parent / "one.jsonl")
+    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        answered(place, asked, blocks=1)
+    assert answered(place, replace(asked, texts=place.parent / "two.jsonl"), blocks=1).resumed == 0
+    assert answered(place, asked, blocks=1).resumed == 1
+
+
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:

@@ -256,7 +256,9 @@ class Experiment:
         options, subjects = self._options, dict(sorted(self._subjects.items()))
         wheels = {side: (subject.label, subject.sha256) for side, subject in subjects.items()}
         settings = (options.recipe, options.flag, options.variable, options.workload, self._blocks)
-        about, conditions = (key, wheels, settings), (self.digest, subjects, conditions)
+        # The store names a file of prompts by its content.
+        prompts = options.texts.name if options.texts else ""
+        about, conditions = (key, wheels, settings, prompts), (self.digest, subjects, conditions)
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
