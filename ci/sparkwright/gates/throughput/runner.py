@@ -374,7 +374,8 @@ class MeasurementJournal:
         self.begun = (self._lines[0].begun if self._lines else None) or start
         if self.begun.conditions != start.conditions:
             console.note(
-                "beginning anew: a policy, the recipe, the driver or the load generator changed"
+                "beginning anew: a policy, the recipe, the load generator, or the machine's "
+                "kernel, driver or firmware changed"
             )
             self.end()
             self._lines, self.begun = [], start
