@@ -167,7 +167,7 @@ def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
-    """Raise `bundle-incomplete` if something that the bundle needs is not in *contents*."""
+    """Raise `bundle-incomplete` if *contents* lacks a needed file, or names one that is missing."""
     faults = [f"no file or folder {path}" for path in contents.values() if not path.exists()]
     for name, environment in spec.environments.items():
         glob = environment.wheel

@@ -64,7 +64,7 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         architecture: ``model_type`` of its config.json; ``unresolved`` likewise.
         quantization: As people write it: ``NVFP4``, ``AWQ``, with the bits of weights and
             activations behind it where they matter, ``NVFP4 (W4A4)``.
-        drafts: Whether it holds layers that draft (MTP); ``unknown`` if it was not seen.
+        drafts: Whether it holds layers that draft (MTP); ``unknown`` before its files were seen.
     """
 
     repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
