@@ -328,8 +328,8 @@ def _show_keys(index: IndexFolder) -> dict[str, Any]:
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
     index = IndexFolder(arguments.at).require()
-    names = [*index.entries] or ["yet"]  # it ends the message about an index without releases
-    entry = index.entry(arguments.release or names[-1])
+    newest = "".join([*index.entries][-1:])
+    entry = index.entry(arguments.release or newest)
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
     markdown = pages.notes(entry.release, index.before(entry.release))

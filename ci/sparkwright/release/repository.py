@@ -274,7 +274,7 @@ class IndexFolder:
         if name not in self.entries:
             raise ClientError(
                 "release-unknown",
-                f"The index has no release {name}.",
+                f"The index has no release {name or 'yet'}.",
                 details=list(self.entries)[-10:],
             )
         return self.entries[name]

@@ -45,7 +45,7 @@ def find(
     Return the model that *text* names.
 
     Args:
-        revision: Commit or branch of a name; empty for the one that was downloaded last.
+        revision: Commit or branch of a name; empty for ``main``.
         variables: The server's environment, which locates the model cache.
         download: Whether vLLM may download what is missing.
 
