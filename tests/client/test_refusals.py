@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, World, wheel
-from tests.support import mounts, tufindex
+from tests.support import mounts, processes, tufindex
 
 from sparkwright.client import environment, locked_wheels
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
@@ -316,11 +316,9 @@ def test_uv_that_fails_leaves_nothing(
 ) -> None:
     """An environment that could not be made is removed, and the one before stays current."""
     installed.world.publish(TWO, [wheel("demo", "1.1")])
-    program = tmp_path / "uv"
-    program.write_text(
-        '#!/bin/sh\ncase "$1" in venv) mkdir -p "$8/bin";; *) echo "no room in /dev/null"; exit 2;; esac\n'
+    program = processes.script(
+        tmp_path / "uv", 'case "$1" in venv) mkdir -p "$8/bin";; *) echo "no room in /dev/null"; exit 2;; esac'
     )
-    program.chmod(0o755)
     monkeypatch.setattr(environment, "find_uv_bin", lambda: str(program))
 
     assert refusal_of(installed) == "command-failed"

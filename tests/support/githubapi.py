@@ -249,11 +249,10 @@ def unheard(handler: Handler) -> None:
 
 def run(**changes: Any) -> dict[str, Any]:
     """Return GitHub's record of a run of the lab's pipeline that ended, with *changes*."""
-    record = {
+    return {
         "path": ".github/workflows/pipeline.yml", "head_branch": "main", "event": "schedule", "status": "completed",
-        "head_repository": {"full_name": "acme/lab"},
+        "head_repository": {"full_name": "acme/lab"}, **changes,
     }  # fmt: skip
-    return {**record, **changes}
 
 
 @contextlib.contextmanager
@@ -261,7 +260,9 @@ def serve() -> Iterator[World]:
     """Yield a world whose hosts answer, without a proxy, until the block ends; their threads end with it."""
     world = World()
     world.hosts = {name: Server(name, world) for name in ("api", "uploads", "storage")}
-    with loopback.serving(*world.hosts.values()), pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        for host in world.hosts.values():
+            stack.enter_context(host)
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "PIP_CERT", "SSL_CERT_FILE"):
             patch.delenv(name, raising=False)
         yield world

@@ -155,5 +155,5 @@ class Server(loopback.Server):
 @contextlib.contextmanager
 def serving(world: World) -> Iterator[World]:
     """Serve *world* while the block runs."""
-    with loopback.serving(Server(world)):
+    with Server(world):
         yield world

@@ -69,15 +69,6 @@ class Server(http.server.ThreadingHTTPServer):
         self._answering.join()
 
 
-@contextlib.contextmanager
-def serving(*servers: Server) -> Iterator[None]:
-    """Let *servers* answer until the block ends."""
-    with contextlib.ExitStack() as stack:
-        for server in servers:
-            stack.enter_context(server)
-        yield
-
-
 class FileHandler(http.server.SimpleHTTPRequestHandler):
     """Answers with files."""
 

@@ -8,13 +8,13 @@ import json
 import os
 import platform
 import subprocess
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.refusals import refusal
+from tests.support import processes, wheels
 from tests.unit.conftest import Mini, Repository
 
 from sparkwright.audit import policy, reproduce
@@ -62,8 +62,7 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(tmp_path: Path) -> None:
 
 def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CMake would prefer the variable to its toolchain file, and compile host code for this machine; builds are keyed by its version."""
-    (tmp_path / "g++-99").write_text("#!/bin/sh\necho g++ 99.1.0\n")
-    (tmp_path / "g++-99").chmod(0o755)
+    processes.script(tmp_path / "g++-99", "echo g++ 99.1.0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CXX", "g++-99")
     monkeypatch.setenv("CUDAHOSTCXX", "g++-98")
@@ -266,15 +265,11 @@ def test_only_host_code_may_differ(
 @pytest.mark.parametrize("record", [b"", b"{}", b"\xff", b'{"x":' * 10_000, "../demo", "other"])
 def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(mini: Mini, record: bytes | str) -> None:
     """Its record is none, or names a stack that is not here; no path is made of that name."""
-    path = built(mini)
-    with zipfile.ZipFile(path) as source:
-        files = {name: source.read(name) for name in source.namelist()}
-    name = next(name for name in files if name.endswith("/sparkwright.json"))
-    files[name] = record if isinstance(record, bytes) else json.dumps({**json.loads(files[name]), "stack": record}).encode()
-    path.unlink()
-    with zipfile.ZipFile(path, "w") as target:
-        for item in files.items():
-            target.writestr(*item)
 
+    def edit(files: dict[str, bytes]) -> None:
+        name = next(name for name in files if name.endswith("/sparkwright.json"))
+        files[name] = record if isinstance(record, bytes) else json.dumps({**json.loads(files[name]), "stack": record}).encode()
+
+    path = wheels.changed(built(mini), mini.root / "changed", edit)
     with refusal("not-provided", match="no build record|no stack"):
         main.run(["build", "--again", *mini.words, str(path)])

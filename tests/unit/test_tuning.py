@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from sparkwright.builder import moe_configs
 from sparkwright.builder.moe_configs import TuningRecord
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MOE_CONFIGS, Project
 
@@ -133,8 +132,12 @@ class Bench:
         return json.loads(cli("model", "tune", *mini.words, "--json", *options, self.model, env=environment).stdout)
 
 
-def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(tmp_path: Path, mini: Mini, cli: Cli) -> None:
-    bench = Bench(tmp_path / "bench")
+@pytest.fixture(name="bench")
+def _bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "bench")
+
+
+def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(bench: Bench, mini: Mini, cli: Cli) -> None:
     assert "error" not in bench.tune(cli, mini)
     path = mini.root / "build" / "demo" / "moe" / f"{NAME[:-5]}.yaml"
     record = strict_yaml.load(path, TuningRecord)
@@ -148,16 +151,14 @@ def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(tmp
     assert (few.configurations, few.latencies[0].tuned[0] > 10) == (5, True)
 
 
-def test_slower_file_is_not_placed_where_a_build_would_refuse_it(tmp_path: Path, mini: Mini, cli: Cli) -> None:
-    bench = Bench(tmp_path / "bench")
+def test_slower_file_is_not_placed_where_a_build_would_refuse_it(bench: Bench, mini: Mini, cli: Cli) -> None:
     bench.tuner.write_text(TUNER.replace('{"BLOCK_SIZE_M": 500}', '{"BLOCK_SIZE_M": 1}'))
     path = Path(bench.tune(cli, mini)["path"])
     assert not (mini.root / "build" / "demo" / "moe").exists()
-    assert strict_yaml.load(path.with_suffix(".yaml"), TuningRecord).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert strict_yaml.load(path.with_suffix(".yaml"), TuningRecord).sha256 == sha256_file(path)
 
 
-def test_file_for_another_device_release_or_wheel_is_not_made(tmp_path: Path, mini: Mini, cli: Cli) -> None:
-    bench = Bench(tmp_path / "bench")
+def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini: Mini, cli: Cli) -> None:
     assert bench.tune(cli, mini, gpu="NVIDIA H100 80GB HBM3, 9.0, 580.1")["error"]["reference"] == "tuning-foreign"
     (bench.site / "vllm" / "envs.py").write_text("changed = True\n")
     assert "vllm/envs.py" in bench.tune(cli, mini)["error"]["details"][0]
@@ -166,8 +167,7 @@ def test_file_for_another_device_release_or_wheel_is_not_made(tmp_path: Path, mi
     assert not (mini.root / "build" / "demo" / "moe").exists()
 
 
-def test_tuner_that_writes_another_file_has_failed(tmp_path: Path, mini: Mini, cli: Cli) -> None:
-    bench = Bench(tmp_path / "bench")
+def test_tuner_that_writes_another_file_has_failed(bench: Bench, mini: Mini, cli: Cli) -> None:
     bench.tuner.write_text(TUNER.replace("{args.save_dir}/{NAME}", "{args.save_dir}/E=8,N=768,device_name=NVIDIA_GB10.json"))
     assert bench.tune(cli, mini)["error"]["reference"] == "tuning-failed"
     bench.tuner.write_text("raise SystemExit(3)")

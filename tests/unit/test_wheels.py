@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import csv
 import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -22,7 +20,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from tests.refusals import refusal
-from tests.support import fatbins
+from tests.support import fatbins, wheels
 from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy, report
@@ -58,13 +56,9 @@ META = {
 }
 
 
-def hashed(data: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
 def packed(path: Path, files: Mapping[str, bytes]) -> Path:
     """Write a wheel by Python's own zipfile, its members deflated and stored in turn, the first with the sizes of zip64."""
-    rows = [f"{name},{hashed(data)},{len(data)}\n" for name, data in files.items()]
+    rows = [f"{name},sha256={wheels.unpadded(data)},{len(data)}\n" for name, data in files.items()]
     record = "".join([*rows, f"{INFO}/RECORD,,\n"]).encode()
     with zipfile.ZipFile(path, "w") as wheel:
         for number, (name, data) in enumerate({f"{INFO}/RECORD": record, **files}.items()):
@@ -97,7 +91,7 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
         assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     rows = list(csv.reader(io.StringIO(members.pop(f"{NEW}/RECORD").decode())))
     assert rows.pop() == [f"{NEW}/RECORD", "", ""]
-    assert sorted(rows) == sorted([name, hashed(data), str(len(data))] for name, data in members.items())
+    assert sorted(rows) == sorted([name, f"sha256={wheels.unpadded(data)}", str(len(data))] for name, data in members.items())
     stay = {name.replace("mini-1.0.data", "mini-1.0+a.data"): data for name, data in FILES.items() if name != "mini/empty.py"}
     assert members == {
         **stay,
