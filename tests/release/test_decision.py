@@ -109,7 +109,6 @@ def test_everything_shown_is_verified(case: Case) -> None:
     deciding = [one for one in proved.speeds if one.state == "pass"]
     assert len(deciding) == 4
     assert all(one.low < one.ratio < one.high for one in deciding)  # type: ignore[operator]
-    assert msgspec.json.decode(canonical(proved), type=Proof) == proved
 
 
 def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:

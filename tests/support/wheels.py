@@ -53,13 +53,6 @@ def hexed(*parts: object) -> str:
     return sha256_bytes(repr(parts).encode())
 
 
-def sbom(project: str, version: str) -> bytes:
-    """Return a small CycloneDX document about that version."""
-    component = {"type": "library", "bom-ref": project, "name": project, "version": version}
-    document = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": component}, "components": []}
-    return msgspec.json.encode(document)
-
-
 def plain(
     folder: Path, project: str, version: str, *, requires: Iterable[str] = (), tag: str = "py3-none-any",
     files: Mapping[str, bytes] | None = None, size: int = 0, python: str = ">=3.9",
@@ -126,7 +119,9 @@ def ours(
         }  # fmt: skip
     built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
-    made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
+    component = {"type": "library", "bom-ref": project, "name": project, "version": whole}
+    sbom = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": component}, "components": []}
+    made[f"{name.info}/sboms/sparkwright.cdx.json"] = msgspec.json.encode(sbom)
     return plain(folder, project, whole, requires=requires, tag=name.tag, files=made, size=size)
 
 

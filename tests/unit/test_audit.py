@@ -207,10 +207,11 @@ def test_a_hostile_member_is_refused(
         lambda folder: write_wheel(folder, {}).rename(folder / "probe-2-py3-none-any.whl"),
         lambda folder: write_wheel(folder, {}, name="other"),
         lambda folder: folder / "probe-1-py3-none-any.whl",
+        lambda folder: folder / f"{'p' * 300}-1-py3-none-any.whl",
         lambda folder: folder.joinpath("probe-1-py3-none-any.whl").mkdir(),
         lambda folder: os.mkfifo(folder / "probe-1-py3-none-any.whl"),
     ],
-    ids=["no-wheel-name", "other-version", "other-name", "missing", "folder", "pipe"],
+    ids=["no-wheel-name", "other-version", "other-name", "missing", "too-long", "folder", "pipe"],
 )
 def test_what_is_no_wheel_of_its_name_is_refused(
     tmp_path: Path, make: Callable[[Path], Path | None]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,13 +28,10 @@ from sparkwright.bench.server.client import REASONS, Client, ServerInvalid, Tool
 Listen = Callable[[Say], Listener]
 
 
-@contextlib.contextmanager
-def invalid(reason: str) -> Iterator[None]:
+def invalid(reason: str) -> pytest.RaisesExc[ServerInvalid]:
+    """Return a context that expects a printable failure for *reason*, which is declared."""
     assert reason in REASONS
-    with pytest.raises(ServerInvalid) as caught:
-        yield
-    assert caught.value.reason == reason, caught.value
-    assert caught.value.message.isprintable()
+    return pytest.raises(ServerInvalid, check=lambda error: error.reason == reason and error.message.isprintable())
 
 
 LOGPROBS = {

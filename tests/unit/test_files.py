@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.unit.conftest import Repository
 
-from sparkwright.core import files, strict_yaml, zips
+from sparkwright.core import files, strict_yaml
 from sparkwright.core.console import Console, markdown_block, markdown_escape, printable
 from sparkwright.core.git import Objects
 from sparkwright.core.pages import clean
@@ -312,12 +312,6 @@ def test_a_member_that_lies_about_its_size_is_unsafe(tmp_path: Path, claim: int)
 
     with refusal("archive-unsafe"):
         list(package_index.wheel_members(path, "mini"))
-
-
-@pytest.mark.parametrize("name", ["", "gone.whl", "x" * 300])
-def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str) -> None:
-    with refusal("wheel-invalid", match="is no file|cannot be read"), zips.zip_file(tmp_path / name):
-        pass
 
 
 AWKWARD = {

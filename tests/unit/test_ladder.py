@@ -248,12 +248,6 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     assert [one.name for one in declared if one.role != "reports" and not verdicts.names(name, one.name)] == []
 
 
-@pytest.mark.parametrize("names", [[("G2", "kernels")], [("G0", "archive"), ("G4", "corrupted-*s"), ("G8", "itl-*")]])
-def test_a_policy_that_names_an_unknown_check_is_refused(names: list[tuple[str, str]]) -> None:
-    with refusal("policy-unknown-check"):
-        policy.require_declared(Path("some.yaml"), names)
-
-
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
     *(("generation", *mistake) for mistake in (
         ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),

@@ -1,4 +1,4 @@
-"""Wheels that are rewritten, grafted, made by a backend, or packed of FlashInfer's modules; their bills of materials; what is refused."""
+"""Wheels that are rewritten, grafted, made by a backend, or packed of FlashInfer's modules, also for another machine; their bills of materials; what is refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import dataclasses
 import io
 import json
 import os
+import platform
 import re
+import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,21 @@ from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy, report
 from sparkwright.audit import wheel as wheel_audit
-from sparkwright.builder import pipeline, toolchain
+from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot, graft, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.cli import main, options
 from sparkwright.core import process, strict_yaml, zips
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import FileLock, Project, VendoredLock
+from sparkwright.forks.stack import MACHINES, FileLock, Project, VendoredLock
 
 NAME = "mini-1.0-py3-none-any.whl"
 INFO, NEW = "mini-1.0.dist-info", "mini-1.0+a.dist-info"
@@ -512,3 +516,79 @@ def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path
     assert re.search(rf"-py3-none-manylinux_2_\d+_{mini.context().machine}\.whl$", path.name)
     assert "Requires-Dist: flashinfer-python==1+a\n" in (info / "METADATA").read_text()
     assert (info / "licenses/LICENSE").read_bytes() == b"Apache\n"
+
+
+# Wheels for another machine: what is selected, unpacked and believed, and what a graft refuses.
+
+HERE = platform.machine()
+OTHER = next(machine for machine in MACHINES if machine != HERE)
+
+
+@pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
+def test_one_lock_selects_the_same_projects_for_both_machines(stack: str) -> None:
+    """For either machine every project has one wheel, of that machine or of none; whatever this one is."""
+    project = Project(ROOT, stack)
+    chosen = {machine: pylock.wheels(project, Interpreter("3.12.3", machine)) for machine in MACHINES}
+
+    assert [name for name, _, _ in chosen["x86_64"]] == [name for name, _, _ in chosen["aarch64"]]
+    for machine, selected in chosen.items():
+        other = next(name for name in MACHINES if name != machine)
+        assert not [filename for _, filename, _ in selected if other in filename]
+        assert any(machine in filename for _, filename, _ in selected)
+
+
+def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    toolchain.compiler_version.cache_clear()
+    context = options.checkout(main.parse(["plan", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--target", OTHER]))
+
+    with refusal("tool-missing") as failure:
+        toolchain.target(context, Toolchain("key", tmp_path))
+
+    assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
+    assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"
+
+
+def wanting(folder: Path, versions: Sequence[str]) -> bytes:
+    """Return a shared library that wants the given symbol versions, as of a C++ runtime that has them."""
+    symbols = {f"f{number}": version for number, version in enumerate(("OWN", *versions))}
+    (folder / "versions").write_text("".join(f"{version} {{ global: {name}; }};\n" for name, version in symbols.items()))
+    calls = f"void g(void) {{ {' '.join(f'{name}();' for name in symbols)} }}\n"
+    for library, text, more in (
+        ("runtime", "".join(f"void {name}(void) {{}}\n" for name in symbols), ["-Wl,--version-script=versions"]),
+        ("user", "".join(f"void {name}(void);\n" for name in symbols) + calls, ["-L.", "-l:runtime.so"]),
+    ):
+        (folder / f"{library}.c").write_text(text)
+        command = ["cc", "-shared", "-fPIC", "-nostdlib", f"{library}.c", "-o", f"{library}.so", f"-Wl,-soname,{library}.so", *more]
+        subprocess.run(command, cwd=folder, check=True)
+    return (folder / "user.so").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("versions", "tag"),
+    [
+        ((), "manylinux_2_28"),
+        (("GLIBC_2.17", "GLIBCXX_3.4.24", "CXXABI_1.3.11"), "manylinux_2_28"),
+        (("GLIBCXX_3.4.25",), "manylinux_2_31"),
+        (("CXXABI_1.3.12",), "manylinux_2_31"),
+        (("GLIBCXX_3.4.29",), "manylinux_2_34"),
+        (("GLIBCXX_3.4.30", "GLIBC_2.34"), "manylinux_2_35"),
+        (("GLIBC_2.38", "GLIBCXX_3.4.21"), "manylinux_2_38"),
+        (("CXXABI_1.3.15",), "manylinux_2_39"),
+    ],
+)
+def test_the_platform_tag_is_the_lowest_that_promises_what_is_wanted(tmp_path: Path, versions: tuple[str, ...], tag: str) -> None:
+    """It follows from the symbol versions alone, is never below the base's, and the machine in it stays, whatever this one is."""
+    library = wanting(tmp_path, versions)
+
+    for machine in MACHINES:
+        assert graft.platform_tag(f"manylinux_2_28_{machine}", [library]) == f"{tag}_{machine}"
+
+
+def test_a_tag_without_versions_stays_and_a_newer_runtime_than_any_tag_promises_is_refused(tmp_path: Path) -> None:
+    library = wanting(tmp_path, ["GLIBCXX_3.4.99"])
+
+    assert graft.platform_tag(f"linux_{OTHER}", [library]) == f"linux_{OTHER}"
+    with refusal("target-mismatch", match="newer C\\+\\+ runtime"):
+        graft.platform_tag(f"manylinux_2_17_{HERE}", [library])
