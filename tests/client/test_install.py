@@ -524,6 +524,7 @@ def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
     line = [sys.executable, "-c", CHILD]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(line, env=user.environment, **pipes) as child:
+        assert child.stdout
         while not ended.startswith("ended"):
             if before == ONE:
                 user.run("uninstall", TWO)
