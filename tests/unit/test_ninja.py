@@ -240,9 +240,8 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
 
-    order, expected = ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
-    assert order == CompileOrder(4, 1)
-    assert expected == {"/in/b.o": costs["/src/b.cu"], "/in/a.o": costs["/src/a.cu"]}
+    expected = {"/in/b.o": costs["/src/b.cu"], "/in/a.o": costs["/src/a.cu"]}
+    assert ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2) == (CompileOrder(4, 1), expected)
     names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
     assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
     assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
