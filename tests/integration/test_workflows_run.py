@@ -297,6 +297,7 @@ def test_a_server_under_test_cannot_write_verdicts(lab: Lab) -> None:
     assert "sudo: 1" in rest
 
 
+@pytest.mark.timeout(900)
 def test_upkeep(demo_session: RunContext, tmp_path: Path) -> None:
     """
     Drift: every stack is tried by a job that may write nothing, another one keeps the issue, and the reports stay. Bump: no release is
