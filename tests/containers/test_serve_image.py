@@ -302,6 +302,7 @@ def test_push(own: Maker, current: str, tmp_path: Path) -> None:
 # The Spark's own kind of processor.
 
 
+@pytest.mark.timeout(1800)  # a Debian is made under emulation first
 def test_image_of_the_other_processor(
     own: Maker, engine: DockerClient, engine_address: str, user_store: Store, tmp_path: Path
 ) -> None:
