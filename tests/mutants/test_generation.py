@@ -15,7 +15,7 @@ from sparkwright.gates.core.verdict import Check, passed
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.soak.gate import SoakPolicy
+from sparkwright.gates.soak.load import SoakPolicy
 
 # Training the model is set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]

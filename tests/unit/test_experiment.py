@@ -29,12 +29,12 @@ from sparkwright.gates.core.ladder import Attempt
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment
-from sparkwright.gates.throughput.runner import (
+from sparkwright.gates.throughput.measurement import (
     CounterChange,
-    MeasurementJournal,
     counter_change,
     invalid_reasons,
 )
+from sparkwright.gates.throughput.runner import MeasurementJournal
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)

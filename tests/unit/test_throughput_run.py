@@ -14,7 +14,6 @@ import math
 import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,15 +36,17 @@ from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, invalid
-from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput import measurement, paired_differences, runner
+from sparkwright.gates.throughput.measurement import (
+    ExternalServer,
+    MeasurementContext,
+    RunningServer,
+)
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
-    ExternalServer,
-    MeasurementContext,
     MeasurementJournal,
     Runner,
-    RunningServer,
     RunSpec,
 )
 
@@ -185,7 +186,7 @@ def opened(path: Path) -> MeasurementJournal:
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> Runner:
     outcome = Runner(spec or specified(), servers.context, servers.launch, opened(path))
-    with patch.object(time, "sleep", servers.wait):
+    with patch.object(runner, "sleep", servers.wait):
         outcome.run()
     return outcome
 
@@ -372,7 +373,7 @@ def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_
     event: Event, side: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed request in hour fifteen does not discard everything; a broken server does."""
-    monkeypatch.setattr(runner, "NOTICED_S", 0.0)
+    monkeypatch.setattr(measurement, "NOTICED_S", 0.0)
     assert state(ran(tmp_path / "j", breaking(event, side))) == "pass"
     assert reference in {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded}
     assert stopped(ran(tmp_path / "k", breaking(event, side, 99))) == ("invalid", reference)

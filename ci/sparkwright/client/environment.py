@@ -29,10 +29,11 @@ from uv import find_uv_bin
 from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import locked_folder, own_folder
-from sparkwright.client.records import Channel, ReleaseName, Sha256
+from sparkwright.client.records import Channel, ReleaseName
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
 from sparkwright.core.errors import FileError, PythonError
+from sparkwright.core.files import Sha256
 from sparkwright.core.process import CACHES, Limits, cache_variables
 from sparkwright.core.store import UNFINISHED, write_file
 from sparkwright.core.zips import INSTALLER_FILES

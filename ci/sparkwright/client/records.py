@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sparkwright.core.files import Sha256
 from sparkwright.core.states import State
 
 #: Bytes of the largest release record, lock, and other small file (verdicts, provenance, notes).
@@ -21,7 +22,6 @@ LARGEST_LOCK = 16 << 20
 LARGEST_EVIDENCE = 128 << 20
 
 # Patterns end in \Z, as $ admits a newline.
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 #: UTC, to the second, such as ``2026-11-22T07:30:00Z``; sorts as times do.
 Time = Annotated[str, msgspec.Meta(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")]
 #: One line for people, without control characters.

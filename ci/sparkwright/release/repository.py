@@ -44,11 +44,10 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseState,
     ReleaseWheel,
-    Sha256,
     number,
     target_path,
 )
-from sparkwright.core.files import canonical, read_bytes, sha256_bytes, sha256_file
+from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
 from sparkwright.core.store import UNFINISHED, flush, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys

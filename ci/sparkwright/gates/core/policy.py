@@ -25,7 +25,7 @@ from sparkwright.gates.device.gate import DevicePolicy
 from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.soak.gate import SoakPolicy
+from sparkwright.gates.soak.load import SoakPolicy
 
 
 class GatePolicies(msgspec.Struct, frozen=True):

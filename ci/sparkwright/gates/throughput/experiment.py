@@ -44,14 +44,16 @@ from sparkwright.gates.core.server_under_test import (
 )
 from sparkwright.gates.core.verdict import Check, GateError
 from sparkwright.gates.throughput import paired_differences
+from sparkwright.gates.throughput.measurement import (
+    ExternalServer,
+    MeasurementContext,
+    RunningServer,
+)
 from sparkwright.gates.throughput.runner import (
     UNSTEADY,
     ExperimentStart,
-    ExternalServer,
-    MeasurementContext,
     MeasurementJournal,
     Runner,
-    RunningServer,
     RunSpec,
 )
 

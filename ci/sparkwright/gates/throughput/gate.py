@@ -35,7 +35,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.throughput import runner
+from sparkwright.gates.throughput import measurement, runner
 
 CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
@@ -57,7 +57,7 @@ REASONS: Mapping[str, str] = {
     **{name: contract.REASONS[name] for name in _OF_LAUNCH},
     **vllm_bench.REASONS,
     **state_checks.REASONS,
-    **runner.REASONS,
+    **measurement.REASONS,
     runner.CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel "
     "fails.",
     runner.UNSTEADY: (

@@ -1,0 +1,321 @@
+"""
+The load of a soak, and everything that is watched meanwhile.
+
+Requests follow from their names, so two soaks send the same ones. An aborted request closes
+its connection within an answer, as users do, and the server has to free its blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import psutil
+from msgspec import Meta
+
+from sparkwright.bench.machine import watchdog
+from sparkwright.bench.records import Count, Positive
+from sparkwright.bench.server.client import Client, ServerInvalid
+
+#: The reason of a request whose deadline is over.
+LATE = "server-slow"
+#: A token that no vocabulary has; vLLM refuses it.
+BAD_TOKEN = 2**31 - 1
+
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Lengths = Annotated[tuple[Count, ...], Meta(min_length=1)]
+
+
+class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The mix of requests.
+
+    Attributes:
+        concurrencies: Requests at once, in turn.
+        prompts: Tokens of the prompts; lengths that do not fit into the model are left out.
+        answers: Tokens of the answers.
+        shared: Share of requests that begin with the same *prefix* tokens.
+        aborted: Share of requests whose client closes the connection within *patience* seconds.
+        bad: Share of requests that the server has to refuse.
+        line: The text that prompts are cut from, once for each ``{number}``.
+    """
+
+    concurrencies: Lengths
+    prompts: Lengths
+    answers: Lengths
+    shared: Share
+    prefix: Annotated[int, Meta(ge=0)]
+    aborted: Share
+    patience: Positive
+    bad: Share
+    line: Annotated[str, Meta(pattern=r"\{number\}")]
+
+
+class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/soak.yaml``, which states the source of each number.
+
+    Attributes:
+        seconds: Duration of the load.
+        interval: Seconds of one concurrency, and of a line of the journal.
+        sample: Seconds between two readings of the memory.
+        load: The mix of requests.
+        warm: The first share of the time, whose memory does not count, as caches fill.
+        growth: MB (10^6 bytes) an hour by which the server's memory may grow.
+        confidence: Of the interval of the growth.
+        run: An answer with as many equal tokens in a row counts as repeating.
+        repeating: Share of the answers at a concurrency that may repeat.
+        chance: That a sound server fails because its answers repeat by chance.
+        least: Answers needed at each concurrency.
+        drain: Seconds within which a request ends, and the server is idle after the load.
+        gone: Intervals without an answer after which the server counts as gone.
+    """
+
+    seconds: Positive
+    interval: Positive
+    sample: Positive
+    load: SoakLoad
+    warm: Share
+    growth: Positive
+    confidence: Annotated[float, Meta(ge=0.5, lt=1)]
+    run: Annotated[int, Meta(ge=2)]
+    repeating: Share
+    chance: Annotated[float, Meta(gt=0, lt=1)]
+    least: Count
+    drain: Positive
+    gone: Count
+
+
+class SoakRequest(msgspec.Struct, frozen=True):
+    """
+    A request that ended.
+
+    Attributes:
+        concurrency: Requests at once.
+        outcome: ``answered``, ``repeating`` (an answer that repeats one token), ``aborted`` by the
+            client, ``refused`` as it should be, or ``failed``.
+        tokens: Tokens of the answer.
+        message: What went wrong.
+    """
+
+    concurrency: int
+    outcome: Literal["answered", "repeating", "aborted", "refused", "failed"]
+    tokens: int = 0
+    message: str = ""
+
+
+class Load:
+    """
+    Threads that send requests to the server at *url*.
+
+    Args:
+        text: Tokens that prompts are cut from.
+
+    Attributes:
+        requests: Those that ended.
+    """
+
+    def __init__(self, policy: SoakPolicy, url: str, model: str, text: Sequence[int]) -> None:
+        self._policy, self._url, self._model, self._text = policy, url, model, text
+        self._limit = Client(url, model).max_model_len()
+        self._stopped = threading.Event()
+        self.requests: list[SoakRequest] = []
+
+    def run(self, name: str, concurrency: int, seconds: float) -> Iterator[None]:
+        """
+        Send *concurrency* requests at once for *seconds*; yield at each sample of the policy.
+
+        Every request that was begun ends; *name* decides what they are.
+        """
+        end = time.monotonic() + seconds
+        workers = [
+            threading.Thread(target=self._work, args=(concurrency, key, end), daemon=True)
+            for key in (f"{name}/{worker}" for worker in range(concurrency))
+        ]
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            time.sleep(self._policy.sample)
+            yield
+
+    def stop(self) -> None:
+        """Let no worker send another request."""
+        self._stopped.set()
+
+    def _work(self, concurrency: int, name: str, end: float) -> None:
+        for number in itertools.count():
+            if self._stopped.is_set() or time.monotonic() >= end:
+                return
+            request = self.send(f"{name}/{number}", concurrency)
+            self.requests.append(request)
+            if request.outcome == "failed":
+                # A server that fails at once must not be asked a thousand times a second.
+                self._stopped.wait(1.0)
+
+    def draw(self, key: str) -> tuple[tuple[int, ...], int, float | None]:
+        """Return prompt, length of the answer and deadline (None: not aborted) of a request."""
+        load, limit = self._policy.load, self._limit
+        draw = random.Random(key)  # noqa: S311  not a secret
+        tokens = draw.choice([length for length in load.answers if length < limit] or [1])
+        room = limit - tokens
+        length = draw.choice([length for length in load.prompts if length <= room] or [room])
+        begin = draw.randrange(max(1, len(self._text) - length + 1))
+        prompt = tuple(self._text[begin : begin + length])
+        if draw.random() < load.shared:
+            prompt = (*self._text[: min(load.prefix, length - 1)], *prompt)[:length]
+        if draw.random() < load.bad:
+            return (BAD_TOKEN, *prompt[1:]), tokens, None
+        patience = draw.uniform(0.02, 1.0) * load.patience
+        return prompt, tokens, patience if draw.random() < load.aborted else None
+
+    def send(self, key: str, concurrency: int = 1) -> SoakRequest:
+        """Send the request of *key*, one of *concurrency* at once, and return how it ended."""
+        prompt, tokens, patience = self.draw(key)
+        bad = prompt[0] == BAD_TOKEN
+        client = Client(self._url, self._model, deadline=patience or self._policy.drain)
+        outcome = partial(SoakRequest, concurrency)
+        try:
+            answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
+        except ServerInvalid as error:
+            if patience is not None and error.reason == LATE:
+                return outcome("aborted")
+            # vLLM refuses some requests in the first event of a stream, whose status is 200.
+            if bad and error.reason == "server-refused" and error.status < 500:
+                return outcome("refused")
+            return outcome("failed", 0, str(error))
+        if bad:
+            return outcome("failed", tokens, "a token of no vocabulary was accepted")
+        run = max((len(list(run)) for _, run in itertools.groupby(answer.tokens)), default=0)
+        if run >= self._policy.run:
+            message = f"{run} times the same token in {tokens}, after a prompt of {len(prompt)}"
+            return outcome("repeating", tokens, message)
+        return outcome("answered", tokens)
+
+
+class Watched(msgspec.Struct):
+    """
+    Observations of a server and its machine; times are seconds since the beginning.
+
+    Attributes:
+        memory: Check of the memory → readings: time and bytes.
+        ended: Time, reason and text of each process of the server that ended.
+        faults: Time, reason and text of each fault in the kernel's log.
+        unwatched: Check → reason and message, if its subject cannot be watched.
+        seconds: The time under load.
+        gone: Whether the server gave no more answers.
+        running: Requests that the server still worked on after the load; None if it does not say.
+    """
+
+    memory: dict[str, list[tuple[float, float]]] = {}
+    ended: list[tuple[float, str, str]] = []
+    faults: list[tuple[float, str, str]] = []
+    unwatched: dict[str, tuple[str, str]] = {}
+    seconds: float = 0.0
+    gone: bool = False
+    running: float | None = None
+
+
+class Monitor:
+    """
+    The server's processes, their memory, and the kernel's log.
+
+    Args:
+        pid: The server's process; None if it is not known.
+        kernel: The device of the kernel's log.
+
+    Attributes:
+        watched: What `sample` read so far.
+    """
+
+    def __init__(self, pid: int | None, kernel: Path) -> None:
+        self.watched = Watched()
+        self._root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
+        self._processes = {process: str(process) for process in self._tree()}
+        unwatched, self._log = self.watched.unwatched, None
+        if not self._processes:
+            text = "the server's process is not known here"
+            unwatched["memory-growth"] = unwatched["restarts"] = ("processes-unknown", text)
+        if gpu_memory(()) is None:
+            unwatched["gpu-memory-growth"] = ("no-gpu", "this machine has no NVIDIA GPU")
+        try:
+            self._log = watchdog.KernelLog(kernel)
+        except OSError as error:
+            unwatched["kernel-log"] = ("kernel-log-hidden", f"{kernel}: {error.strerror}")
+
+    def sample(self, at: float) -> None:
+        """Read everything, *at* seconds since the beginning."""
+        watched, processes = self.watched, self._tree()
+        for process in set(self._processes).difference(processes):
+            watched.ended.append((at, "server-restarted", f"{self._processes.pop(process)} ended"))
+        # A process may end meanwhile.
+        with contextlib.suppress(psutil.Error):
+            resident = sum(process.memory_info().rss for process in processes)
+            watched.memory.setdefault("memory-growth", []).append((at, float(resident)))
+        if gpu := gpu_memory({process.pid for process in processes}):
+            watched.memory.setdefault("gpu-memory-growth", []).append((at, gpu))
+        else:
+            text = "the driver does not list the memory of the server's processes"
+            watched.unwatched.setdefault("gpu-memory-growth", ("gpu-memory-unknown", text))
+        if self._log:
+            lost = ""
+            try:
+                faults = list(self._log.findings())[:20]
+                watched.faults += [(at, fault.reference, fault.message) for fault in faults]
+                lost = "records were overwritten" if self._log.lost else ""
+            except OSError as error:
+                lost = str(error)
+            if lost:
+                text = f"faults may be missing: {lost}"
+                watched.unwatched["kernel-log"] = ("kernel-log-lost", text)
+
+    def close(self) -> None:
+        """Close the kernel's log."""
+        if self._log:
+            self._log.close()
+
+    def _tree(self) -> list[psutil.Process]:
+        """Return the server's processes that are alive."""
+        alive = []
+        # psutil compares the time of creation, so a reused process id does not count.
+        with contextlib.suppress(psutil.Error):
+            if self._root and self._root.is_running():
+                for process in (self._root, *self._root.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        if process.status() != psutil.STATUS_ZOMBIE:
+                            alive.append(process)
+        return alive
+
+
+def gpu_memory(pids: Container[int]) -> float | None:
+    """
+    Return the bytes that *pids* hold on all GPUs by the driver's count.
+
+    It is None without a GPU, and 0 if the driver does not count the memory of all of them.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        if not (count := pynvml.nvmlDeviceGetCount()):
+            return None
+    except pynvml.NVMLError:
+        return None
+    try:
+        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
+        lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
+    except pynvml.NVMLError:
+        return 0.0
+    used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
+    # The driver reports None for memory that it does not count; a sum without it is wrong.
+    return 0.0 if None in used else float(sum(used))
+
+
+# The gate.
