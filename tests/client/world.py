@@ -149,11 +149,15 @@ class World:
     An index in ``folder/index``, served at *url*.
 
     Attributes:
+        machine, pythons: What its releases are for.
         faults: Path of a request → what answers in its place.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, machine: Any = MACHINE, pythons: Sequence[str] = (PYTHON,)
+    ) -> None:
         self.folder, self.root = folder, folder / "index"
+        self.machine, self.pythons = machine, tuple(pythons)
         self.root.mkdir(parents=True)
         self.keys = tufindex.make_keys(folder / "keys")
         self.faults: dict[str, Callable[[Any], object]] = {}
@@ -187,10 +191,9 @@ class World:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(one.data)
             url, size = f"{self.url}{place}", len(one.data)
-            needed[LockedWheel(one.project, one.version, one.name, url, one.sha256, size)] = [
-                PYTHON
-            ]
-        return locked_set.write(needed, MACHINE, [PYTHON])
+            wheel = LockedWheel(one.project, one.version, one.name, url, one.sha256, size)
+            needed[wheel] = self.pythons
+        return locked_set.write(needed, self.machine, self.pythons)
 
     def next_name(self) -> str:
         """Return the name of a release that comes after all others."""
@@ -228,11 +231,14 @@ class World:
         text = lock or self.lock(ours, others)
         packages = {one.project: one.version for one in (*ours, *others)}
         named = ReleaseFile(
-            name=f"pylock.{MACHINE}.toml", size=len(text), sha256=sha256_bytes(text)
+            name=f"pylock.{self.machine}.toml", size=len(text), sha256=sha256_bytes(text)
         )
         data[named] = text
         locked = ReleaseLock(
-            **msgspec.structs.asdict(named), machine=MACHINE, pythons=(PYTHON,), packages=packages
+            **msgspec.structs.asdict(named),
+            machine=self.machine,
+            pythons=self.pythons,
+            packages=packages,
         )
         made = f"2026-11-22T07:{int(number) // 60:02}:{int(number) % 60:02}Z"
         release = change(
@@ -250,8 +256,8 @@ class World:
             stack=stack,
             made=made,
             channel=channel,
-            machines=(MACHINE,),
-            pythons=(PYTHON,),
+            machines=(self.machine,),
+            pythons=self.pythons,
             missing=tuple(item.gate for item in missing),
         )
         with self.changing() as transaction:

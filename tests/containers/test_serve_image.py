@@ -19,7 +19,6 @@ import requests
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
-from msgspec.structs import replace
 from tests.client.world import World, wheel
 from tests.containers.conftest import (
     OTHER,
@@ -61,7 +60,7 @@ class Maker:
     ) -> None:
         self.folder, self.base, self.platform = folder, base, f"linux/{architecture}"
         self.machine, self._address = MACHINES[architecture], address
-        self.world, self.store = World(folder / "world"), folder / "store"
+        self.world, self.store = World(folder / "world", self.machine), folder / "store"
         self.store.mkdir(parents=True)
         (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
         self.first = self.publish("2026.11.1")
@@ -74,10 +73,8 @@ class Maker:
             "entrypoints/common/cli_args.py": standin.FRONTEND, "entrypoints/cli/main.py": standin.MAIN,
         }  # fmt: skip
         made = wheel("vllm", files={f"vllm/{path}": text.encode() for path, text in texts.items()})
-        return self.world.publish(
-            name, [made], state=lambda state: replace(state, machines=(self.machine,), pythons=pythons),
-            change=lambda release: replace(release, locks=tuple(replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)),
-        )  # fmt: skip
+        self.world.pythons = pythons
+        return self.world.publish(name, [made])
 
     def command(self, *words: str | Path) -> list[str]:
         """Return the command line of ``lab image``."""
