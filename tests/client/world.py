@@ -190,8 +190,9 @@ class World:
                 path = self.root / place
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(one.data)
-            url, size = f"{self.url}{place}", len(one.data)
-            wheel = LockedWheel(one.project, one.version, one.name, url, one.sha256, size)
+            wheel = LockedWheel(
+                one.project, one.version, one.name, f"{self.url}{place}", one.sha256, len(one.data)
+            )
             needed[wheel] = self.pythons
         return locked_set.write(needed, self.machine, self.pythons)
 

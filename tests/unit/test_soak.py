@@ -19,8 +19,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
 from sparkwright.gates.soak import gate
-from sparkwright.gates.soak import load as loads
-from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, Watched
+from sparkwright.gates.soak.load import BAD_TOKEN, Load, Monitor, SoakPolicy, SoakRequest, Watched
 
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
 KINDS = ("memory-growth", "gpu-memory-growth")
@@ -164,7 +163,7 @@ def test_two_soaks_send_the_same_requests(load: Load) -> None:
     for share, count in (
         (0.1, sum(patience is not None for _, _, patience in requests)),
         (0.3, sum(prompt[1:30] == tuple(range(1, 30)) for prompt, _, _ in requests)),
-        (0.02, sum(prompt[0] == loads.BAD_TOKEN for prompt, _, _ in requests)),
+        (0.02, sum(prompt[0] == BAD_TOKEN for prompt, _, _ in requests)),
     ):
         assert share / 2 < count / len(requests) < share * 1.5
 
@@ -195,7 +194,7 @@ def test_every_request_has_an_outcome(
         return types.SimpleNamespace(tokens=reply)
 
     monkeypatch.setattr(Client, "complete", complete)
-    monkeypatch.setattr(load, "draw", lambda key: ((loads.BAD_TOKEN if bad else 5, 6), 3, patience))
+    monkeypatch.setattr(load, "draw", lambda key: ((BAD_TOKEN if bad else 5, 6), 3, patience))
 
     assert load.send("0/0/0").outcome == outcome
 

@@ -37,11 +37,6 @@ from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import measurement, paired_differences, runner
-from sparkwright.gates.throughput.measurement import (
-    ExternalServer,
-    MeasurementContext,
-    RunningServer,
-)
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
@@ -79,7 +74,7 @@ class Noise(msgspec.Struct, frozen=True):
     throttled: tuple[Side, ...] = ()
 
 
-class SimulatedServer(ExternalServer):
+class SimulatedServer(measurement.ExternalServer):
     """A launch; its counters grow with what it answers."""
 
     def __init__(self, side: Side, number: int, effect: float) -> None:
@@ -117,7 +112,7 @@ class SimulatedServers(MachineMonitor):
         self.faults: dict[Side, Check] = {}
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.servers: dict[Side, SimulatedServer] = {}
-        self.context = MeasurementContext(self, self, POLICY, lambda url: dict(self.at(url).counts), "model")
+        self.context = measurement.MeasurementContext(self, self, POLICY, lambda url: dict(self.at(url).counts), "model")
 
     def snapshot(self) -> Snapshot:
         self.now += 1
@@ -137,7 +132,7 @@ class SimulatedServers(MachineMonitor):
         return next(one for one in self.servers.values() if one.url == url)
 
     @contextlib.contextmanager
-    def launch(self, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
+    def launch(self, sides: Sequence[Side]) -> Iterator[dict[Side, measurement.RunningServer]]:
         """Start servers for *sides*."""
         self.now += LAUNCH
         self.numbers.update(sides)
@@ -149,7 +144,7 @@ class SimulatedServers(MachineMonitor):
         }
         yield {**self.servers}
 
-    def profile(self, side: Side, server: RunningServer) -> Check | None:
+    def profile(self, side: Side, server: measurement.RunningServer) -> Check | None:
         """Return the check of the kernel contract that *server* breaks."""
         self.profiled.append(side)
         return self.faults.get(side)
