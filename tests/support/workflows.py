@@ -312,7 +312,7 @@ def share(path: Path) -> None:
 def hosted_cache() -> Path:
     """Return what the containers have for ``~/.cache``, so that not each of them downloads the compiler."""
     path = Path(tempfile.gettempdir(), "sparkwright-hosted-cache")
-    path.mkdir(exist_ok=True)
+    path.joinpath("sparkwright").mkdir(parents=True, exist_ok=True)
     return path
 
 
