@@ -294,18 +294,31 @@ def test_folder_of_somebody_else_is_refused(user: User, script: str, reference: 
     assert list((user.folder / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("prefix", "reference"),
+    [("~nobody-of-that-name/x", "environment-unusable"), ("closed/x", "access-denied")],
+)
+def test_prefix_that_cannot_be_read_is_named(user: User, prefix: str, reference: str) -> None:
+    """It is no fault of ours. Root is asked without the right to read everything."""
+    apart = [] if os.geteuid() else ["setpriv", "--bounding-set=-all"]
+    command = shlex.join([*apart, *CLIENT, "list", "--prefix", prefix])
+    script = f"cd {shlex.quote(str(user.folder))} && mkdir --mode=0 closed && {command}"
+
+    assert f"error: {reference}: " in subprocess.getoutput(script)
+
+
 @pytest.mark.parametrize("place", ["cache", "prefix"])
 def test_full_disk_is_refused_before_anything_is_created(world: World, place: str) -> None:
     """The room for the downloads and for what they unpack to is compared with what is free."""
     world.publish(ONE, [wheel("demo", files={"demo/data.bin": os.urandom(3_000_000)})])
     user = world.user()
-    folder = user.folder / place
-    folder.mkdir()
-    mount = f"mount -t tmpfs -o size=2m,mode=755 none {shlex.quote(str(folder))}"
+    folder = shlex.quote(str(user.folder / place))
+    mount = f"mkdir {folder} && mount -t tmpfs -o size=2m,mode=755 none {folder}"
     install = shlex.join([*CLIENT, "install", "--trust", world.fingerprint])
     script = f"{mount} && {install} 2>&1; ls -A {folder}/releases 2>/dev/null | sed s/^/left:/"
-    command = [*mounts.mounting_shell(), script]
-    said = subprocess.check_output(command, env=user.environment, text=True)
+    said = subprocess.check_output(
+        [*mounts.mounting_shell(), script], env=user.environment, text=True
+    )
 
     assert "disk-full" in said
     assert "left:" not in said

@@ -142,7 +142,7 @@ class Handler(loopback.Handler):
             ("GET", repository, lambda: (200, {"full_name": world.repository, "html_url": f"{world.api}/{world.repository}", "private": world.private})),
             ("GET", repository + releases, lambda: (200, page([self._release(one) for one in self._visible], query))),
             ("POST", repository + releases, lambda: self._create(json.loads(sent))),
-            ("GET", f"{repository}/releases/tags/(.+)", self._tagged),
+            ("GET", f"{repository}/releases/tags/(.+)", lambda tag: (200, self._release(self._released(tag)))),
             ("GET", repository + assets, lambda number: (200, page(self._release(self._find(number))["assets"], query))),
             ("POST", repository + assets, lambda number: self._upload(self._find(number), query["name"][0], sent)),
             ("PATCH", rf"{repository}/releases/(\d+)", lambda number: self._change(self._find(number), json.loads(sent)["draft"])),
@@ -165,10 +165,12 @@ class Handler(loopback.Handler):
     def _find(self, number: str) -> Release:
         return {one.id: one for one in self._visible}[int(number)]
 
+    def _released(self, tag: str) -> Release:
+        return {one.tag: one for one in self.world.releases.values() if not one.draft}[tag]
+
     def _public(self, tag: str, name: str) -> Reply:
         """Answer as everybody is answered; drafts have no address here."""
-        released = [one for one in self.world.releases.values() if one.tag == tag and not one.draft]
-        numbers = {asset.name: asset.id for one in released for asset in one.assets.values()}
+        numbers = {asset.name: asset.id for asset in self._released(tag).assets.values()}
         return 302, f"{self.world.hosts['storage'].url}/{numbers[name]}"
 
     def _release(self, one: Release) -> dict[str, Any]:
@@ -189,10 +191,6 @@ class Handler(loopback.Handler):
         release = Release(self.world.number(), record["tag_name"], record["draft"])
         self.world.releases[release.id] = release
         return 201, self._release(release)
-
-    def _tagged(self, tag: str) -> Reply:
-        released = {one.tag: one for one in self.world.releases.values() if not one.draft}
-        return 200, self._release(released[tag])
 
     def _upload(self, release: Release, name: str, data: bytes) -> Reply:
         if release.immutable or any(one.name == name for one in release.assets.values()):

@@ -68,9 +68,8 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     )
     with subprocess.Popen([*python(script), str(tmp_path / "x.log")], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        number = int(parent.stdout.readline())
+        status = Path(f"/proc/{parent.stdout.readline().strip()}/status")
         parent.send_signal(signal.SIGKILL)
-    status = Path(f"/proc/{number}/status")
     until(lambda: not status.exists() or "State:\tZ" in status.read_text())
 
 

@@ -162,10 +162,18 @@ class Prefix:
 
     Attributes:
         root: The folder: ``releases/<name>/``, ``current``, ``trust/`` and ``history.json``.
+
+    Raises:
+        environment-unusable: There is no user of that ``~NAME``, or links lead in a circle.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().resolve()
+        try:
+            self.root = root.expanduser().resolve()
+        except RuntimeError as error:
+            raise PythonError(
+                "environment-unusable", f"{root} is no folder.", details=[str(error)]
+            ) from error
 
     def locked(self) -> AbstractContextManager[None]:
         """

@@ -100,6 +100,10 @@ class FileError(SparkwrightError):
     """A file is damaged, unsafe, or does not have the expected form."""
 
     references: ClassVar[Mapping[str, Advice]] = {
+        "access-denied": Advice(
+            "The command needs a file or a folder that this user may not read or write.",
+            "Correct its permissions, or name another.",
+        ),
         "archive-unsafe": Advice(
             "The archive has a member that would land outside its folder, a link that leaves"
             " it, or more than it admits to.",
@@ -138,8 +142,10 @@ class StoreError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "cache-unusable": Advice(
-            "The cache directory is a file, or cannot be made or written by this user.",
-            "Choose another folder with SPARKWRIGHT_CACHE_DIR, or correct its permissions.",
+            "The cache directory, or the folder of installations, is a file, or cannot be made "
+            "or written by this user.",
+            "Choose another folder with SPARKWRIGHT_CACHE_DIR or --prefix, or correct its "
+            "permissions.",
         ),
         "disk-full": Advice(
             "The file system of the cache directory, or that of the output, is full.",

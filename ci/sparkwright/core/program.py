@@ -13,12 +13,12 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sparkwright import __version__
 from sparkwright.core.console import OutputClosed, console, open_streams
-from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.errors import FileError, SparkwrightError, UsageError
 from sparkwright.core.store import translate_disk_full
 
 
@@ -52,7 +52,7 @@ def _run_and_report(
 ) -> tuple[int, dict[str, object] | None]:
     """Run the command line, and return the exit code and the error of the document."""
     try:
-        with translate_disk_full(Path(tempfile.gettempdir())):
+        with _translated_refusals():
             return run(words), None
     except SparkwrightError as error:
         console.failure(error)
@@ -69,6 +69,18 @@ def _run_and_report(
         return 130, {"reference": "interrupted"}
     except Exception:  # a bug; the log must allow to find it
         return 3, {"reference": "fault", "log": _write_log(words)}
+
+
+@contextlib.contextmanager
+def _translated_refusals() -> Iterator[None]:
+    """Raise `disk-full` or `access-denied` for a file that the operating system refuses."""
+    try:
+        with translate_disk_full(Path(tempfile.gettempdir())):
+            yield
+    except PermissionError as refused:
+        if refused.filename is None:  # of a process, say, and not of a file
+            raise
+        raise FileError("access-denied", f"This user may not use {refused.filename}.") from refused
 
 
 def _write_log(words: Sequence[str]) -> str:
