@@ -4,7 +4,7 @@ ARG BASE
 FROM ${BASE} AS system
 # nvcc drives g++; extension modules are compiled against Python.h; git holds the sources.
 ARG PACKAGES="ca-certificates ccache g++ git python3 python3-dev python3-venv"
-# Only what the base lacks is installed: a base that has everything needs no network. What apt-get says stays before what follows it.
+# Only what the base lacks is installed: a base that has everything needs no network. One stream keeps the order of its messages.
 RUN exec 2>&1; set -eu; missing=; \
     for package in $PACKAGES; do \
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$' || missing="$missing $package"; \

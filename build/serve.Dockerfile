@@ -8,7 +8,7 @@ FROM ${BASE} AS serve-system
 # Triton compiles its launchers with gcc against Python.h, and FlashInfer what is not in its wheel with g++; tini passes signals on and
 # reaps what a dead engine leaves.
 ARG PACKAGES="ca-certificates g++ python3 python3-dev python3-venv tini"
-# Only what the base lacks is installed: a base that has everything needs no network. What apt-get says stays before what follows it.
+# Only what the base lacks is installed: a base that has everything needs no network. One stream keeps the order of its messages.
 RUN exec 2>&1; set -eu; missing=; \
     for package in $PACKAGES; do \
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$' || missing="$missing $package"; \

@@ -299,9 +299,9 @@ def test_folder_of_somebody_else_is_refused(user: User, script: str, reference: 
     [("~nobody-of-that-name/x", "environment-unusable"), ("closed/x", "access-denied")],
 )
 def test_prefix_that_cannot_be_read_is_named(user: User, prefix: str, reference: str) -> None:
-    """It is no fault of ours. Root is asked without the right to read everything."""
-    apart = [] if os.geteuid() else ["setpriv", "--bounding-set=-all"]
-    command = shlex.join([*apart, *CLIENT, "list", "--prefix", prefix])
+    """The error names it. Root runs the command without the right to read everything."""
+    unprivileged = [] if os.geteuid() else ["setpriv", "--bounding-set=-all"]
+    command = shlex.join([*unprivileged, *CLIENT, "list", "--prefix", prefix])
     script = f"cd {shlex.quote(str(user.folder))} && mkdir --mode=0 closed && {command}"
 
     assert f"error: {reference}: " in subprocess.getoutput(script)

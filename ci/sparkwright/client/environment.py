@@ -164,7 +164,7 @@ class Prefix:
         root: The folder: ``releases/<name>/``, ``current``, ``trust/`` and ``history.json``.
 
     Raises:
-        environment-unusable: There is no user of that ``~NAME``, or links lead in a circle.
+        environment-unusable: The user in ``~NAME`` does not exist.
     """
 
     def __init__(self, root: Path) -> None:
@@ -172,7 +172,7 @@ class Prefix:
             self.root = root.expanduser().resolve()
         except RuntimeError as error:
             raise PythonError(
-                "environment-unusable", f"{root} is no folder.", details=[str(error)]
+                "environment-unusable", f"{root} cannot be resolved.", details=[str(error)]
             ) from error
 
     def locked(self) -> AbstractContextManager[None]:

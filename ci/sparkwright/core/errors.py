@@ -102,7 +102,7 @@ class FileError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "access-denied": Advice(
             "The command needs a file or a folder that this user may not read or write.",
-            "Correct its permissions, or name another.",
+            "Correct its permissions, or name another file or folder.",
         ),
         "archive-unsafe": Advice(
             "The archive has a member that would land outside its folder, a link that leaves"

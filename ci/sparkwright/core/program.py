@@ -8,6 +8,7 @@ the network or an upstream is out of reach. 130: interrupted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import sys
@@ -77,10 +78,12 @@ def _translated_refusals() -> Iterator[None]:
     try:
         with translate_disk_full(Path(tempfile.gettempdir())):
             yield
-    except PermissionError as refused:
-        if refused.filename is None:  # of a process, say, and not of a file
+    except OSError as error:
+        # Without a name it is about a process, and not about a file.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or error.filename is None:
             raise
-        raise FileError("access-denied", f"This user may not use {refused.filename}.") from refused
+        what = f"This user may not use {error.filename}."
+        raise FileError("access-denied", what, details=[str(error)]) from error
 
 
 def _write_log(words: Sequence[str]) -> str:

@@ -239,8 +239,8 @@ def ask(seconds: float, scratch: Path) -> Gpu | str:
     try:
         return msgspec.convert(records[-1], Gpu)
     except (IndexError, msgspec.ValidationError):
-        failure = dict(*records[-1:]).get("failure") or ended.tail[-200:]
-        return f"no GPU answers: {failure or f'status {ended.status}'}"
+        failure = records[-1].get("failure") if records else ""
+        return f"no GPU answers: {failure or ended.tail[-200:] or f'status {ended.status}'}"
 
 
 def unpack(
