@@ -131,7 +131,8 @@ def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
     context = demo.prepare(RunContext(Project(ROOT, "2026.11"), Store(folder), (), ROOT / "dist", target=target))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
+        # The demo replaces it, once it has the tools, and nothing restores it.
+        patch.setenv("SPARKWRIGHT_INDEX_URL", os.environ.get("SPARKWRIGHT_INDEX_URL", ""))
         with demo.official(context, tools):
             demo.lock_stack(context)
     return context.project.root.parent
