@@ -353,7 +353,7 @@ HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\re"
 
 
 def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
-    """Notes, warnings, results and tables escape text from outside; text of any alphabet, line ends and tabs stay, empty columns do not."""
+    """Notes, warnings, results and tables escape text from outside; text of any alphabet, line ends and tabs stay. A table leaves out empty columns."""
     assert printable("Größe\t日本語 🚀\n1\u202f000") == "Größe\t日本語 🚀\n1\u202f000"
     console = Console()
     console.note(HOSTILE)
