@@ -21,8 +21,8 @@ import pytest
 from tests.refusals import refusal
 from tests.support import processes, wheels
 from tests.support.standin import alive
-from tests.unit.conftest import Cli
 
+from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.release import bundle, bundle_host
 from sparkwright.release.bundle import BundleSpec
@@ -89,23 +89,25 @@ class Host(NamedTuple):
         assert self.script("setup", self.bundle, self.root) == (0, "", "")
 
 
-@pytest.fixture(name="host")
-def _host(tmp_path: Path, cli: Cli) -> Host:
-    """Return a host of the bundle's kind, with a bundle of a wheel and a folder."""
-    wheel = wheels.plain(tmp_path, "tiny", "1", files={"noise": os.urandom(70_000)})
-    for name, text in (
-        ("extra/package/__init__.py", "WORD = 'extra'\n"),
-        ("spec.yaml", SPEC),
-        ("site/torch.py", TORCH),
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    output = ("--output", tmp_path / "bundle", "--part", "0.03")
-    contents = (f"dist/{wheel.name}={wheel}", f"sites/extra={tmp_path}/extra")
-    words = (tmp_path / "spec.yaml", *output, "--add", contents[0], "--add", contents[1])
-    assert cli("release", "bundle", *words).returncode == 0
-    script = tmp_path / "bundle" / "bundle_host.py"
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a bundle of a wheel and a folder, what it was made of, and the host's torch."""
+    folder = tmp_path_factory.mktemp("packed")
+    wheel = wheels.plain(folder, "tiny", "1", files={"noise": os.urandom(70_000)})
+    for name, text in (("extra/package/__init__.py", "WORD = 'extra'\n"), ("spec.yaml", SPEC), ("site/torch.py", TORCH)):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+    contents = ("--add", f"dist/{wheel.name}={wheel}", "--add", f"sites/extra={folder}/extra")
+    assert main.main(["release", "bundle", f"{folder}/spec.yaml", "--output", f"{folder}/bundle", "--part", "0.03", *contents]) == 0
+    script = folder / "bundle" / "bundle_host.py"
     script.write_text(script.read_text().replace("GRACE = 30", "GRACE = 1"))
+    return folder
+
+
+@pytest.fixture
+def host(tmp_path: Path, packed: Path) -> Host:
+    """Return a host of the bundle's kind, with the bundle."""
+    shutil.copytree(packed, tmp_path, dirs_exist_ok=True)
     return Host(tmp_path / "bundle", tmp_path / "root", tmp_path / "site")
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from tests.refusals import refusal
 from tests.support import fatbins, wheels
 from tests.unit.conftest import ROOT, Mini
@@ -320,6 +319,9 @@ PARTS: dict[str, Any] = {
 
 def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the document in *data*, valid by CycloneDX's strict schema, and its components by reference with their properties."""
+    # Its import takes seconds, also in the processes that do not run these tests.
+    from cyclonedx.validation.json import JsonStrictValidator
+
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode()) is None
     content: dict[str, Any] = json.loads(data)
     main = content["metadata"]["component"]
