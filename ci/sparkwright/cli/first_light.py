@@ -111,38 +111,40 @@ class StepRecord(msgspec.Struct, frozen=True):
         return self.state in ("pass", "measured")
 
 
+_OPTIONS: options.Options = {
+    "wheels": {
+        "nargs": "*",
+        "type": Path,
+        "metavar": "WHEEL",
+        "help": "wheels that are built already, all those of one folder (default: build them)",
+    },
+    "--recipe": {"metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
+    "--serve": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "serve the model in this folder, for G3 and G4",
+    },
+    "--python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment that the wheel is installed in (default: make one)",
+    },
+    "--baseline-python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of an environment with the official wheel (default: make one)",
+    },
+    "--output": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder of page, evidence and bundle (default: dist/first-light)",
+    },
+}
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``first-light``."""
-    parser = parsers["first-light"]
-    parser.set_defaults(run=first_light)
-    add = parser.add_argument
-    add(
-        "wheels",
-        nargs="*",
-        type=Path,
-        metavar="WHEEL",
-        help="wheels that are built already, all those of one folder (default: build them)",
-    )
-    add("--recipe", default="", metavar="NAME", help="recipe of the model (ci/recipes)")
-    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder, for G3 and G4")
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment that the wheel is installed in (default: make one)",
-    )
-    add(
-        "--baseline-python",
-        type=Path,
-        metavar="FILE",
-        help="Python of an environment with the official wheel (default: make one)",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder of page, evidence and bundle (default: dist/first-light)",
-    )
+    options.define(parsers, {"first-light": first_light}, {"first-light": _OPTIONS})
 
 
 def first_light(arguments: argparse.Namespace) -> None:

@@ -23,71 +23,69 @@ from sparkwright.core.console import console, size
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates.core.ladder import host_facts
 
+#: The options of the commands that have some.
+_OPTIONS: Mapping[str, options.Options] = {
+    "model inspect": {
+        "model": {
+            "type": Path,
+            "metavar": "MODEL_DIR",
+            "help": "folder of the model; only the headers of its weights are read",
+        },
+        "--batch": {
+            "type": options.number(int, 1),
+            "default": 1,
+            "metavar": "N",
+            "help": "requests in one decoding step (default: 1)",
+        },
+    },
+    "model tune": {
+        "model": {
+            "type": Path,
+            "metavar": "MODEL_DIR",
+            "help": "folder of the model; the weights are drawn at random",
+        },
+        "--python": {
+            "type": Path,
+            "required": True,
+            "metavar": "FILE",
+            "help": "Python of the environment with the wheel of the stack",
+        },
+        "--wheel": {"type": Path, "required": True, "metavar": "WHEEL", "help": "that wheel"},
+        "--tuner": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "vLLM's benchmarks/kernels/benchmark_moe.py (default: from the locked source)",
+        },
+        "--tensor-parallel-size": {
+            "type": options.number(int, 1, 64),
+            "default": 1,
+            "metavar": "N",
+            "help": "GPUs that share each expert (default: 1)",
+        },
+        "--tokens": {
+            **options.REPEATED,
+            "type": options.number(int, 1, 1 << 20),
+            "metavar": "N",
+            "help": "tokens of a batch; may be repeated (default: the tuner's 18 sizes)",
+        },
+        "--configurations": {
+            "type": options.number(int, 0, 1 << 20),
+            "default": 0,
+            "metavar": "N",
+            "help": "configurations to try for each batch, drawn with a fixed seed (default: all, "
+            "which takes hours)",
+        },
+    },
+}
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Add the arguments of ``inspect``."""
-    parser = parsers["model inspect"]
-    parser.set_defaults(run=inspect)
-    add = parser.add_argument
-    add(
-        "model",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder of the model; only the headers of its weights are read",
-    )
-    add(
-        "--batch",
-        type=options.number(int, 1),
-        default=1,
-        metavar="N",
-        help="requests in one decoding step (default: 1)",
-    )
-    parser = parsers["model tune"]
-    parser.set_defaults(run=tune)
-    add = parser.add_argument
-    add(
-        "model",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder of the model; the weights are drawn at random",
-    )
-    add(
-        "--python",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="Python of the environment with the wheel of the stack",
-    )
-    add("--wheel", type=Path, required=True, metavar="WHEEL", help="that wheel")
-    add(
-        "--tuner",
-        type=Path,
-        metavar="FILE",
-        help="vLLM's benchmarks/kernels/benchmark_moe.py (default: from the locked source)",
-    )
-    add(
-        "--tensor-parallel-size",
-        type=options.number(int, 1, 64),
-        default=1,
-        metavar="N",
-        help="GPUs that share each expert (default: 1)",
-    )
-    add(
-        "--tokens",
-        type=options.number(int, 1, 1 << 20),
-        action="append",
-        default=[],
-        metavar="N",
-        help="tokens of a batch; may be repeated (default: the tuner's 18 sizes)",
-    )
-    add(
-        "--configurations",
-        type=options.number(int, 0, 1 << 20),
-        default=0,
-        metavar="N",
-        help="configurations to try for each batch, drawn with a fixed seed (default: all, which "
-        "takes hours)",
-    )
+    """Add the arguments of the commands of ``model``."""
+    functions = {
+        "model inspect": inspect,
+        "model tune": tune,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
