@@ -200,7 +200,7 @@ _OPTIONS: options.Options = {
     "--node-address": {
         "type": plain_text,
         "metavar": "ADDRESS",
-        "help": "address of this machine on the shared network",
+        "help": "address of this machine on the shared network; required with --ray-head",
     },
     "--ray-port": {
         "type": _PORT,
@@ -224,13 +224,18 @@ def serve(arguments: argparse.Namespace) -> int:
         variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
         UsageError and others: As `launch.plan`.
     """
+    passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
     options.refuse(
         (
             arguments.ray_head and arguments.ray_worker is not None,
             "--ray-head and --ray-worker are of different machines.",
         ),
+        (
+            arguments.ray_head and not arguments.node_address,
+            "--ray-head needs --node-address (NODE_ADDRESS): this machine's, on the network of "
+            "the nodes.",
+        ),
     )
-    passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
     if arguments.health is not None:
         return _check_health(arguments)
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
@@ -248,13 +253,12 @@ def serve(arguments: argparse.Namespace) -> int:
     names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
     values = {name: getattr(arguments, name) for name in names}
     head = arguments.ray_head
-    address = arguments.node_address or (launch.own_address() if head else "")
     request = ServeRequest(
         **{name: value for name, value in values.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
         variables=variables,
         download=bool(arguments.download),
-        address=address,
+        address=arguments.node_address or "",
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
     return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)
