@@ -111,8 +111,9 @@ def bench(arguments: argparse.Namespace) -> None:
         return
     kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
     if calibrate:
-        wheel, python = bench_options.wheel, bench_options.python
-        bench_options = replace(bench_options, baseline=wheel, baseline_python=python)
+        bench_options = replace(
+            bench_options, baseline=bench_options.wheel, baseline_python=bench_options.python
+        )
     recipe = recipes.load(context.project.root, arguments.recipe) if published else None
     if recipe and not bench_options.workload:
         reports = (*recipe.published, *recipe.ours)
@@ -233,10 +234,6 @@ def quick(
     conditions = [f"{cell.name}: {look.runs} runs of {look.requests} requests"]
     if look.output_tokens < cell.answer:
         conditions.append(f"answers cut to {look.output_tokens} tokens")
-    if rate:
-        conditions.append(f"{rate:g} requests per second, any number at a time")
-    if natural:
-        conditions.append("answers of natural length")
     output.show_quick(look, f"{name}, {', '.join(conditions)}", cell.name)
     facts = {
         "quick": look,

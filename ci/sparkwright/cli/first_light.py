@@ -49,9 +49,8 @@ from sparkwright.release.bundle import anonymous_member
 #: Of a step: ``measured`` gives figures and decides nothing.
 StepState = State | Literal["measured"]
 
-#: Files of a run: its page, its results, the sha256 of each file of the bundle, and the bundle.
-PAGE, RESULTS = "first-light.html", "results.json"
-MANIFEST, BUNDLE = "MANIFEST.sha256", "first-light.tar.gz"
+#: Files of a run: its page, its results, and the bundle.
+PAGE, RESULTS, BUNDLE = "first-light.html", "results.json", "first-light.tar.gz"
 #: The file of the finished steps in an output folder, by step and inputs.
 STEPS = "steps.json"
 #: Bytes of a log that are kept, the last ones.
@@ -251,15 +250,7 @@ class FirstSteps:
 
     def run(self) -> dict[str, StepRecord]:
         """Say how long the steps take, and run them in order; return their records."""
-        last = {key.split()[0]: record for key, record in self._earlier.items()}
-        rows = [
-            (
-                name,
-                title,
-                f"{duration(last[name].seconds)}, the last run here" if name in last else estimate,
-            )
-            for name, (title, estimate, _) in self.steps.items()
-        ]
+        rows = [(name, title, estimate) for name, (title, estimate, _) in self.steps.items()]
         console.table("first-light", ("step", "what it does", "how long"), rows)
         records = {}
         for name, (title, _, work) in self.steps.items():
@@ -519,10 +510,8 @@ def write(
     store.write(folder / PAGE, page.render(**results, **shown, state=state(records)).encode())
     evidence = {name for record in records.values() for name in record.files}
     names = [PAGE, RESULTS, *sorted(evidence)]
-    lines = [f"{sha256_file(folder / name)}  {name}\n" for name in names]
-    store.write(folder / MANIFEST, "".join(lines).encode())
     with store.replacing(folder / BUNDLE) as temporary, tarfile.open(temporary, "w:gz") as archive:
-        for name in (MANIFEST, *names):
+        for name in names:
             archive.add(folder / name, f"first-light/{name}", filter=anonymous_member)
     return folder / BUNDLE
 

@@ -395,7 +395,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
         version = later[-1].version
-    old, plan = upstream.locked().tree, drift.plan_bump(upstream, version, arguments.drop)
+    plan = drift.plan_bump(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",
         ["patch", "on the new base it", "so it is dropped"],
@@ -408,12 +408,9 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     between = rebase.compare(upstream)
     changed = rebase.export(context, fork)
-    count = len(context.objects.changes(old, plan.base.tree))
-    sources = f"Upstream changed {count} files."
-    lines = [*changed, "", "range-diff of both series:", *between, "", sources]
-    console.result("\n".join(lines))
+    console.result("\n".join([*changed, "", "range-diff of both series:", *between]))
     files = upkeep.contents(context.project.root, changed)
-    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), sources, files)
+    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None
     return {**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull}
 
@@ -468,8 +465,6 @@ def run_watch(arguments: argparse.Namespace) -> Document:
     )
     changed = sum(bool(changes) for *_, changes in watched)
     console.result(f"{changed} of {len(watched)} pull requests changed")
-    if changed:
-        console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
     return {
         "pulls": [
             {
