@@ -241,12 +241,12 @@ def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy("/bin/true", program)
     units, log = machine.root / "etc" / "systemd" / "system", machine.root / "var" / "log" / "jobs"
-    shutil.copy(SHIPPED / runner.UNIT, units)
-    (units / f"{runner.UNIT}.d").mkdir(exist_ok=True)
-    (units / f"{runner.UNIT}.d" / "test.conf").write_text(
+    shutil.copy(SHIPPED / runner.UNIT.name, units)
+    (units / f"{runner.UNIT.name}.d").mkdir(exist_ok=True)
+    (units / f"{runner.UNIT.name}.d" / "test.conf").write_text(
         f"[Service]\nEnvironment=SPARKWRIGHT_GITHUB_API={machine.hub.url}\nRestartSec=1\nStandardOutput=append:/var/log/jobs\nStandardError=inherit\n"
     )
-    subprocess.run(["systemctl", f"--root={machine.root}", "enable", runner.UNIT], check=True)
+    subprocess.run(["systemctl", f"--root={machine.root}", "enable", runner.UNIT.name], check=True)
     machine.hub.jobs += [f"{LITTER} echo job {number}; touch /usr/x" for number in range(2)]
     devices = [f"--bind={path}" for path in Path("/dev").glob("loop*")]
     options: list[str | Path] = ["--quiet", "--register=no", "--keep-unit", "--capability=all", *devices, "--directory", machine.root, "--boot"]

@@ -47,7 +47,7 @@ def run(demo: Demo, *words: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine: Demo, tmp_path: Path) -> None:
-    """GPU steps are not-run with the reason, a killed run continues, a finished one repeats nothing, and the bundle is what its manifest says."""
+    """GPU steps are not-run with the reason, a killed run continues, a finished one repeats nothing, and the bundle has the evidence."""
     folder = machine.folder / "project" / "dist" / "first-light"
     with running(machine.command("first-light"), machine.environment(), machine.folder) as child:
         assert child.stderr is not None
@@ -70,9 +70,6 @@ def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine:
     (bundle := tmp_path / "bundle").mkdir()
     subprocess.run(["tar", "-C", bundle, "-xf", folder / first_light.BUNDLE], check=True)
     files = {path.relative_to(bundle / "first-light").as_posix() for path in bundle.rglob("*") if path.is_file()}
-    subprocess.run(["sha256sum", "--check", "--quiet", first_light.MANIFEST], cwd=bundle / "first-light", check=True)
-    listed = {line.split("  ")[1] for line in (bundle / "first-light" / first_light.MANIFEST).read_text().splitlines()}
-    assert listed == files - {first_light.MANIFEST}
     assert {first_light.PAGE, first_light.RESULTS, "doctor.json"} < files
     assert sum(name.endswith(".verdicts.json") for name in files) == 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,7 @@ def check(hub: Hub, *words: str) -> Any:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a machine's configuration, which does not exist yet."""
-    for name in ("CONFIG", "UNIT_FOLDER"):
-        monkeypatch.setattr(runner, name, tmp_path / name.lower())
+    monkeypatch.setattr(runner, "CONFIG", tmp_path / "config")
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)
     return tmp_path / "config"
 
@@ -181,21 +179,18 @@ def test_check_refuses_bad_settings(
     assert message in detail
 
 
-def test_check_finds_what_differs_on_the_machine(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (config, runner.UNIT_FOLDER):
-        folder.mkdir()
+def test_check_finds_who_else_may_write_and_users_with_rights(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.mkdir()
     (config / "runner.env").touch()
-    shutil.copy(ROOT / "ci" / "runner" / runner.UNIT, runner.UNIT_FOLDER)
     monkeypatch.setattr(runner, "USERS", ("nobody",))
 
     def bad() -> dict[str, str]:
         return {finding.name: finding.message for finding in runner.machine_findings(ROOT) if finding.state == "bad"}
 
     assert bad().keys() <= {"files of root"}, "the checkout of a test is not root's"
-    (runner.UNIT_FOLDER / runner.UNIT).write_text("[Service]\n")
     config.chmod(0o777)
     monkeypatch.setattr(runner, "USERS", ("root", "no-such-user"))
-    assert bad().keys() == {"unit", "user root", "user no-such-user", "files of root"}
+    assert bad().keys() == {"user root", "user no-such-user", "files of root"}
     assert str(config) in bad()["files of root"]
 
 

@@ -271,9 +271,9 @@ def test_the_verb_prints_the_table_and_the_ceilings_and_fails_on_a_finding(mini:
     and the audit itself in the document.
     """
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
-    document = json.loads(cli("model", "inspect", *mini.words, "--json", "--batch", "4", folder).stdout)
+    document = json.loads(cli("model", "inspect", *mini.words, "--json", folder).stdout)
     assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["nominal"]
-    assert document["ceilings"][0]["together"] == pytest.approx(4 * 273e9 / document["step"])
+    assert document["ceilings"][0]["request"] == pytest.approx(273e9 / document["step"])
     shown = cli("model", "inspect", *mini.words, folder).stdout
     assert ("linear_attn.in_proj_qkvz" in shown, "not measured" in shown) == (True, True)
     done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "n", small(), nvfp4(NAME, 64, 256)[:1]))

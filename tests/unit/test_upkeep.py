@@ -48,7 +48,7 @@ def test_one_issue_is_opened_updated_and_closed(github: World) -> None:
             ("applies", ""), ("applies", ""),
         )
     ]  # fmt: skip
-    assert actions == ["none", "opened", "unchanged", "updated", "closed", "none"]
+    assert actions == ["none", "opened", "updated", "updated", "closed", "none"]
     assert github.issues[1]["state"] == "closed"
     assert "every patch applies" in github.issues[1]["body"]
     assert update(github, trial("conflict", says=("a.c:12",))).number == 3
@@ -97,7 +97,7 @@ def test_a_pull_request_holds_exactly_the_changed_files(github: World, tmp_path:
     (checkout.path / "README.md").write_bytes(b"not ours\n")
     for content, action in ((b"b\n", "opened"), (b"b\n", "unchanged"), (b"c\n", "updated")):
         (folder / "stack.yaml").write_bytes(content)
-        proposal = upkeep.Proposal("s", bump, ("range",), "Upstream", upkeep.contents(checkout.path, names))
+        proposal = upkeep.Proposal("s", bump, ("range",), upkeep.contents(checkout.path, names))
         # It goes from the job that reads upstream to the one that may write as a file.
         (path := tmp_path / "bump.json").write_bytes(msgspec.json.encode(proposal))
         assert upkeep.propose(client(github), checkout.path, upkeep.read_proposal(path), base="main").action == action

@@ -34,50 +34,45 @@ from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
 
+_OPTIONS: options.Options = {
+    **options.MEASURING,
+    "--published": {
+        **options.FLAG,
+        "help": "measure the published figures of the recipe, and fail if they are not reached",
+    },
+    "--wheel": {"type": Path, "metavar": "WHEEL", "help": "the wheel that is installed there"},
+    "--launches": {
+        "type": options.number(int, 1, 1000),
+        "default": 0,
+        "metavar": "N",
+        "help": "launches of the server; each is one sample (default: 5)",
+    },
+    "--calibrate": {
+        "type": options.number(int, 1, 1000),
+        "default": 0,
+        "metavar": "N",
+        "help": "measure N pairs of the same wheel, to calibrate the gate of this machine",
+    },
+    "--quick": {
+        **options.FLAG,
+        "help": "only a quick look: one launch, the first cell, two minutes from the ready "
+        "server; not a gate",
+    },
+    "--rate": {
+        "type": options.number(float, 0.001, 10_000, "requests"),
+        "metavar": "N",
+        "help": "with --quick, requests per second (Poisson), any number of them at a time",
+    },
+    "--natural": {
+        **options.FLAG,
+        "help": "with --quick, answers end by themselves, and not at the cell's length",
+    },
+}
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``bench``."""
-    parser = parsers["bench"]
-    parser.set_defaults(run=bench)
-    options.add(parser, options.MEASURING)
-    add = parser.add_argument
-    add(
-        "--published",
-        action="store_true",
-        help="measure the published figures of the recipe, and fail if they are not reached",
-    )
-    add("--wheel", type=Path, metavar="WHEEL", help="the wheel that is installed there")
-    add(
-        "--launches",
-        type=options.number(int, 1, 1000),
-        default=0,
-        metavar="N",
-        help="launches of the server; each is one sample (default: 5)",
-    )
-    add(
-        "--calibrate",
-        type=options.number(int, 1, 1000),
-        default=0,
-        metavar="N",
-        help="measure N pairs of the same wheel, to calibrate the gate of this machine",
-    )
-    add(
-        "--quick",
-        action="store_true",
-        help="only a quick look: one launch, the first cell, two minutes from the ready server; "
-        "not a gate",
-    )
-    add(
-        "--rate",
-        type=options.number(float, 0.001, 10_000, "requests"),
-        metavar="N",
-        help="with --quick, requests per second (Poisson), any number of them at a time",
-    )
-    add(
-        "--natural",
-        action="store_true",
-        help="with --quick, answers end by themselves, and not at the cell's length",
-    )
+    options.define(parsers, {"bench": bench}, {"bench": _OPTIONS})
 
 
 def bench(arguments: argparse.Namespace) -> None:
@@ -116,8 +111,9 @@ def bench(arguments: argparse.Namespace) -> None:
         return
     kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
     if calibrate:
-        wheel, python = bench_options.wheel, bench_options.python
-        bench_options = replace(bench_options, baseline=wheel, baseline_python=python)
+        bench_options = replace(
+            bench_options, baseline=bench_options.wheel, baseline_python=bench_options.python
+        )
     recipe = recipes.load(context.project.root, arguments.recipe) if published else None
     if recipe and not bench_options.workload:
         reports = (*recipe.published, *recipe.ours)
@@ -238,10 +234,6 @@ def quick(
     conditions = [f"{cell.name}: {look.runs} runs of {look.requests} requests"]
     if look.output_tokens < cell.answer:
         conditions.append(f"answers cut to {look.output_tokens} tokens")
-    if rate:
-        conditions.append(f"{rate:g} requests per second, any number at a time")
-    if natural:
-        conditions.append("answers of natural length")
     output.show_quick(look, f"{name}, {', '.join(conditions)}", cell.name)
     facts = {
         "quick": look,

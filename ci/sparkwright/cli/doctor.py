@@ -232,11 +232,10 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
             "builds take another kind of source, or the commit that the source distribution proves",
             f"sparkwright lock --stack {project.stack}",
         )
-    silent = "no answer" if facts["part full"] else "not asked, as the part full is not installed"
     yield _check(
         "package index",
         facts["package index"],
-        "answers" if facts["package index"] else silent,
+        "answers" if facts["package index"] else "no answer",
         "fetch, plan, build, audit and demo use what the cache directory holds",
     )
     yield _check(

@@ -49,9 +49,8 @@ from sparkwright.release.bundle import anonymous_member
 #: Of a step: ``measured`` gives figures and decides nothing.
 StepState = State | Literal["measured"]
 
-#: Files of a run: its page, its results, the sha256 of each file of the bundle, and the bundle.
-PAGE, RESULTS = "first-light.html", "results.json"
-MANIFEST, BUNDLE = "MANIFEST.sha256", "first-light.tar.gz"
+#: Files of a run: its page, its results, and the bundle.
+PAGE, RESULTS, BUNDLE = "first-light.html", "results.json", "first-light.tar.gz"
 #: The file of the finished steps in an output folder, by step and inputs.
 STEPS = "steps.json"
 #: Bytes of a log that are kept, the last ones.
@@ -111,38 +110,40 @@ class StepRecord(msgspec.Struct, frozen=True):
         return self.state in ("pass", "measured")
 
 
+_OPTIONS: options.Options = {
+    "wheels": {
+        "nargs": "*",
+        "type": Path,
+        "metavar": "WHEEL",
+        "help": "wheels that are built already, all those of one folder (default: build them)",
+    },
+    "--recipe": {"metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
+    "--serve": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "serve the model in this folder, for G3 and G4",
+    },
+    "--python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment that the wheel is installed in (default: make one)",
+    },
+    "--baseline-python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of an environment with the official wheel (default: make one)",
+    },
+    "--output": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder of page, evidence and bundle (default: dist/first-light)",
+    },
+}
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``first-light``."""
-    parser = parsers["first-light"]
-    parser.set_defaults(run=first_light)
-    add = parser.add_argument
-    add(
-        "wheels",
-        nargs="*",
-        type=Path,
-        metavar="WHEEL",
-        help="wheels that are built already, all those of one folder (default: build them)",
-    )
-    add("--recipe", default="", metavar="NAME", help="recipe of the model (ci/recipes)")
-    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder, for G3 and G4")
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment that the wheel is installed in (default: make one)",
-    )
-    add(
-        "--baseline-python",
-        type=Path,
-        metavar="FILE",
-        help="Python of an environment with the official wheel (default: make one)",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder of page, evidence and bundle (default: dist/first-light)",
-    )
+    options.define(parsers, {"first-light": first_light}, {"first-light": _OPTIONS})
 
 
 def first_light(arguments: argparse.Namespace) -> None:
@@ -249,15 +250,7 @@ class FirstSteps:
 
     def run(self) -> dict[str, StepRecord]:
         """Say how long the steps take, and run them in order; return their records."""
-        last = {key.split()[0]: record for key, record in self._earlier.items()}
-        rows = [
-            (
-                name,
-                title,
-                f"{duration(last[name].seconds)}, the last run here" if name in last else estimate,
-            )
-            for name, (title, estimate, _) in self.steps.items()
-        ]
+        rows = [(name, title, estimate) for name, (title, estimate, _) in self.steps.items()]
         console.table("first-light", ("step", "what it does", "how long"), rows)
         records = {}
         for name, (title, _, work) in self.steps.items():
@@ -517,10 +510,8 @@ def write(
     store.write(folder / PAGE, page.render(**results, **shown, state=state(records)).encode())
     evidence = {name for record in records.values() for name in record.files}
     names = [PAGE, RESULTS, *sorted(evidence)]
-    lines = [f"{sha256_file(folder / name)}  {name}\n" for name in names]
-    store.write(folder / MANIFEST, "".join(lines).encode())
     with store.replacing(folder / BUNDLE) as temporary, tarfile.open(temporary, "w:gz") as archive:
-        for name in (MANIFEST, *names):
+        for name in names:
             archive.add(folder / name, f"first-light/{name}", filter=anonymous_member)
     return folder / BUNDLE
 

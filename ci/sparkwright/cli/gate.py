@@ -28,74 +28,68 @@ from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release import policy
 
+_OPTIONS: options.Options = {
+    **options.MEASURING,
+    "wheel": {
+        "nargs": "?",
+        "type": Path,
+        "metavar": "WHEEL",
+        "help": "the wheel (default: the newest in --output; none with --server)",
+    },
+    "--only": {
+        **options.REPEATED,
+        "choices": tuple(ladder.GATES),
+        "help": "only this gate; may be repeated (default: all)",
+    },
+    "--dry-run": {
+        **options.FLAG,
+        "help": "only check that every recipe of --recipe 'NAME …' serves the vLLM of the stack; "
+        "start nothing (default: the first that does of each group of the release policy)",
+    },
+    "--channel": {
+        "choices": ("candidate", "verified"),
+        "default": "candidate",
+        "help": "with --dry-run: `verified` needs a recipe of each group (default: %(default)s)",
+    },
+    "--server-user": {
+        "metavar": "USER",
+        "help": "user that servers run as, by root or by sudo without a password; it can write no "
+        "verdict",
+    },
+    "--keep-going": {**options.FLAG, "help": "continue after a failure"},
+    "--model-folder": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder of the model that --server serves",
+    },
+    "--profile": {
+        "default": "default",
+        "metavar": "NAME",
+        "help": "kind of model for G4 (ci/gates/generation.yaml)",
+    },
+    "--against": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "reference of G3, G5 and G6: a folder written by --record",
+    },
+    "--task": {"default": "gsm8k", "metavar": "NAME", "help": "task of G6 (default: gsm8k)"},
+    "--baseline": {"type": Path, "metavar": "WHEEL", "help": "the wheel that G8 compares with"},
+    "--baseline-python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment that the baseline is installed in",
+    },
+    "--record": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "only write this server's answers, as a reference for --against",
+    },
+}
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``gate``."""
-    parser = parsers["gate"]
-    parser.set_defaults(run=gate)
-    options.add(parser, options.MEASURING)
-    add = parser.add_argument
-    add(
-        "wheel",
-        nargs="?",
-        type=Path,
-        metavar="WHEEL",
-        help="the wheel (default: the newest in --output; none with --server)",
-    )
-    add(
-        "--only",
-        action="append",
-        default=[],
-        choices=tuple(ladder.GATES),
-        help="only this gate; may be repeated (default: all)",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="only check that every recipe of --recipe 'NAME …' serves the vLLM of the stack; "
-        "start nothing (default: the first that does of each group of the release policy)",
-    )
-    add(
-        "--channel",
-        choices=("candidate", "verified"),
-        default="candidate",
-        help="with --dry-run: `verified` needs a recipe of each group (default: %(default)s)",
-    )
-    add(
-        "--server-user",
-        default="",
-        metavar="USER",
-        help="user that servers run as, by root or by sudo without a password; it can write no "
-        "verdict",
-    )
-    add("--keep-going", action="store_true", help="continue after a failure")
-    add("--model-folder", type=Path, metavar="DIR", help="folder of the model that --server serves")
-    add(
-        "--profile",
-        default="default",
-        metavar="NAME",
-        help="kind of model for G4 (ci/gates/generation.yaml)",
-    )
-    add(
-        "--against",
-        type=Path,
-        metavar="DIR",
-        help="reference of G3, G5 and G6: a folder written by --record",
-    )
-    add("--task", default="gsm8k", metavar="NAME", help="task of G6 (default: gsm8k)")
-    add("--baseline", type=Path, metavar="WHEEL", help="the wheel that G8 compares with")
-    add(
-        "--baseline-python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment that the baseline is installed in",
-    )
-    add(
-        "--record",
-        type=Path,
-        metavar="DIR",
-        help="only write this server's answers, as a reference for --against",
-    )
+    options.define(parsers, {"gate": gate}, {"gate": _OPTIONS})
 
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:

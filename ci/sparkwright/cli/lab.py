@@ -21,107 +21,101 @@ from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.core.http import redact_credentials
 from sparkwright.lab import runner as runners
 
+#: The options of the commands that have some.
+_OPTIONS: Mapping[str, options.Options] = {
+    "lab runner": {
+        "action": {
+            "choices": ("check",),
+            "help": "check: read the repository's settings and workflows, and the machine's "
+            "configuration",
+        },
+        "--repository": {
+            "metavar": "OWNER/NAME",
+            "help": "repository whose jobs run on the lab's machines (default: that of runner.env)",
+        },
+        "--token": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "file of a token that may read Administration, Actions and Contents (default: "
+            "GITHUB_TOKEN)",
+        },
+    },
+    "lab image": {
+        "release": {
+            "nargs": "?",
+            "type": nonempty,
+            "metavar": "RELEASE",
+            "help": "full name of a release (default: the newest of the channel, which is shown)",
+        },
+        "--built": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "the unpublished wheels of this folder, as a candidate, instead of a release",
+        },
+        "--channel": {
+            "choices": CHANNELS,
+            "default": "verified",
+            "help": "channel of the release (default: %(default)s)",
+        },
+        "--platform": {
+            "choices": ("linux/arm64", "linux/amd64"),
+            "default": "linux/arm64",
+            "help": "platform of the image (default: %(default)s)",
+        },
+        "--base": {
+            "metavar": "IMAGE",
+            "help": "base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
+        },
+        "--push": {
+            "metavar": "REPOSITORY",
+            "help": "push the image there as RELEASE-ARCHITECTURE, and show its digest",
+        },
+        "--dry-run": {
+            **options.FLAG,
+            "help": "check the release and show what would be built, without an engine",
+        },
+    },
+    "lab status": {
+        "--runs": {
+            "metavar": "OWNER/REPO",
+            "help": "show the last runs of the pipeline of this repository on GitHub",
+        },
+        "--drift": {
+            **options.REPEATED,
+            "type": Path,
+            "metavar": "FILE",
+            "help": "output of `patch drift --json`, for the state of each patch; may be repeated",
+        },
+        "--output": {
+            "type": Path,
+            "required": True,
+            "metavar": "DIR",
+            "help": "folder for the page",
+        },
+    },
+    "lab report": {
+        "--html": {"type": Path, "metavar": "FILE", "help": "write a self-contained page instead"},
+        "files": {
+            "nargs": "+",
+            "type": Path,
+            "metavar": "FILE",
+            "help": "result of a measurement; the first is compared with the others",
+        },
+    },
+}
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``lab``."""
-    parser = parsers["lab runner"]
-    parser.set_defaults(run=runner)
-    add = parser.add_argument
-    add(
-        "action",
-        choices=("check",),
-        help="check: read the repository's settings and workflows, and the machine's configuration",
-    )
-    add(
-        "--repository",
-        default="",
-        metavar="OWNER/NAME",
-        help="repository whose jobs run on the lab's machines (default: that of runner.env)",
-    )
-    add(
-        "--token",
-        type=Path,
-        metavar="FILE",
-        help="file of a token that may read Administration, Actions and Contents (default: "
-        "GITHUB_TOKEN)",
-    )
-    parser = parsers["lab image"]
-    parser.set_defaults(run=image)
-    add_index(parser)
-    add = parser.add_argument
-    add(
-        "release",
-        nargs="?",
-        type=nonempty,
-        metavar="RELEASE",
-        help="full name of a release (default: the newest of the channel, which is shown)",
-    )
-    add(
-        "--built",
-        type=Path,
-        metavar="DIR",
-        help="the unpublished wheels of this folder, as a candidate, instead of a release",
-    )
-    add(
-        "--channel",
-        choices=CHANNELS,
-        default="verified",
-        help="channel of the release (default: %(default)s)",
-    )
-    add(
-        "--platform",
-        choices=("linux/arm64", "linux/amd64"),
-        default="linux/arm64",
-        help="platform of the image (default: %(default)s)",
-    )
-    add(
-        "--base",
-        default="",
-        metavar="IMAGE",
-        help="base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
-    )
-    add(
-        "--push",
-        default="",
-        metavar="REPOSITORY",
-        help="push the image there as RELEASE-ARCHITECTURE, and show its digest",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="check the release and show what would be built, without an engine",
-    )
-    parser = parsers["lab status"]
-    parser.set_defaults(run=status)
-    add_index(parser)
-    add = parser.add_argument
-    add(
-        "--runs",
-        default="",
-        metavar="OWNER/REPO",
-        help="show the last runs of the pipeline of this repository on GitHub",
-    )
-    add(
-        "--drift",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="output of `patch drift --json`, for the state of each patch; may be repeated",
-    )
-    add("--output", type=Path, required=True, metavar="DIR", help="folder for the page")
-    parser = parsers["lab report"]
-    parser.set_defaults(run=report)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a self-contained page instead"
-    )
-    parser.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="result of a measurement; the first is compared with the others",
-    )
+    for name in ("lab image", "lab status"):
+        add_index(parsers[name])
+    functions = {
+        "lab runner": runner,
+        "lab image": image,
+        "lab status": status,
+        "lab report": report,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def runner(arguments: argparse.Namespace) -> dict[str, Any]:

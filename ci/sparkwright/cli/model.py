@@ -23,71 +23,63 @@ from sparkwright.core.console import console, size
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates.core.ladder import host_facts
 
+#: The options of the commands that have some.
+_OPTIONS: Mapping[str, options.Options] = {
+    "model inspect": {
+        "model": {
+            "type": Path,
+            "metavar": "MODEL_DIR",
+            "help": "folder of the model; only the headers of its weights are read",
+        },
+    },
+    "model tune": {
+        "model": {
+            "type": Path,
+            "metavar": "MODEL_DIR",
+            "help": "folder of the model; the weights are drawn at random",
+        },
+        "--python": {
+            "type": Path,
+            "required": True,
+            "metavar": "FILE",
+            "help": "Python of the environment with the wheel of the stack",
+        },
+        "--wheel": {"type": Path, "required": True, "metavar": "WHEEL", "help": "that wheel"},
+        "--tuner": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "vLLM's benchmarks/kernels/benchmark_moe.py (default: from the locked source)",
+        },
+        "--tensor-parallel-size": {
+            "type": options.number(int, 1, 64),
+            "default": 1,
+            "metavar": "N",
+            "help": "GPUs that share each expert (default: 1)",
+        },
+        "--tokens": {
+            **options.REPEATED,
+            "type": options.number(int, 1, 1 << 20),
+            "metavar": "N",
+            "help": "tokens of a batch; may be repeated (default: the tuner's 18 sizes)",
+        },
+        "--configurations": {
+            "type": options.number(int, 0, 1 << 20),
+            "default": 0,
+            "metavar": "N",
+            "help": "configurations to try for each batch, drawn with a fixed seed (default: all, "
+            "which takes hours)",
+        },
+    },
+}
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Add the arguments of ``inspect``."""
-    parser = parsers["model inspect"]
-    parser.set_defaults(run=inspect)
-    add = parser.add_argument
-    add(
-        "model",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder of the model; only the headers of its weights are read",
-    )
-    add(
-        "--batch",
-        type=options.number(int, 1),
-        default=1,
-        metavar="N",
-        help="requests in one decoding step (default: 1)",
-    )
-    parser = parsers["model tune"]
-    parser.set_defaults(run=tune)
-    add = parser.add_argument
-    add(
-        "model",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder of the model; the weights are drawn at random",
-    )
-    add(
-        "--python",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="Python of the environment with the wheel of the stack",
-    )
-    add("--wheel", type=Path, required=True, metavar="WHEEL", help="that wheel")
-    add(
-        "--tuner",
-        type=Path,
-        metavar="FILE",
-        help="vLLM's benchmarks/kernels/benchmark_moe.py (default: from the locked source)",
-    )
-    add(
-        "--tensor-parallel-size",
-        type=options.number(int, 1, 64),
-        default=1,
-        metavar="N",
-        help="GPUs that share each expert (default: 1)",
-    )
-    add(
-        "--tokens",
-        type=options.number(int, 1, 1 << 20),
-        action="append",
-        default=[],
-        metavar="N",
-        help="tokens of a batch; may be repeated (default: the tuner's 18 sizes)",
-    )
-    add(
-        "--configurations",
-        type=options.number(int, 0, 1 << 20),
-        default=0,
-        metavar="N",
-        help="configurations to try for each batch, drawn with a fixed seed (default: all, which "
-        "takes hours)",
-    )
+    """Add the arguments of the commands of ``model``."""
+    functions = {
+        "model inspect": inspect,
+        "model tune": tune,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -97,25 +89,22 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         modules-unexpected: The checkpoint contradicts itself or its config.
     """
-    context, batch = options.checkout(arguments), arguments.batch
-    model = checkpoint.read(arguments.model)
-    audit = modules.audit(model, batch=batch)
+    context = options.checkout(arguments)
+    audit = modules.audit(checkpoint.read(arguments.model))
     measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
-    _show(audit, batch)
+    _show(audit)
     ceilings = []
     for bandwidth in filter(None, (measured, modules.GB10)):
         rate = bandwidth.gigabytes * 1e9 / audit.weights
-        ceilings.append({"bandwidth": bandwidth, "request": rate, "together": rate * batch})
-        together = f", {rate * batch:.2f} of {batch} together" if batch > 1 else ""
+        ceilings.append({"bandwidth": bandwidth, "request": rate})
         console.result(
             f"ceiling at {bandwidth.gigabytes:g} GB/s ({bandwidth.device}, {bandwidth.origin}): "
-            f"{rate:.2f} tokens/s of a request{together}"
+            f"{rate:.2f} tokens/s of a request"
         )
     if not measured:
         console.result("this machine's bandwidth: not measured (`bench` and `gate` do)")
     document = {
         "audit": audit,
-        "batch": batch,
         "step": audit.weights,
         "ceilings": ceilings,
         "bandwidth": measured or "not measured",
@@ -193,13 +182,12 @@ def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
     console.table(name, columns, rows, result=True)
 
 
-def _show(audit: modules.ModuleAudit, batch: int) -> None:
-    """Print the modules, and the bytes that a step for *batch* tokens reads of them."""
+def _show(audit: modules.ModuleAudit) -> None:
+    """Print the modules, and the bytes that a decoding step of one request reads of them."""
     title = (
         f"{audit.model}, {audit.layers} layers, {audit.scheme or 'not quantised'}: "
         f"{size(audit.bytes)}"
     )
-    reads = f">read for {batch} tokens" if batch > 1 else ">read for a token"
     rows = [
         [
             row.group,
@@ -212,6 +200,6 @@ def _show(audit: modules.ModuleAudit, batch: int) -> None:
         ]
         for row in audit.rows
     ]
-    columns = ["group", "modules", "stored as", ">count", ">stored", reads, ">share"]
+    columns = ["group", "modules", "stored as", ">count", ">stored", ">read for a token", ">share"]
     console.table(title, columns, rows, result=True)
-    console.result(f"a step for {batch} reads {size(audit.weights)} of weights")
+    console.result(f"a token reads {size(audit.weights)} of weights")

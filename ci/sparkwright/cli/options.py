@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_STACK = "2026.11"
 #: Name, or names, of an option → arguments of `argparse.ArgumentParser.add_argument`.
 Options = Mapping[str | tuple[str, ...], Mapping[str, Any]]
-#: The arguments of an option that may be repeated.
+#: The arguments of an option that may be repeated, and of one without a value.
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
+FLAG: Mapping[str, Any] = {"action": "store_true"}
 
 
 def number(
@@ -171,10 +172,21 @@ MEASURING: Options = {
 def add(parser: argparse.ArgumentParser, table: Options) -> None:
     """Add the options of *table*; plain text is empty by default."""
     for names, settings in table.items():
-        plain = settings.keys().isdisjoint(("action", "default", "nargs", "type"))
+        plain = settings.keys().isdisjoint(("action", "choices", "default", "nargs", "type"))
         flags = (names,) if isinstance(names, str) else names
         default: dict[str, Any] = {"default": ""} if plain else {}
         parser.add_argument(*flags, **default, **settings)
+
+
+def define(
+    parsers: Mapping[str, argparse.ArgumentParser],
+    functions: Mapping[str, Callable[[argparse.Namespace], Any]],
+    tables: Mapping[str, Options],
+) -> None:
+    """Set the function of each command, and add the options that *tables* have for it."""
+    for name, function in functions.items():
+        parsers[name].set_defaults(run=function)
+        add(parsers[name], tables.get(name, {}))
 
 
 def parent(*, checkout: bool) -> argparse.ArgumentParser:

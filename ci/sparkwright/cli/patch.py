@@ -28,12 +28,9 @@ from sparkwright.lab import upkeep
 #: What a command prints with ``--json``.
 Document = dict[str, Any]
 
-_FLAG = {"action": "store_true"}
-
-#: The options of each command.
+#: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
-    "status": {},
-    "pick": {
+    "patch pick": {
         "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
         "--reason": {
             "metavar": "TEXT",
@@ -43,36 +40,36 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "TEXT",
             "help": "condition for dropping it (required for a new record)",
         },
-        "--carry": {**_FLAG, "help": "carry it in the stack"},
-        "--drop": {**_FLAG, "help": "stop carrying it in the stack"},
+        "--carry": {**options.FLAG, "help": "carry it in the stack"},
+        "--drop": {**options.FLAG, "help": "stop carrying it in the stack"},
         "--exclude": {
             **options.REPEATED,
             "metavar": "PATH=REASON",
             "help": "leave this file, or hunk (PATH#NUMBER), of the diff out; may be repeated",
         },
-        "--accept": {**_FLAG, "help": "pin the new state of a pull request that changed"},
+        "--accept": {**options.FLAG, "help": "pin the new state of a pull request that changed"},
     },
-    "rebase": {
+    "patch rebase": {
         "--onto": {
             "metavar": "NAME",
             "help": "release, branch, tag or commit (default: the locked source)",
         },
-        "--abort": {**_FLAG, "help": "remove the worktree and all changes in it"},
+        "--abort": {**options.FLAG, "help": "remove the worktree and all changes in it"},
     },
-    "export": {
+    "patch export": {
         "--drop": {
             **options.REPEATED,
             "metavar": "PATCH",
             "help": "allow this patch to be missing; may be repeated",
         },
     },
-    "drift": {
+    "patch drift": {
         "--ideas": {
-            **_FLAG,
+            **options.FLAG,
             "help": "show which release adopted each idea of cherry_picks/ideas.yaml",
         },
         "--releases": {
-            **_FLAG,
+            **options.FLAG,
             "help": "try every release after the locked one (default: the newest)",
         },
         "--to": {
@@ -96,7 +93,7 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "show this output of `patch drift --json`; may be repeated",
         },
     },
-    "bump": {
+    "patch bump": {
         "--to": {"metavar": "VERSION", "help": "the release, or `newest`"},
         "--given": {
             "type": Path,
@@ -118,7 +115,7 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "with --pull: target branch (default: main)",
         },
     },
-    "bisect": {
+    "patch bisect": {
         "patch": {
             "metavar": "PATCH",
             "help": "name of a patch file, or number of a pull request",
@@ -134,25 +131,22 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "end of the search (default: upstream's newest commit)",
         },
     },
-    "watch": {},
 }
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
-    commands = (
-        run_status,
-        run_pick,
-        run_rebase,
-        run_export,
-        run_drift,
-        run_bump,
-        run_bisect,
-        run_watch,
-    )
-    for command, (name, table) in zip(commands, _OPTIONS.items(), strict=True):
-        parsers[f"patch {name}"].set_defaults(run=command)
-        options.add(parsers[f"patch {name}"], table)
+    functions = {
+        "patch status": run_status,
+        "patch pick": run_pick,
+        "patch rebase": run_rebase,
+        "patch export": run_export,
+        "patch drift": run_drift,
+        "patch bump": run_bump,
+        "patch bisect": run_bisect,
+        "patch watch": run_watch,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def only_fork(context: RunContext) -> str:
@@ -401,7 +395,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
         version = later[-1].version
-    old, plan = upstream.locked().tree, drift.plan_bump(upstream, version, arguments.drop)
+    plan = drift.plan_bump(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",
         ["patch", "on the new base it", "so it is dropped"],
@@ -414,12 +408,9 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     between = rebase.compare(upstream)
     changed = rebase.export(context, fork)
-    count = len(context.objects.changes(old, plan.base.tree))
-    sources = f"Upstream changed {count} files."
-    lines = [*changed, "", "range-diff of both series:", *between, "", sources]
-    console.result("\n".join(lines))
+    console.result("\n".join([*changed, "", "range-diff of both series:", *between]))
     files = upkeep.contents(context.project.root, changed)
-    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), sources, files)
+    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None
     return {**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull}
 
@@ -474,8 +465,6 @@ def run_watch(arguments: argparse.Namespace) -> Document:
     )
     changed = sum(bool(changes) for *_, changes in watched)
     console.result(f"{changed} of {len(watched)} pull requests changed")
-    if changed:
-        console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
     return {
         "pulls": [
             {

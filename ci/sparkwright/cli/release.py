@@ -18,9 +18,173 @@ from sparkwright.release.release_draft import missing_lines
 from sparkwright.release.repository import IndexFolder
 
 
+def _inside(text: str) -> tuple[str, Path]:
+    """Return name and path of ``NAME=PATH``."""
+    name, _, path = text.partition("=")
+    parts = Path(name).parts
+    if not path or not parts or Path(name).is_absolute() or ".." in parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH, or NAME leaves the bundle")
+    return name, Path(path)
+
+
+#: The options of the commands that read an index, that sign, that take wheels, and a release.
+_INDEX: options.Options = {
+    "--at": {"type": Path, "required": True, "metavar": "FOLDER", "help": "folder of the index"},
+}
+_SIGNING: options.Options = {
+    **_INDEX,
+    "--keys": {
+        **options.REPEATED,
+        "type": Path,
+        "metavar": "FILE|DIR",
+        "help": "private key, or a folder of them (`release key make`); may be repeated",
+    },
+    "--identity": {
+        **options.FLAG,
+        "help": "sign targets as the Sigstore identity of ci/release.yaml, with the credentials "
+        "of this environment",
+    },
+}
+_FILES: options.Options = {
+    "wheels": {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "wheels of the release"},
+    "--files": {
+        "default": "folder",
+        "metavar": "folder|github:OWNER/REPO",
+        "help": "where the wheels are stored (default: folder, that of the index)",
+    },
+}
+_RELEASE: options.Options = {
+    "release": {"metavar": "RELEASE", "help": "its name (2026.11.3)"},
+}
+#: The options of the commands that have some.
+_OPTIONS: Mapping[str, options.Options] = {
+    "publish": {
+        **_SIGNING,
+        **_FILES,
+        "--channel": {
+            "choices": CHANNELS,
+            "help": "candidate accepts incomplete verdicts, and says so (default: verified, or "
+            "refuse)",
+        },
+        "--verdicts": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "folder of the verdicts (default: beside each wheel)",
+        },
+        "--unsent": {**options.FLAG, "help": "leave new wheels to `release upload`"},
+        "--url": {
+            "metavar": "URL",
+            "help": "address of a new index (default: `url` in ci/release.yaml)",
+        },
+        "--dry-run": {**options.FLAG, "help": "show what would be published, and write nothing"},
+    },
+    "release upload": {
+        **_INDEX,
+        **_FILES,
+    },
+    "release promote": {
+        **_SIGNING,
+        **_RELEASE,
+        "--verdicts": {
+            "type": Path,
+            "required": True,
+            "metavar": "DIR",
+            "help": "folder of the new verdicts about its wheels",
+        },
+    },
+    "release yank": {
+        **_SIGNING,
+        **_RELEASE,
+        "--reason": {"metavar": "TEXT", "help": "why, in a line that people and pip show"},
+    },
+    "release prune": {
+        **_SIGNING,
+        "--keep": {
+            "type": options.number(int, 1),
+            "default": 0,
+            "metavar": "N",
+            "help": "candidates to keep of each stack (default: ci/release.yaml)",
+        },
+    },
+    "release refresh": {
+        **_SIGNING,
+    },
+    "release key": {
+        **_SIGNING,
+        "--at": {**_INDEX["--at"], "required": False},
+        "action": {"choices": ("make", "show", "rotate"), "help": "what to do"},
+        "path": {
+            "nargs": "?",
+            "type": Path,
+            "metavar": "PATH",
+            "help": "make: folder of the new keys",
+        },
+        "--name": {
+            **options.REPEATED,
+            "metavar": "NAME",
+            "help": "make only NAME.pem, which begins with root, targets or online; may be "
+            "repeated",
+        },
+        "--role": {"choices": tuple(keys.KEY_ROLES), "help": "rotate: which keys to replace"},
+        "--new": {
+            **options.REPEATED,
+            "type": Path,
+            "metavar": "FILE|DIR",
+            "help": "rotate: the keys that replace them, those of others as .pub; may be repeated",
+        },
+    },
+    "release notes": {
+        **_INDEX,
+        "release": {"nargs": "?", "metavar": "RELEASE", "help": "its name (default: the newest)"},
+    },
+    "release verify": {
+        **_INDEX,
+    },
+    "release stage": {
+        "--built": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "the locked set around the wheels of this folder, into --prefix",
+        },
+        "--prefix": {"type": Path, "metavar": "DIR", "help": "folder of the installations"},
+        "--stock": {
+            "type": Path,
+            "metavar": "VENV",
+            "help": "the official wheel under the graft, and what it requires, into this "
+            "environment",
+        },
+    },
+    "release bundle": {
+        "spec": {
+            "type": Path,
+            "metavar": "SPEC",
+            "help": "file that states host, environments and commands",
+        },
+        "--output": {
+            "type": Path,
+            "required": True,
+            "metavar": "DIR",
+            "help": "folder for the parts",
+        },
+        "--part": {
+            "type": options.number(float, 0.001, 1e5, "megabytes"),
+            "default": 55,
+            "metavar": "MB",
+            "help": "size of a part in megabytes (default: 55)",
+        },
+        "--add": {
+            **options.REPEATED,
+            "type": _inside,
+            "metavar": "NAME=PATH",
+            "help": "file or folder to pack, and its path in the bundle; may be repeated",
+        },
+    },
+}
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``publish`` and of the commands of ``release``."""
-    runs = {
+    functions = {
         "publish": publish,
         "release upload": upload,
         "release promote": promote,
@@ -33,141 +197,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "release stage": stage,
         "release bundle": bundle,
     }
-    for name, run in runs.items():
-        parsers[name].set_defaults(run=run, keys=[], identity=False)
-        add = parsers[name].add_argument
-        if name not in ("release stage", "release bundle"):
-            add(
-                "--at",
-                type=Path,
-                required=name != "release key",
-                metavar="FOLDER",
-                help="folder of the index",
-            )
-        if run in (publish, promote, yank, prune, refresh, key):
-            add(
-                "--keys",
-                type=Path,
-                action="append",
-                metavar="FILE|DIR",
-                help="private key, or a folder of them (`release key make`); may be repeated",
-            )
-            add(
-                "--identity",
-                action="store_true",
-                help="sign targets as the Sigstore identity of ci/release.yaml, with the "
-                "credentials of this environment",
-            )
-        if run in (publish, upload):
-            add("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels of the release")
-            add(
-                "--files",
-                default="folder",
-                metavar="folder|github:OWNER/REPO",
-                help="where the wheels are stored (default: folder, that of the index)",
-            )
-        if run in (promote, yank):
-            add("release", metavar="RELEASE", help="its name (2026.11.3)")
-    add = parsers["publish"].add_argument
-    add(
-        "--channel",
-        choices=CHANNELS,
-        help="candidate accepts incomplete verdicts, and says so (default: verified, or refuse)",
-    )
-    add(
-        "--verdicts",
-        type=Path,
-        metavar="DIR",
-        help="folder of the verdicts (default: beside each wheel)",
-    )
-    add("--unsent", action="store_true", help="leave new wheels to `release upload`")
-    add(
-        "--url",
-        default="",
-        metavar="URL",
-        help="address of a new index (default: `url` in ci/release.yaml)",
-    )
-    add("--dry-run", action="store_true", help="show what would be published, and write nothing")
-    parsers["release promote"].add_argument(
-        "--verdicts",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder of the new verdicts about its wheels",
-    )
-    parsers["release yank"].add_argument(
-        "--reason", default="", metavar="TEXT", help="why, in a line that people and pip show"
-    )
-    parsers["release prune"].add_argument(
-        "--keep",
-        type=options.number(int, 1),
-        default=0,
-        metavar="N",
-        help="candidates to keep of each stack (default: ci/release.yaml)",
-    )
-    add = parsers["release key"].add_argument
-    add("action", choices=("make", "show", "rotate"), help="what to do")
-    add("path", nargs="?", type=Path, metavar="PATH", help="make: folder of the new keys")
-    add(
-        "--name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="make only NAME.pem, which begins with root, targets or online; may be repeated",
-    )
-    add("--role", choices=tuple(keys.KEY_ROLES), help="rotate: which keys to replace")
-    add(
-        "--new",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE|DIR",
-        help="rotate: the keys that replace them, those of others as .pub; may be repeated",
-    )
-    parsers["release notes"].add_argument(
-        "release", nargs="?", metavar="RELEASE", help="its name (default: the newest)"
-    )
-    add = parsers["release stage"].add_argument
-    add(
-        "--built",
-        type=Path,
-        metavar="DIR",
-        help="the locked set around the wheels of this folder, into --prefix",
-    )
-    add("--prefix", type=Path, metavar="DIR", help="folder of the installations")
-    add(
-        "--stock",
-        type=Path,
-        metavar="VENV",
-        help="the official wheel under the graft, and what it requires, into this environment",
-    )
-    add = parsers["release bundle"].add_argument
-    add("spec", type=Path, metavar="SPEC", help="file that states host, environments and commands")
-    add("--output", type=Path, required=True, metavar="DIR", help="folder for the parts")
-    add(
-        "--part",
-        type=options.number(float, 0.001, 1e5, "megabytes"),
-        default=55,
-        metavar="MB",
-        help="size of a part in megabytes (default: 55)",
-    )
-    add(
-        "--add",
-        type=_inside,
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="file or folder to pack, and its path in the bundle; may be repeated",
-    )
-
-
-def _inside(text: str) -> tuple[str, Path]:
-    """Return name and path of ``NAME=PATH``."""
-    name, _, path = text.partition("=")
-    parts = Path(name).parts
-    if not path or not parts or Path(name).is_absolute() or ".." in parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH, or NAME leaves the bundle")
-    return name, Path(path)
+    options.define(parsers, functions, _OPTIONS)
 
 
 def stage(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -200,7 +230,7 @@ def bundle(arguments: argparse.Namespace) -> dict[str, Any]:
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
     wheels, repository_name = _wheels(arguments)
-    done = _publisher(arguments, keyless=arguments.dry_run).publish(
+    done = _publisher(arguments, signs=not arguments.dry_run).publish(
         wheels,
         arguments.channel,
         verdicts=arguments.verdicts,
@@ -227,7 +257,7 @@ def upload(arguments: argparse.Namespace) -> dict[str, Any]:
     """Send the wheels of a release that was signed with --unsent."""
     wheels, repository_name = _wheels(arguments)
     options.refuse((not repository_name, "`release upload` needs --files github:OWNER/REPO."))
-    sent, others = _publisher(arguments, keyless=True).upload(wheels, repository_name)
+    sent, others = _publisher(arguments, signs=False).upload(wheels, repository_name)
     if others:
         console.warn(f"not of the newest release, so not sent: {', '.join(others)}")
     console.result(f"sent to {repository_name}: {', '.join(sent) or 'nothing, all was there'}")
@@ -349,25 +379,29 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"version": index.version, "files": len(index.files)}
 
 
-def _publisher(arguments: argparse.Namespace, *, keyless: bool = False) -> Publisher:
+def _publisher(arguments: argparse.Namespace, *, signs: bool = True) -> Publisher:
     """
-    Return the publisher of the index ``--at``.
+    Return the publisher of the index ``--at``, with the keys that sign it if it *signs*.
 
     Raises:
-        UsageError: No key is named, and it is not *keyless*.
+        UsageError: It *signs*, and no key is named.
         key-invalid, identity-unusable: A key or the identity cannot sign.
     """
     context = options.checkout(arguments)
     rules = policy.load(context.project.root, context.project.spec.arch)
-    identity = rules.file.identity if arguments.identity else None
+    named = arguments.keys if signs else []
+    identity = rules.file.identity if signs and arguments.identity else None
     options.refuse(
         (
-            not arguments.keys and not keyless,
+            signs and not named,
             "--keys names no key; `sparkwright release key make DIR` makes some.",
         ),
-        (arguments.identity and identity is None, "ci/release.yaml names no `identity`."),
+        (
+            signs and arguments.identity and identity is None,
+            "ci/release.yaml names no `identity`.",
+        ),
     )
-    return Publisher(context, arguments.at.absolute(), keys.load(arguments.keys, identity), rules)
+    return Publisher(context, arguments.at.absolute(), keys.load(named, identity), rules)
 
 
 def _show(done: Changed, action: str, nothing: str = "the whole index") -> dict[str, Any]:

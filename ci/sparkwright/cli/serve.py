@@ -124,108 +124,95 @@ PASSED = (
 )  # fmt: skip
 
 
+_OPTIONS: options.Options = {
+    **options.SERVER,
+    "recipe": {
+        "nargs": "?",
+        "default": "",
+        "metavar": "RECIPE",
+        "help": "recipe of ci/recipes; optional with --model",
+    },
+    "--model": {
+        "type": plain_text,
+        "metavar": "DIR|NAME",
+        "help": "folder of the model, or its name in the model cache (default: the recipe's)",
+    },
+    "--revision": {
+        "type": plain_text,
+        "metavar": "COMMIT",
+        "help": "commit or branch of a model named with --model",
+    },
+    "--python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment (default: the current release's, else the active one's)",
+    },
+    "--host": {
+        "type": plain_text,
+        "metavar": "ADDRESS",
+        "help": "address to listen on (default: 127.0.0.1, this machine alone)",
+    },
+    "--port": {"type": _PORT, "metavar": "N", "help": "port to listen on (default: 8000)"},
+    "--name": {
+        "type": plain_text,
+        "metavar": "NAME",
+        "help": "name of the model for clients (default: the recipe's, or the folder's)",
+    },
+    "--environment": {
+        **options.FLAG,
+        "help": "read options that are not given from environment variables",
+    },
+    "--floor": {
+        "type": options.number(float, 0, 4096, "GiB"),
+        "metavar": "GIB",
+        "help": "memory to leave free (default: the recipe's, or a tenth)",
+    },
+    "--download": {**options.FLAG, "help": "let vLLM download a model that is missing"},
+    "--dry-run": {**options.FLAG, "help": "check everything, show the command, and start nothing"},
+    "--health": {
+        "nargs": "?",
+        "const": "",
+        "metavar": "URL",
+        "help": "only check whether the server at URL serves (default: at --host and --port)",
+    },
+    "--patience": {
+        "type": _SECONDS,
+        "default": 10,
+        "metavar": "SECONDS",
+        "help": "time limit of each answer for --health (default: %(default)s)",
+    },
+    "--ray-head": {
+        **options.FLAG,
+        "help": "serve with other machines: start Ray's head here first",
+    },
+    "--ray-worker": {
+        "nargs": "?",
+        "const": "",
+        "type": head_address,
+        "metavar": "ADDRESS",
+        "help": "serve with other machines: join Ray's head at HOST:PORT, and start no server",
+    },
+    "--nodes": {
+        "type": _NODES,
+        "metavar": "N",
+        "help": "machines that serve together (default: the recipe's)",
+    },
+    "--node-address": {
+        "type": plain_text,
+        "metavar": "ADDRESS",
+        "help": "address of this machine on the shared network; required with --ray-head",
+    },
+    "--ray-port": {
+        "type": _PORT,
+        "metavar": "N",
+        "help": "port of Ray on the head (default: 6379)",
+    },
+}
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``serve``."""
-    parser = parsers["serve"]
-    parser.set_defaults(run=serve)
-    options.add(parser, options.SERVER)
-    add = parser.add_argument
-    add(
-        "recipe",
-        nargs="?",
-        default="",
-        metavar="RECIPE",
-        help="recipe of ci/recipes; optional with --model",
-    )
-    add(
-        "--model",
-        type=plain_text,
-        metavar="DIR|NAME",
-        help="folder of the model, or its name in the model cache (default: the recipe's)",
-    )
-    add(
-        "--revision",
-        type=plain_text,
-        metavar="COMMIT",
-        help="commit or branch of a model named with --model",
-    )
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment (default: the current release's, else the active one's)",
-    )
-    add(
-        "--host",
-        type=plain_text,
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, this machine alone)",
-    )
-    add("--port", type=_PORT, metavar="N", help="port to listen on (default: 8000)")
-    add(
-        "--name",
-        type=plain_text,
-        metavar="NAME",
-        help="name of the model for clients (default: the recipe's, or the folder's)",
-    )
-    add(
-        "--environment",
-        action="store_true",
-        help="read options that are not given from environment variables",
-    )
-    add(
-        "--floor",
-        type=options.number(float, 0, 4096, "GiB"),
-        metavar="GIB",
-        help="memory to leave free (default: the recipe's, or a tenth)",
-    )
-    add("--download", action="store_true", help="let vLLM download a model that is missing")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="check everything, show the command, and start nothing",
-    )
-    add(
-        "--health",
-        nargs="?",
-        const="",
-        metavar="URL",
-        help="only check whether the server at URL serves (default: at --host and --port)",
-    )
-    add(
-        "--patience",
-        type=_SECONDS,
-        default=10,
-        metavar="SECONDS",
-        help="time limit of each answer for --health (default: %(default)s)",
-    )
-    role = parser.add_mutually_exclusive_group()
-    role.add_argument(
-        "--ray-head",
-        action="store_true",
-        help="serve with other machines: start Ray's head here first",
-    )
-    role.add_argument(
-        "--ray-worker",
-        nargs="?",
-        const="",
-        type=head_address,
-        metavar="ADDRESS",
-        help="serve with other machines: join Ray's head at HOST:PORT, and start no server",
-    )
-    add(
-        "--nodes",
-        type=_NODES,
-        metavar="N",
-        help="machines that serve together (default: the recipe's)",
-    )
-    add(
-        "--node-address",
-        type=plain_text,
-        metavar="ADDRESS",
-        help="address of this machine on the shared network",
-    )
-    add("--ray-port", type=_PORT, metavar="N", help="port of Ray on the head (default: 6379)")
+    options.define(parsers, {"serve": serve}, {"serve": _OPTIONS})
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -238,6 +225,17 @@ def serve(arguments: argparse.Namespace) -> int:
         UsageError and others: As `launch.plan`.
     """
     passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
+    options.refuse(
+        (
+            arguments.ray_head and arguments.ray_worker is not None,
+            "--ray-head and --ray-worker are of different machines.",
+        ),
+        (
+            arguments.ray_head and not arguments.node_address,
+            "--ray-head needs --node-address (NODE_ADDRESS): this machine's, on the network of "
+            "the nodes.",
+        ),
+    )
     if arguments.health is not None:
         return _check_health(arguments)
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
@@ -255,13 +253,12 @@ def serve(arguments: argparse.Namespace) -> int:
     names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
     values = {name: getattr(arguments, name) for name in names}
     head = arguments.ray_head
-    address = arguments.node_address or (launch.own_address() if head else "")
     request = ServeRequest(
         **{name: value for name, value in values.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
         variables=variables,
         download=bool(arguments.download),
-        address=address,
+        address=arguments.node_address or "",
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
     return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)

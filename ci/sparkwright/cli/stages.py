@@ -38,82 +38,96 @@ from sparkwright.forks.stack import (
 HARNESS_EXCLUDED = ("nltk", "rouge-score", "sqlitedict", "tiktoken", "word2number")
 
 
+_TARGET: options.Options = {
+    "--target": {
+        "choices": MACHINES,
+        "default": "",
+        "help": "machine that the wheels are for (default: this one)",
+    },
+}
+_COMPILED: options.Options = {
+    **_TARGET,
+    "--targets": {
+        **options.REPEATED,
+        "metavar": "NAMES",
+        "help": "CMake targets to compile, separated by commas; `all` for every one",
+    },
+}
+#: The options of the commands that have some.
+_OPTIONS: Mapping[str, options.Options] = {
+    "plan": {
+        **_COMPILED,
+    },
+    "build": {
+        **_COMPILED,
+        "--jobs": {
+            "type": options.number(int, 1, 4096),
+            "default": 0,
+            "help": "units compiled at once (default: one per core)",
+        },
+        "--memory": {
+            "type": options.number(float, 0.5, 1e6, "gigabytes"),
+            "default": 0,
+            "metavar": "GB",
+            "help": "memory of all compilers together (default: 85 %% of the available memory)",
+        },
+        "--output": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "folder for the wheels (default: dist)",
+        },
+        "--aot": {
+            **options.FLAG,
+            "help": "also make the wheel of FlashInfer's modules, compiled ahead of time",
+        },
+        "--again": {
+            **options.FLAG,
+            "help": "rebuild finished wheels in another folder from their build records, and fail "
+            "if one differs without an explanation",
+        },
+        "wheels": {
+            "nargs": "*",
+            "type": Path,
+            "metavar": "WHEEL",
+            "help": "with --again: wheels to rebuild (default: the last build of each --fork)",
+        },
+        "--container": {
+            **options.FLAG,
+            "help": "build in a container without network, privileges or root",
+        },
+        "--base": {
+            "metavar": "IMAGE@sha256:HEX",
+            "help": "with --container: base image (default: `image` in environment.yaml)",
+        },
+    },
+    "audit": {
+        **_TARGET,
+        "wheels": {
+            "nargs": "*",
+            "type": Path,
+            "metavar": "WHEEL",
+            "help": "wheels to audit (default: those of the last build)",
+        },
+        "--judge": {
+            "choices": ("stack", "any"),
+            "help": "by the stack's policy, or by the rules for any wheel (default: stack for a "
+            "wheel with our build record, else any)",
+        },
+    },
+}
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the stages."""
-    for run in (lock, fetch, apply, plan, build, audit):
-        parsers[run.__name__].set_defaults(run=run)
-    for name in ("plan", "build", "audit"):
-        parsers[name].add_argument(
-            "--target",
-            choices=MACHINES,
-            default="",
-            help="machine that the wheels are for (default: this one)",
-        )
-    for name in ("plan", "build"):
-        parsers[name].add_argument(
-            "--targets",
-            action="append",
-            default=[],
-            metavar="NAMES",
-            help="CMake targets to compile, separated by commas; `all` for every one",
-        )
-    parsers["audit"].add_argument(
-        "wheels",
-        nargs="*",
-        type=Path,
-        metavar="WHEEL",
-        help="wheels to audit (default: those of the last build)",
-    )
-    parsers["audit"].add_argument(
-        "--judge",
-        choices=("stack", "any"),
-        help="by the stack's policy, or by the rules for any wheel (default: stack for a wheel "
-        "with our build record, else any)",
-    )
-    add = parsers["build"].add_argument
-    add(
-        "--jobs",
-        type=options.number(int, 1, 4096),
-        default=0,
-        help="units compiled at once (default: one per core)",
-    )
-    add(
-        "--memory",
-        type=options.number(float, 0.5, 1e6, "gigabytes"),
-        default=0,
-        metavar="GB",
-        help="memory of all compilers together (default: 85 %% of the available memory)",
-    )
-    add("--output", type=Path, metavar="DIR", help="folder for the wheels (default: dist)")
-    add(
-        "--aot",
-        action="store_true",
-        help="also make the wheel of FlashInfer's modules, compiled ahead of time",
-    )
-    add(
-        "--again",
-        action="store_true",
-        help="rebuild finished wheels in another folder from their build records, and fail if "
-        "one differs without an explanation",
-    )
-    add(
-        "wheels",
-        nargs="*",
-        type=Path,
-        metavar="WHEEL",
-        help="with --again: wheels to rebuild (default: the last build of each --fork)",
-    )
-    add(
-        "--container",
-        action="store_true",
-        help="build in a container without network, privileges or root",
-    )
-    add(
-        "--base",
-        default="",
-        metavar="IMAGE@sha256:HEX",
-        help="with --container: base image (default: `image` in environment.yaml)",
-    )
+    functions = {
+        "lock": lock,
+        "fetch": fetch,
+        "apply": apply,
+        "plan": plan,
+        "build": build,
+        "audit": audit,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:

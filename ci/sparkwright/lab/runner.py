@@ -34,8 +34,7 @@ TRUSTED_EVENTS = frozenset(
 #: Labels that GitHub gives to every self-hosted runner of our machines.
 COMMON_LABELS = ("self-hosted", "linux", "ARM64", "X64")
 CONFIG = Path("/etc/sparkwright")
-UNIT = "sparkwright-runner.service"
-UNIT_FOLDER = Path("/etc/systemd/system")
+UNIT = Path("/etc/systemd/system/sparkwright-runner.service")
 USERS = ("sparkwright-runner", "sparkwright-server")
 
 Workflow = dict[str, Any]
@@ -210,32 +209,15 @@ class _Repository(msgspec.Struct, frozen=True):
     default_branch: str
 
 
-class _Approval(msgspec.Struct, frozen=True):
-    approval_policy: str
-
-
-class _PrivateForks(msgspec.Struct, frozen=True):
-    run_workflows_from_fork_pull_requests: bool
-
-
-class _Rule(msgspec.Struct, frozen=True):
-    type: str
-
-
 class _Environment(msgspec.Struct, frozen=True):
     name: str
-    protection_rules: list[_Rule] = []
+    protection_rules: list[dict[str, Any]] = []
     deployment_branch_policy: dict[str, Any] | None = None
 
 
 class _Policy(msgspec.Struct, frozen=True):
     name: str
     type: str = "branch"
-
-
-class _Runner(msgspec.Struct, frozen=True):
-    name: str
-    ephemeral: bool | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -259,8 +241,10 @@ def settings_findings(
     about = repository.request("GET", "", _Repository, "the repository")
     yield _fork_finding(repository, about.private)
     yield from _environment_findings(repository, settings, about.default_branch)
-    runners = repository.pages("/actions/runners", _Runner, "registered runners", key="runners")
-    lasting = [runner.name for runner in runners if not runner.ephemeral]
+    runners = repository.pages(
+        "/actions/runners", dict[str, Any], "registered runners", key="runners"
+    )
+    lasting = [str(runner.get("name")) for runner in runners if not runner.get("ephemeral")]
     problem = f"not for one job only: {', '.join(lasting)}" if lasting else ""
     yield _finding("registered runners", problem)
     folder = "/contents/.github/workflows"
@@ -279,11 +263,11 @@ def _fork_finding(repository: Repository, private: bool) -> RunnerFinding:
     name, path = "workflows of forks", "/actions/permissions/fork-pr-"
     if private:
         path += "workflows-private-repos"
-        runs = repository.request("GET", path, _PrivateForks, name)
-        problem = "they run" if runs.run_workflows_from_fork_pull_requests else ""
+        runs = repository.request("GET", path, dict[str, Any], name)
+        problem = "they run" if runs.get("run_workflows_from_fork_pull_requests", True) else ""
         return _finding(name, problem, "the repository is private, and forks run nothing")
     path += "contributor-approval"
-    policy = repository.request("GET", path, _Approval, name).approval_policy
+    policy = repository.request("GET", path, dict[str, Any], name).get("approval_policy")
     strict = policy == "all_external_contributors"
     problem = "" if strict else f"approval is required of {policy} only"
     return _finding(name, problem, "the repository is public, and every outsider needs approval")
@@ -301,7 +285,9 @@ def _environment_findings(
         problems = {
             "it does not exist": name not in environments,
             "it has no required reviewers": name in reviewed
-            and not any(rule.type == "required_reviewers" for rule in environment.protection_rules),
+            and not any(
+                rule.get("type") == "required_reviewers" for rule in environment.protection_rules
+            ),
             f"others than the branch {branch} may deploy to it": name in environments
             and _deploying(repository, environment) != [_Policy(branch)],
         }
@@ -323,25 +309,21 @@ def _deploying(repository: Repository, environment: _Environment) -> list[_Polic
 
 def machine_findings(root: Path) -> Iterator[RunnerFinding]:
     """
-    Yield whether this machine is set up as docs/howto/set-up-a-runner.md says, without what the
-    script `run-job` checks itself: its settings, its token and the archive of GitHub's runner.
+    Yield whether this machine is set up as docs/howto/set-up-a-runner.md says: the files that only
+    root may write, and the users' rights. The script `run-job` checks the rest itself: its
+    settings, its token and the archive of GitHub's runner.
 
     Args:
-        root: The checkout whose unit is compared with the machine's.
+        root: The checkout that the unit starts the script of.
     """
     path = CONFIG / "runner.env"
     if not path.is_file():
         yield RunnerFinding("machine", "not-run", f"it takes no jobs: there is no {path}")
         return
-    shipped = root / "ci" / "runner"
-    unit, installed = shipped / UNIT, UNIT_FOLDER / UNIT
-    same = installed.is_file() and installed.read_bytes() == unit.read_bytes()
-    overridden = installed.with_name(f"{UNIT}.d").exists()
-    problem = f"{installed}.d changes it" if overridden else ""
-    yield _finding("unit", problem if same else f"{installed} is not {unit}")
+    script = root / "ci" / "runner" / "run-job"
     writable = [
         str(file)
-        for file in (CONFIG, installed, unit, shipped / "run-job")
+        for file in (CONFIG, UNIT, script)
         if file.exists() and (file.stat().st_uid or file.stat().st_mode & 0o022)
     ]
     problem = f"others than root can write {', '.join(writable)}" if writable else ""

@@ -50,7 +50,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
     Attributes:
         bump: None if there is no later release.
-        range_diff: Of both series. *upstream*: how many files upstream changed.
+        range_diff: Of both series.
         files: The files that differ from the commit; None for a removed one.
         error: Of a bump that failed.
     """
@@ -58,7 +58,6 @@ class Proposal(msgspec.Struct, frozen=True):
     stack: str = ""
     bump: Bump | None = None
     range_diff: tuple[str, ...] = ()
-    upstream: str = ""
     files: dict[_Path, bytes | None] = {}
     error: dict[str, object] = {}
 
@@ -166,8 +165,6 @@ def update_issue(
             return IssueUpdate("none")
         issue = repository.request("POST", "/issues", _Issue, "a new issue", record)
         return IssueUpdate("opened", issue.number, issue.html_url)
-    if unusable and issue.body == text:
-        return IssueUpdate("unchanged", issue.number, issue.html_url)
     if not unusable:
         record = {"body": text, "state": "closed", "state_reason": "completed"}
     what = f"the issue {issue.number}"
@@ -213,13 +210,7 @@ def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str
     request, words = repository.request, [stack, bump.fork, bump.base.name]
     branch = "bump/" + "-".join(re.sub(r"[^\w.]+", "-", word, flags=re.A) for word in words)
     title = f"{bump.fork} of {stack} to {bump.base.name}"
-    body = _text(
-        "bump.md",
-        stack=stack,
-        bump=bump,
-        range_diff=proposal.range_diff,
-        sources=proposal.upstream,
-    )
+    body = _text("bump.md", stack=stack, bump=bump, range_diff=proposal.range_diff)
     output = git.run(["show", "-s", "--format=%H %T", "HEAD"], cwd=root)[1]
     head, base_tree = output.decode().split()
     entries = list(_entries(repository, proposal.files))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,11 +71,8 @@ def parse(words: Sequence[str]) -> list[VllmArgument]:
     Raises:
         flag-unknown: The first word is no flag, or a word holds a zero byte.
     """
-    wrong = [word for word in words if "\0" in word]
-    if words and not is_flag(words[0]):
-        wrong.append(words[0])
-    if wrong:
-        raise ServeError("flag-unknown", f"{wrong[0]!r:.80} is no argument of vLLM.")
+    if (words and not is_flag(words[0])) or "\0" in "".join(words):
+        raise ServeError("flag-unknown", f"{words[0]!r:.80} is no argument of vLLM.")
     starts = [index for index, word in enumerate(words) if is_flag(word)]
     bounds = itertools.pairwise([*starts, len(words)])
     return [_argument(tuple(words[start:end])) for start, end in bounds]
@@ -149,5 +145,4 @@ def _unknown(arguments: Iterable[VllmArgument], flags: frozenset[str]) -> Iterat
         if name in RESERVED:
             yield f"{flag}: {RESERVED[name]}"
         elif flags and name not in flags and not re.match("-(O|cc)", name):
-            similar = difflib.get_close_matches(name, flags, 1, 0.7)
-            yield f"{flag:.80}: unknown" + "".join(f"; perhaps {match}" for match in similar)
+            yield f"{flag:.80}: unknown"

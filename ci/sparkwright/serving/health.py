@@ -7,7 +7,6 @@ cluster is lost. So tokens are requested, and the counters are read before and a
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import msgspec
@@ -37,14 +36,10 @@ class Health(msgspec.Struct, frozen=True):
 
     Attributes:
         message: The reason, for people.
-        url: Its address.
-        seconds: Until the answer came; 0 without one.
     """
 
     state: HealthState
     message: str
-    url: str
-    seconds: float = 0.0
 
 
 def local_url(host: str, port: int) -> str:
@@ -66,13 +61,12 @@ def check(url: str, patience: float, key: str = "") -> Health:
         UsageError: *url* is no address, or refuses requests (a missing key, another server).
     """
     client = Client(url, deadline=patience, key=key)
-    begin = time.monotonic()
     before = _counters(client)
     try:
         answer = client.complete("A", max_tokens=TOKENS, ignore_eos=True)
     except ServerInvalid as error:
         if error.status in DEAD or error.reason == "server-unreachable":
-            return Health("dead", f"a request for {TOKENS} tokens: {error.message}", url)
+            return Health("dead", f"a request for {TOKENS} tokens: {error.message}")
         if 400 <= error.status < 500:
             todo = "Set VLLM_API_KEY if it requires a key; else check the address."
             what = f"{url} refuses requests: {error.message}"
@@ -80,13 +74,13 @@ def check(url: str, patience: float, key: str = "") -> Health:
         after = _counters(client)
         moved = [name for name, count in after.items() if count > before.get(name, count)]
         if moved and not error.status:
-            return Health("busy", f"no token in {patience:g} s, but {moved[0]} increases", url)
-        return Health("stuck", f"{error.message}; no counter increases", url)
+            return Health("busy", f"no token in {patience:g} s, but {moved[0]} increases")
+        return Health("stuck", f"{error.message}; no counter increases")
     # The argmax of logits that are not numbers is token 0, often an exclamation mark.
     if len(answer.tokens) >= TOKENS and set(answer.tokens) == {0}:
         message = f"its answer is token 0 {len(answer.tokens)} times: its logits are not numbers"
-        return Health("garbage", message, url)
-    return Health("serving", "an answer came", url, round(time.monotonic() - begin, 3))
+        return Health("garbage", message)
+    return Health("serving", "an answer came")
 
 
 def _counters(client: Client) -> dict[str, float]:

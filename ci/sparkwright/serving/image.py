@@ -118,16 +118,13 @@ class ServingImage(msgspec.Struct, frozen=True):
     Attributes:
         id: As the engine knows it. *name*: its local name.
         present: The engine had it already.
-        base: Its base, ``NAME@sha256:…`` or an id.
     """
 
     id: str
     name: str
     release: str
     platform: str
-    base: str
     present: bool
-    labels: Mapping[str, str]
 
 
 def select(index: Index, name: str, *, channel: Channel, stack: str, platform: str) -> str:
@@ -225,7 +222,7 @@ def build(
         identity = container.build_image(
             context, engine, "serve", key, arguments, platform, files, values
         )
-    return ServingImage(identity, name, release.name, platform, base, present, values)
+    return ServingImage(identity, name, release.name, platform, present)
 
 
 def _write_inputs(folder: Path, program: Sequence[Path]) -> None:

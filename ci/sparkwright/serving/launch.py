@@ -311,17 +311,6 @@ def _provenance(
 # Ray.
 
 
-def own_address() -> str:
-    """Return this machine's address on the network of its default route, else 127.0.0.1."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
-    ):
-        sender.connect(("192.0.2.1", 9))  # sends nothing; reserved for documentation (RFC 5737)
-        return str(sender.getsockname()[0])
-    return "127.0.0.1"
-
-
 def ray_variables(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of Ray's processes, which the parts of vLLM on a machine inherit."""
     network = ("RAY_", "NCCL_", "GLOO_", "UCX_")

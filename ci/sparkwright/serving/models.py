@@ -18,7 +18,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 #: Ends of files of an interrupted download.
 PARTIAL = (".incomplete", ".part", ".aria2")
 #: Formats of weights whose sizes are not read.
-UNREAD = (".bin", ".pt", ".pth", ".gguf")
+UNREAD = (".bin", ".pt", ".pth")
 
 
 class LocalModel(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class LocalModel(msgspec.Struct, frozen=True):
     A model that vLLM can load.
 
     Attributes:
-        path: A folder or a GGUF file; its name on the hub if vLLM downloads it.
+        path: A folder; its name on the hub if vLLM downloads it.
         commit: Where it was downloaded from; empty if unknown.
         weights: Bytes of all tensors; 0 if they were not read.
         checkpoint: Its configuration and tensors; None if they were not read.
@@ -80,22 +80,17 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
     """Return the hub's cache: ``HF_HUB_CACHE``, ``HF_HOME/hub``, or below the user's cache."""
-    if folder := variables.get("HF_HUB_CACHE"):
-        return Path(folder)
     caches = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(variables.get("HF_HOME") or caches / "huggingface") / "hub"
+    home = Path(variables.get("HF_HOME") or caches / "huggingface")
+    return Path(variables.get("HF_HUB_CACHE") or home / "hub")
 
 
 def _commit(folder: Path, revision: str) -> str:
     """Return the commit of *revision* that was downloaded last; empty if there is none."""
-    if _COMMIT.fullmatch(revision):
-        return revision
-    if not re.fullmatch(r"[\w./-]{1,200}", revision) or ".." in revision:
-        return ""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        commit = (folder / "refs" / revision).read_text("ascii")[:64].strip()
-        return commit if _COMMIT.fullmatch(commit) else ""
-    return ""
+    if re.fullmatch(r"[\w./-]{1,200}", revision) and ".." not in revision:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            revision = (folder / "refs" / revision).read_text("ascii").strip()
+    return revision if _COMMIT.fullmatch(revision) else ""
 
 
 def _read(path: Path, commit: str = "") -> LocalModel:
@@ -106,8 +101,6 @@ def _read(path: Path, commit: str = "") -> LocalModel:
         model-missing: It holds no complete model.
         checkpoint-invalid: A file of it is damaged.
     """
-    if path.is_file() and path.suffix == ".gguf":
-        return LocalModel(path, commit, path.stat().st_size)
     names = sorted(file.name for file in path.iterdir())
     partial = [name for name in names if name.endswith(PARTIAL)]
     partial += [file.name for file in path.glob(".cache/huggingface/download/**/*.incomplete")]

@@ -30,8 +30,6 @@ CACHE = "--kv-cache-memory-bytes"
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
 NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
-#: Megabytes from which a process is named as holding memory, and how many are.
-LARGE, SHOWN = 200, 6
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -85,14 +83,10 @@ def check(
         serve-unfit: A rule is broken.
     """
     results = [*_speculation(words, checkpoint)]
-    pin, cache = flags.value(words, CACHE), flags.number(words, CACHE)
-    if pin and cache is None:
-        message = f"{CACHE}={pin} is no number of bytes; write 20G"
-        results.append(PreflightFinding("cache-unpinned", message))
-    elif machine.unified and not cache:
+    if machine.unified and not flags.number(words, CACHE):
         message = (
             "vLLM would size its KV cache by a profile that counts other programs and may come out "
-            "negative (vllm #44740, #46307). Pin it with --flag=--kv-cache-memory-bytes=BYTES"
+            "negative (vllm #44740, #46307). Pin it: --flag=--kv-cache-memory-bytes=20G"
         )
         results.append(PreflightFinding("cache-unpinned", message))
     if recipe:
@@ -174,16 +168,7 @@ def check_memory(needed: float, floor: float) -> None:
     free = process.available_megabytes() * 1e6 / GIB
     if needed + floor <= free:
         return
-    sizes = {
-        f"process {running.pid}, {running.info['name']}": running.info["memory_info"].rss
-        for running in psutil.process_iter(["name", "memory_info"])
-        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6
-    }
-    largest = sorted(sizes, key=lambda name: -sizes[name])
-    details = [
-        f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
-        *(f"{name}: {sizes[name] / GIB:.1f} GiB" for name in largest[:SHOWN]),
-    ]
+    details = [f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free"]
     what = "There is not enough free memory for the server."
     raise ServeError("memory-held", what, details=details)
 
