@@ -295,30 +295,26 @@ class Runner:
                     for cell in cells:
                         blank = Measurement(cell.name, block, number, side, position)
                         self._measure(cell, blank, servers[side])
-                other = self._profile(servers)
+                self._profile(servers)
                 profiled = tuple(servers) if self._spec.contract else ()
-                launch = LaunchRecord(number, block, min(positions), profiled, other)
+                launch = LaunchRecord(number, block, min(positions), profiled)
                 self._journal.add(JournalLine(launch=launch))
                 return
         raise _Stop(self._journal.measurements[-1].reasons[0])
 
-    def _profile(self, servers: Mapping[Side, RunningServer]) -> str:
+    def _profile(self, servers: Mapping[Side, RunningServer]) -> None:
         """
-        Profile the servers, and return how the baseline's kernels differ from the contract.
+        Profile the servers, and end the run if the candidate breaks the contract.
 
-        A stock wheel may serve the recipe with other kernels; the candidate may not. The
+        A stock wheel may serve the recipe with other kernels, but they have to be seen. The
         measurements are over by then.
         """
-        other = ""
         for side, server in servers.items():
             fault = self._spec.contract(side, server) if self._spec.contract else None
-            if fault is None:
-                continue
-            other = f"{fault.name}: {fault.message}"
-            if side == "candidate" or fault.state != "fail":
+            if fault and (side == "candidate" or fault.state != "fail"):
                 verdict: State = "fail" if fault.state == "fail" else "invalid"
-                raise _Stop(Reason(fault.reason, f"{side}: {other}"), verdict)
-        return other
+                text = f"{side}: {fault.name}: {fault.message}"
+                raise _Stop(Reason(fault.reason, text), verdict)
 
     def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
         """Measure once, and again if the machine was disturbed or a request failed."""
