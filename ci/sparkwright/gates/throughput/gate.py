@@ -131,8 +131,8 @@ def _stopped(result: Result) -> Iterator[Check]:
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
     """Return the check of a deciding series."""
     title, unit, factor, _ = METRICS[series.metric]
-    slug = _UNSAFE.sub("-", cell.name.lower()).strip("-")
-    name, blocks = f"{series.metric}-{slug}", len(series.differences)
+    name = f"{series.metric}-{_UNSAFE.sub('-', cell.name.lower()).strip('-')}"
+    blocks = len(series.differences)
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
