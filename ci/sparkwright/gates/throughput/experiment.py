@@ -178,7 +178,7 @@ class Experiment:
             )
             fingerprint = machine.fingerprint()
             # Of machine and model; nothing of the wheel, and no driver, kernel or firmware.
-            identity = {name: fingerprint.get(name, "") for name in ("gpu", "processor", "memory")}
+            identity = {fact: fingerprint.get(fact, "") for fact in ("gpu", "processor", "memory")}
             key = content_key(paired_differences.STORED, [identity, model, options.at_once])
             journal = self._journal(key, fingerprint, generator.name)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
