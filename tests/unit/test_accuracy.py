@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from scipy.stats import binom
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.accuracy import gate, harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.accuracy.harness import HarnessFailed, TaskResult
+from sparkwright.gates.accuracy.harness import TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -165,7 +165,7 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
     task, path = replace(POLICY.tasks["largest"], questions=400), tmp_path / "samples.jsonl"
     lines = [*(line(number) for number in reversed(range(399))), *(line(number, filter="other") for number in range(400)), *last]
     path.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(HarnessFailed, check=lambda error: error.reason == reason) if reason else contextlib.nullcontext():
+    with pytest.raises(ServerInvalid, check=lambda error: error.reason == reason) if reason else contextlib.nullcontext():
         assert [answer.exact_match for answer in harness.read_answers(task, path)] == [number % 2 for number in range(400)]
 
 

@@ -251,8 +251,8 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
     *(("generation", *mistake) for mistake in (
         ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),
-        ("answer: Canberra", 'answer: "("', "no regular expression"), ("answer: Canberra", 'answer: ".*"', "in every text"),
-        ("answers: 10 ", "answers: 13 ", "more right answers"), ("depth: 0.1", "depth: 3.5", "depth"),
+        ("answer: Canberra", 'answer: "("', "no regular expression"),
+        ("depth: 0.1", "depth: 3.5", "depth"),
         ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  run: 16 ", "  run: 0 ", "run"),
         ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "link: 0.2", "link"), ("ability: tools", "ability: magic", "ability"),
     )),
@@ -268,8 +268,7 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     )),
     *(("accuracy", *mistake) for mistake in (
         ("margin: 0.028", "margin: 0", "margin"), ("confidence: 0.99", "confidence: 1", "confidence"), ("informative: 0.2", "informative: 1.5", "informative"),
-        ("    file: largest.yaml\n", "", "either a file"), ("file: largest.yaml", "file: ../a.yaml", "file"),
-        ("    file: largest.yaml\n", "    file: largest.yaml\n    dataset: b\n", "either a file"),
+        ("file: largest.yaml", "file: ../a.yaml", "file"),
         ("questions: 1000", "questions: 399", "questions"), ("tokens: 4\n", "tokens: 0\n", "tokens"), ("filter: digit", "floors: 1", "floors"),
     )),
     *(("device", *mistake) for mistake in (

@@ -10,6 +10,7 @@ from msgspec import Meta
 #: Numbers of a policy or a recipe.
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
 
 #: The wheel that is measured. Without a baseline it is the candidate. The control is a second
 #: server of the baseline, for an A/A block.

@@ -87,14 +87,12 @@ class LaunchRecord(msgspec.Struct, frozen=True):
         block, position: Of its first measurement.
         profiled: Sides of which a profile of one request was taken; the candidate's kept the
             recipe's contract.
-        baseline_kernels: How the baseline's kernels differ from the contract; empty if they do not.
     """
 
     number: int
     block: int
     position: int
     profiled: tuple[Side, ...] = ()
-    baseline_kernels: str = ""
 
 
 class Series(msgspec.Struct, frozen=True):

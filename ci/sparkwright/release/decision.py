@@ -338,7 +338,7 @@ def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
     table = gate_policy.declared(verdict.gate)
     for check in verdict.checks:
         declared = declarations(table, check.name)
-        if not declared:
+        if not declared and check.required:
             yield f"{verdict.gate}: no such check is declared: {check.name}"
         for fault in filter(None, (entry.fault(check) for entry in declared)):
             yield f"{verdict.gate}: {check.name}: {fault}"

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sparkwright.bench.records import Share
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.errors import FileError
@@ -25,7 +26,7 @@ from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
-from sparkwright.gates.accuracy.harness import HarnessFailed, TaskPolicy, TaskResult
+from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     UNAVAILABLE,
@@ -52,7 +53,7 @@ REASONS: Mapping[str, str] = {
     "task-data-missing": "The task's data set is not in this machine's hub cache, and the gate "
     "fetches none: download it once.",
     "harness-failed": "lm-evaluation-harness ended with an error, as it does at the first request "
-    "that fails; see its last lines.",
+    "that fails; the message ends with its output.",
     "harness-slow": "The questions were not answered within the policy's time: the server hangs, "
     "or `seconds` is too short for it.",
     "answers-unreadable": (
@@ -78,8 +79,6 @@ REASONS: Mapping[str, str] = {
     "below-floor": "The candidate is below the recipe's absolute floor, whatever the baseline is.",
     "not-measured": "An earlier check of this gate ended before this could be measured.",
 }
-
-Share = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,12 +126,9 @@ def run(
             checks.append(check)
     except ServerInvalid as error:
         part = f"{name}-{PARTS[len(checks)]}"
-        if error.reason in ("harness-missing", "task-data-missing"):
-            checks.append(not_run(part, f"{error.message}.", error.reason))
-        else:
-            lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
-            tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
-            checks.append(invalid(part, f"{error.message}.", error.reason, samples=tail))
+        lacking = error.reason in ("harness-missing", "task-data-missing")
+        make = not_run if lacking else invalid
+        checks.append(make(part, f"{error.message}.", error.reason))
     message = f"{checks[-1].name} ended the task."
     missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
     return (*checks, *(not_run(each, message, "not-measured") for each in missing))
@@ -156,34 +152,40 @@ def _judged(
             raise
         raise ServerInvalid("harness-missing", f"no lm-evaluation-harness: {error.what}") from None
     if task.dataset and not harness.has_data(context, task):
-        message = f"the data set {task.dataset} is not on this machine"
-        raise ServerInvalid("task-data-missing", message)
+        raise ServerInvalid(
+            "task-data-missing", f"the data set {task.dataset} is not on this machine"
+        )
     try:
         before = read_json(baseline, TaskResult, limit=harness.LARGEST)
     except FileError:
         raise ServerInvalid("baseline-damaged", f"{baseline.name} is no result") from None
-    settings = (name, harness.settings_digest(context, task))
     count = len(before.correct)
     message = f"The baseline answers {before.share:.1%} of {count} questions correctly"
     for reason, applies in {
         "baseline-unnamed": not before.identity.wheel,
         "baseline-is-candidate": before.identity.wheel == identity.wheel,
-        "baseline-other": (before.task, before.settings) != settings,
+        "baseline-other": (before.task, before.settings)
+        != (name, harness.settings_digest(context, task)),
         "task-uninformative": before.share < policy.informative,
     }.items():
         if applies:
             raise ServerInvalid(reason, f"{message}. {REASONS[reason].removesuffix('.')}")
-    bound = 100 * policy.informative
-    figure = Figure("right answers of the baseline", 100 * before.share, "%", count, bound=bound)
+    figure = Figure(
+        "right answers of the baseline", 100 * before.share, "%", count,
+        bound=100 * policy.informative,
+    )  # fmt: skip
     yield passed(f"{name}-baseline", f"{message}.", figures=[figure])
     model = server.model()
     if not same_model(identity, model, before.identity, before.model_name):
-        message = f"the candidate is {model!r}, the baseline {before.model_name!r}"
-        raise ServerInvalid("baseline-other-model", message)
+        raise ServerInvalid(
+            "baseline-other-model",
+            f"the candidate is {model!r}, the baseline {before.model_name!r}",
+        )
     now = harness.ask(context, name, task, server, identity)
     if now.questions != before.questions:
-        message = "the candidate was asked other questions than the baseline"
-        raise ServerInvalid("baseline-other", message)
+        raise ServerInvalid(
+            "baseline-other", "the candidate was asked other questions than the baseline"
+        )
     yield passed(f"{name}-answers", f"The candidate answered all {len(now.correct)} questions.")
     yield _paired(policy, before, now)
     yield _floor(policy, now, floor)

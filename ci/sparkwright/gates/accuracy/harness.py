@@ -51,16 +51,6 @@ _VARIABLES = {
 #: Bytes that are read of a saved result; 1319 questions take 30 kB.
 LARGEST = 8 << 20
 
-QuestionKey = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-
-
-class HarnessFailed(ServerInvalid):
-    """lm-eval gave no usable answers; *tail* is the end of its output."""
-
-    def __init__(self, reason: str, message: str, tail: str = "") -> None:
-        super().__init__(reason, message)
-        self.tail = tail
-
 
 class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -87,10 +77,6 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dataset: str = ""
     subset: str = ""
 
-    def __post_init__(self) -> None:
-        if bool(self.file) == bool(self.dataset):
-            raise ValueError("a task has either a file of its own or a data set of the hub")
-
 
 class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -109,7 +95,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: str
     task: str
     settings: str
-    questions: tuple[QuestionKey, ...]
+    questions: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{16}$")], ...]
     correct: Annotated[str, Meta(pattern="^[01]+$")]
     format: Literal[3] = 3
 
@@ -150,8 +136,8 @@ def ask(
     Return the answers of *server*, whose identity is *identity*, to the questions of *task*.
 
     Raises:
-        ServerInvalid: There is no server, or it does not serve the model.
-        HarnessFailed: A question has no answer.
+        ServerInvalid: There is no server, it does not serve the model, or a question has no
+            answer.
         source-unreachable, offline, command-failed: As `obtain`.
     """
     model_name = server.model()
@@ -222,21 +208,20 @@ def read_answers(task: TaskPolicy, path: Path) -> list[Answer]:
     Return the answers in the file at *path*, in the order of the questions.
 
     Raises:
-        HarnessFailed: A line cannot be read (``answers-unreadable``), or a question has no answer,
+        ServerInvalid: A line cannot be read (``answers-unreadable``), or a question has no answer,
             two or one without text (``answers-missing``).
     """
     try:
         logged = msgspec.json.Decoder(Answer).decode_lines(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise HarnessFailed(
+        raise ServerInvalid(
             "answers-unreadable", f"its answers cannot be read: {error!s:.200}"
         ) from error
     answers = [answer for answer in logged if answer.filter == task.filter]
-    texts = [text for answer in answers for texts in answer.resps for text in texts]
-    empty = sum(NO_ANSWER in text for text in texts)
+    empty = sum(NO_ANSWER in text for answer in answers for texts in answer.resps for text in texts)
     answers.sort(key=lambda answer: answer.doc_id)
     if empty or [answer.doc_id for answer in answers] != list(range(task.questions)):
-        raise HarnessFailed(
+        raise ServerInvalid(
             "answers-missing",
             f"{len(answers)} answers to {task.questions} questions, {empty} without a text",
         )
@@ -270,8 +255,8 @@ def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work
     files = sorted((work / "answers").rglob("samples_*.jsonl"))
     if ended.late or ended.status or len(files) != 1:
         reason = "harness-slow" if ended.late else "harness-failed"
-        message = f"lm-eval ended with status {ended.status}, {len(files)} files of answers"
-        raise HarnessFailed(reason, f"{message} and {task.seconds} s to give them", ended.tail)
+        message = f"{len(files)} files of answers came within {task.seconds} s"
+        raise ServerInvalid(reason, f"{message}; status {ended.status}: {ended.tail[-300:]}")
     return files[0]
 
 

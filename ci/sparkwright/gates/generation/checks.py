@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import Ability
-from sparkwright.bench.records import Count, Positive
+from sparkwright.bench.records import Count, Positive, Share
 from sparkwright.bench.server.client import ChatAnswer, Completion
 from sparkwright.core.console import one_line
 from sparkwright.gates.core.verdict import (
@@ -35,17 +35,13 @@ from sparkwright.gates.core.verdict import (
     not_run,
 )
 
-Share = Annotated[float, Meta(gt=0, le=1)]
-
 
 def _require_pattern(answer: str) -> None:
-    """Raise `ValueError` unless *answer* is a regular expression that some texts lack."""
+    """Raise `ValueError` unless *answer* is a regular expression."""
     try:
-        everywhere = re.search(answer, "")
+        re.compile(answer)
     except re.error as error:
         raise ValueError(f"the answer {answer} is no regular expression: {error}") from error
-    if everywhere:
-        raise ValueError(f"the answer {answer} is in every text")
 
 
 class DetectorBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,8 +117,7 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Count = 4096
 
     def __post_init__(self) -> None:
-        if self.answer:
-            _require_pattern(self.answer)
+        _require_pattern(self.answer)
 
 
 class Deep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,12 +181,12 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deep: Deep
 
     def __post_init__(self) -> None:
-        names = [prompt.name for prompt in (*self.prompts, *self.facts)]
-        names += [chat.name for chat in self.chats]
+        names = [
+            *(prompt.name for prompt in (*self.prompts, *self.facts)),
+            *(chat.name for chat in self.chats),
+        ]
         if len(set(names)) < len(names):
             raise ValueError("prompts, facts and chats have unique names")
-        if max(profile.answers for profile in self.profiles.values()) > len(self.prompts):
-            raise ValueError("a profile asks for more right answers than there are prompts")
 
 
 #: What a decoder writes for bytes that are no character.

@@ -203,8 +203,7 @@ def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> 
         text = next(iter(texts.values()))
         answer = client.complete(text, max_tokens=policy.tokens, ignore_eos=True)
         message = f"with ignore_eos, {len(answer.tokens)} of {policy.tokens} tokens came"
-        long = answer.finish_reason == "length"
-        yield judged("token-count", message, "token-count-wrong", long)
+        yield judged("token-count", message, "token-count-wrong", answer.finish_reason == "length")
         second = _complete(client, texts, policy.tokens, policy.top)
         pairs = {name: (answer, second[name]) for name, answer in first.items()}
         yield checks.same_tokens("identical-reruns", "rerun-differs", pairs)

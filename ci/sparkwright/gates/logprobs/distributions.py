@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 from scipy.stats import bootstrap
 
-from sparkwright.bench.records import Positive
+from sparkwright.bench.records import Positive, Share
 from sparkwright.bench.server.client import ServerInvalid, TokenId
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_bytes, sha256_bytes
 from sparkwright.core.store import write_file
 from sparkwright.gates.core.server_under_test import ServerIdentity
 
@@ -156,9 +157,6 @@ LARGEST = 64 * 1024 * 1024
 #: Characters of a text: 512 tokens of any tokenizer with less than 12 characters a token.
 LENGTH = 6000
 
-Share = Annotated[float, Meta(gt=0, le=1)]
-Paragraph = Annotated[str, Meta(pattern=r"\S")]
-
 
 class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -205,7 +203,8 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     acceptance_band: Share
     confidence: Annotated[float, Meta(gt=0.5, lt=1)]
     corpus: Annotated[
-        dict[str, Annotated[tuple[Paragraph, ...], Meta(min_length=1)]], Meta(min_length=1)
+        dict[str, Annotated[tuple[Annotated[str, Meta(pattern=r"\S")], ...], Meta(min_length=1)]],
+        Meta(min_length=1),
     ]
 
     @property
@@ -252,9 +251,8 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save(reference: Reference, path: Path) -> None:
-    """Write *reference* to *path*, completely or not at all: its digest, and its JSON."""
-    body = msgspec.json.encode(reference)
-    write_file(path, sha256_bytes(body).encode() + b"\n" + body)
+    """Write *reference* to *path*, completely or not at all."""
+    write_file(path, msgspec.json.encode(reference))
 
 
 def load(path: Path) -> Reference:
@@ -262,17 +260,13 @@ def load(path: Path) -> Reference:
     Return the reference in the file at *path*, in bounded time and memory.
 
     Raises:
-        ServerInvalid: It is too large, no such file, cut short or changed.
+        ServerInvalid: It is too large, no such file, cut short or of other sizes.
     """
     try:
-        with path.open("rb") as stream:
-            digest, _, body = stream.read(LARGEST).partition(b"\n")
-        if sha256_bytes(body).encode() != digest:
-            raise ValueError("it was changed after it was written, or is incomplete")
-        reference = msgspec.json.decode(body, type=Reference)
+        reference = msgspec.json.decode(read_bytes(path, limit=LARGEST), type=Reference)
         if len(reference.rows) != reference.shape[0] * (reference.shape[1] - 1):
             raise ValueError("its sizes do not agree")
-    except (OSError, ValueError, RecursionError) as error:
+    except (FileError, ValueError, RecursionError) as error:
         raise ServerInvalid(
             "reference-damaged", f"{path.name} is no recorded reference: {error!s:.200}"
         ) from error

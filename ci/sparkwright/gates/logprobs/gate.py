@@ -69,8 +69,7 @@ REASONS: Mapping[str, str] = {
     "it without other load, or take another backend as the reference.",
     "reference-unsound": "The reference gives logarithms that no softmax gives (NaN, a sum above "
     "1). Take another reference.",
-    "reference-damaged": "The recorded reference cannot be read, was cut short or changed. Record "
-    "it again.",
+    "reference-damaged": "The recorded reference cannot be read or was cut short. Record it again.",
     "reference-unnamed": (
         "The reference lacks its wheel, flags, backends or model digest, so "
         "it may be the candidate's. Record it with WHEEL, --serve and "
@@ -154,8 +153,8 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
     kl, other, _ = _distances(policy, first, second).T
     decoded = {name: _decode(policy, texts, server, name) for name in MODES}
-    distances = {"divergence": kl, "best-token": other}
-    distances |= {name: mode.kl for name, mode in decoded.items()}
+    modes = {name: mode.kl for name, mode in decoded.items()}
+    distances = {"divergence": kl, "best-token": other, **modes}
     floors = {name: values.tolist() for name, values in distances.items()}
     return Reference(
         served,
@@ -251,22 +250,25 @@ def _check_reference(policy: LogprobsPolicy, reference: Reference, served: Serve
     if missing := [name for name, value in required.items() if value in ("", None)]:
         raise ServerInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
     if identity.wheel == served.wheel:
-        message = "it was recorded from the candidate's own wheel"
-        raise ServerInvalid("reference-is-candidate", message)
+        raise ServerInvalid(
+            "reference-is-candidate", "it was recorded from the candidate's own wheel"
+        )
     if (
         reference.shape != policy.shape
         or {*reference.floors} != {"divergence", "best-token", *MODES}
     ):  # fmt: skip
-        message = "it has other texts, tokens or logarithms than the policy"
-        raise ServerInvalid("reference-other-policy", message)
+        raise ServerInvalid(
+            "reference-other-policy", "it has other texts, tokens or logarithms than the policy"
+        )
     floor, other = (fmean(reference.floors[name]) for name in ("divergence", "best-token"))
-    message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
     # A reference that is damaged in decode would widen the limits for the same damage.
     decoded = max(fmean(reference.floors[name]) for name in MODES)
-    if not decoded <= max(policy.floor_max, policy.decode_kl_max):
-        message = f"its generated tokens differ from prefill by {decoded:.2g} nat"
-        raise ServerInvalid("reference-unstable", message)
-    if not (floor <= policy.floor_max and other <= policy.other_best_max):
+    message = (
+        f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens, and its "
+        f"generated tokens from prefill by {decoded:.2g} nat"
+    )
+    steady = floor <= policy.floor_max and other <= policy.other_best_max
+    if not (steady and decoded <= max(policy.floor_max, policy.decode_kl_max)):
         raise ServerInvalid("reference-unstable", message)
     figures = [
         Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
@@ -339,8 +341,10 @@ def _decode(
             cache_salt=salt,
         )
         if (count := len(answer.tokens)) < policy.decode_tokens:
-            message = f"an answer ended after {count} of {policy.decode_tokens} tokens"
-            raise ServerInvalid("token-count-wrong", f"{message}, in spite of ignore_eos")
+            raise ServerInvalid(
+                "token-count-wrong",
+                f"with ignore_eos, an answer ended after {count} of {policy.decode_tokens} tokens",
+            )
         return answer
 
     before = server.metrics()

@@ -152,10 +152,10 @@ def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
             counted = sum(map(Counter.total, outcomes))
             outcomes.append(Counter(request.outcome for request in load.requests[counted:]))
             watched.gone = is_gone(policy, outcomes)
-            left = psutil.virtual_memory().available / 1e9
             answers = ", ".join(f"{count} {name}" for name, count in outcomes[-1].items())
             console.note(
-                f"{watched.seconds:.0f} s, {concurrency} at once: {answers}; {left:.1f} GB left"
+                f"{watched.seconds:.0f} s, {concurrency} at once: {answers}; "
+                f"{psutil.virtual_memory().available / 1e9:.1f} GB left"
             )
 
 

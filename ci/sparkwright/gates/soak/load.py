@@ -25,8 +25,6 @@ from sparkwright.bench.machine import watchdog
 from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import Client, ServerInvalid
 
-#: The reason of a request whose deadline is over.
-LATE = "server-slow"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -185,7 +183,7 @@ class Load:
         try:
             answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if patience is not None and error.reason == LATE:
+            if patience is not None and error.reason == "server-slow":
                 return outcome("aborted")
             # vLLM refuses some requests in the first event of a stream, whose status is 200.
             if bad and error.reason == "server-refused" and error.status < 500:
@@ -265,15 +263,14 @@ class Monitor:
             text = "the driver does not list the memory of the server's processes"
             watched.unwatched.setdefault("gpu-memory-growth", ("gpu-memory-unknown", text))
         if self._log:
-            lost = ""
             try:
                 faults = list(self._log.findings())[:20]
                 watched.faults += [(at, fault.reference, fault.message) for fault in faults]
-                lost = "records were overwritten" if self._log.lost else ""
-            except OSError as error:
-                lost = str(error)
+                lost = self._log.lost > 0
+            except OSError:
+                lost = True
             if lost:
-                text = f"faults may be missing: {lost}"
+                text = "faults may be missing: records were overwritten or cannot be read"
                 watched.unwatched["kernel-log"] = ("kernel-log-lost", text)
 
     def close(self) -> None:

@@ -21,14 +21,14 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -76,9 +76,10 @@ def subject_of(python: Path, wheel: Path | None, stack: str) -> Subject:
     """
     version = wheel_identity.version(python)
     ours = "+spark." in version
-    label = f"{'' if ours else 'stock '}vLLM {version}"
     name, sha256 = (wheel.name, sha256_file(wheel)) if wheel else ("", "")
-    return Subject(label, name, sha256, version, stack if ours else "")
+    return Subject(
+        f"{'' if ours else 'stock '}vLLM {version}", name, sha256, version, stack if ours else ""
+    )
 
 
 class Experiment:
@@ -128,15 +129,18 @@ class Experiment:
         cells = self._workloads.cells(*(options.workload or own))
         if kind != "bench" and not any(cell.primary for cell in cells):
             # Times of one request, and the rate of many.
-            single: tuple[Metric, ...] = ("tpot", "ttft")
             cells = tuple(
-                replace(cell, primary=single if cell.concurrency == 1 else ("rate",))
+                replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
                 for cell in cells
             )
         workloads.check_texts(cells, options.texts)
         self.cells = cells
-        policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
-        self.digest = sha256_bytes(canonical((*policies, self._contract_policy, self._recipe)))
+        self.digest = sha256_bytes(
+            canonical((
+                self.policy, self._machine_policy, self._generator_policy, self.cells,
+                self._contract_policy, self._recipe,
+            ))
+        )  # fmt: skip
         self._plans, self._subjects = self._sides()
 
     def result(self) -> Result:
@@ -173,8 +177,10 @@ class Experiment:
                 self._machine_policy, store, python=options.python, elsewhere=bool(options.server)
             )
             fingerprint = machine.fingerprint()
-            key = paired_differences.calibration_key(fingerprint, model, at_once=options.at_once)
-            journal = self._journal(key, (fingerprint, generator.name))
+            # Of machine and model; nothing of the wheel, and no driver, kernel or firmware.
+            identity = {fact: fingerprint.get(fact, "") for fact in ("gpu", "processor", "memory")}
+            key = content_key(paired_differences.STORED, [identity, model, options.at_once])
+            journal = self._journal(key, fingerprint, generator.name)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
@@ -182,8 +188,7 @@ class Experiment:
                     accuracy = check_generator(generator, self._generator_policy)
                 except vllm_bench.LoadError as error:
                     hindrance = Reason(error.reason, error.message)
-            record = dict[str, list[tuple[str, float]]]
-            stored = store.get(paired_differences.STORED, key, record) or {}
+            stored = store.get(paired_differences.STORED, key, dict[str, list[tuple[str, float]]])
             blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
             judged = self._recipe if self._kind == "gate" else None
             run = RunSpec(
@@ -191,7 +196,7 @@ class Experiment:
                 self.cells,
                 self._blocks or blocks.get(self._kind, policy.launches),
                 at_once=options.at_once,
-                history=stored,
+                history=stored or {},
                 contract=partial(self._contract_fault, judged) if judged else None,
             )
             measuring = MeasurementContext(
@@ -204,8 +209,7 @@ class Experiment:
                 texts=options.texts,
                 rule=self._workloads.rule,
             )
-            floor = machine.policy.memory.floor
-            runner = Runner(run, measuring, partial(self._servers, floor), journal)
+            runner = Runner(run, measuring, self._servers, journal)
             if hindrance:
                 runner.stopped = "invalid", hindrance
             else:
@@ -232,8 +236,8 @@ class Experiment:
         if options.python:
             environments["candidate"] = (options.python, options.wheel)
         if options.baseline_python:
-            baseline = (options.baseline_python, options.baseline)
-            environments |= {"baseline": baseline, "control": baseline}
+            environments["baseline"] = (options.baseline_python, options.baseline)
+            environments["control"] = environments["baseline"]
             # The profiler is there on both sides, and idle while anything is measured.
             profiler = kernel_trace.flags(self._profiles)
         gated = self._kind in ("gate", "calibration")
@@ -244,44 +248,30 @@ class Experiment:
             plans[side] = replace(plan, flags=(*plan.flags, *profiler))
         return plans, subjects
 
-    def _journal(self, key: str, conditions: object) -> MeasurementJournal:
+    def _journal(self, *conditions: object) -> MeasurementJournal:
         """
         Open the journal of this experiment, which is continued if it was interrupted.
 
-        What the user asks for makes it another experiment; what the machine and the checkout add
-        are conditions (`ExperimentStart.conditions`), under which it is continued or begins anew.
-
-        Args:
-            key: Of the machine, the model, and whether both servers run at the same time.
-            conditions: Beside policies, flags and variables.
+        With other wheels, flags, workloads, policies or *conditions* it is another experiment.
         """
         options, subjects = self._options, dict(sorted(self._subjects.items()))
-        wheels = {side: (subject.label, subject.sha256) for side, subject in subjects.items()}
-        settings = (options.recipe, options.flag, options.variable, options.workload, self._blocks)
         # The store names a file of prompts by its content.
         prompts = options.texts.name if options.texts else ""
-        about, conditions = (key, wheels, settings, prompts), (self.digest, subjects, conditions)
+        about = (self.digest, subjects, self._blocks, prompts, conditions)
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
         sha256 = subjects["candidate"].sha256
         number = ladder.attempts(self._context.output, sha256, "G8", options.recipe)
-        start = ExperimentStart(
-            time.time_ns() % 2**31, time.time(), max(1, number), sha256_bytes(canonical(conditions))
-        )
+        start = ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
         if journal.resumed:
             console.note(f"continuing after {len(journal.measurements)} measurements")
         return journal
 
     @contextlib.contextmanager
-    def _servers(self, floor: int, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
-        """
-        Start a server for each of *sides* and end it with the block, unless one runs already.
-
-        Args:
-            floor: Megabytes that must stay available, if the recipe does not reserve more.
-        """
+    def _servers(self, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
+        """Start a server for each of *sides* and end it with the block, unless one runs already."""
         if not self._plans:
             yield {side: ExternalServer(self._options.server) for side in sides}
             return
@@ -290,7 +280,7 @@ class Experiment:
             # All processes are started before the first is waited for.
             for side in sides:
                 plan = self._plans[side]
-                plan = replace(plan, reserve=max(plan.reserve, floor))
+                plan = replace(plan, reserve=max(plan.reserve, self._machine_policy.memory.floor))
                 servers[side] = Server(plan, self._logs / f"{side}.log")
                 stack.callback(servers[side].stop)
             for server in servers.values():
@@ -332,7 +322,6 @@ class Experiment:
             state = (decision and decision.state) or "inconclusive"
             says = decision.message if decision else "no block is complete"
         added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
-        margins = [each.bounds.margin for each in series if runner.rule]
         return Result(
             self._kind,
             state,
@@ -349,7 +338,7 @@ class Experiment:
             added=added if self._recipe else (),
             stack=self._context.project.stack,
             host={**ladder.host_facts(), **machine.fingerprint()},
-            margin=max(margins, default=0.0),
+            margin=max((each.bounds.margin for each in series if runner.rule), default=0.0),
             alpha=runner.rule.alpha if runner.rule else 0.0,
             attempt=begun.attempt,
             bandwidth=machine.bandwidth,
@@ -370,12 +359,10 @@ class Experiment:
         ceilings: dict[str, float] = {}
         if not (self._options.serve and bandwidth):
             return ceilings
-        try:
+        with contextlib.suppress(checkpoint.ModelError, SourceError):
             weights = checkpoint.read(self._options.serve)
             for cell in self.cells:
                 step = modules.audit(weights, batch=cell.concurrency).weights
                 if step >= self.policy.ceiling_min_bytes:
                     ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
-        except (checkpoint.ModelError, SourceError) as error:
-            console.detail(f"no roofline: {error.what}")
         return ceilings

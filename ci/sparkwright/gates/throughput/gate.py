@@ -2,14 +2,13 @@
 Decide whether the candidate is as fast as the baseline, with known error rates (G8).
 
 The verdict is that of the deciding series together; each series, the measurements, the kernel
-contract, the flags, the shown figures and memory's ceiling are rows of their own.
+contract, the flags and memory's ceiling are rows of their own.
 """
 
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
-from sparkwright.bench.records import METRICS, SHOWN
+from sparkwright.bench.records import METRICS
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
@@ -41,7 +40,6 @@ CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
     *declare("roofline", measured=True),
-    *declare("load-*", measured=True, role="informs"),
     *declare("measured", role="reports"),
 )
 
@@ -117,9 +115,8 @@ def checks(result: Result) -> tuple[Check, ...]:
         for series in cell.series
         if series.primary
     ]
-    shown = [_load(cell, counted) for cell in result.cells]
     return (
-        *_stopped(result), *rows, *shown, _measurements(result, counted),
+        *_stopped(result), *rows, _measurements(result, counted),
         *_served(result, counted), _roofline(result, counted),
     )  # fmt: skip
 
@@ -128,28 +125,14 @@ def _stopped(result: Result) -> Iterator[Check]:
     """Yield why the run was given up, if it was."""
     if result.stopped:
         judge = failed if result.state == "fail" else invalid
-        last = [leg for leg in result.legs if leg.reasons][-1:]
-        message, reason = result.stopped.message, result.stopped.reference
-        yield judge("measured", message, reason, samples=_reasons(last))
-        if result.recipe and reason in _OF_LAUNCH:
-            yield judge("contract", message, reason)
-
-
-def _reasons(legs: Iterable[Measurement]) -> Iterator[Sample]:
-    """Yield why each of *legs* does not count."""
-    for leg in legs:
-        for reason in leg.reasons:
-            yield Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", reason.message)
-
-
-def _slug(cell: CellResult) -> str:
-    return _UNSAFE.sub("-", cell.name.lower()).strip("-")
+        yield judge("measured", result.stopped.message, result.stopped.reference)
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
     """Return the check of a deciding series."""
     title, unit, factor, _ = METRICS[series.metric]
-    name, blocks = f"{series.metric}-{_slug(cell)}", len(series.differences)
+    name = f"{series.metric}-{_UNSAFE.sub('-', cell.name.lower()).strip('-')}"
+    blocks = len(series.differences)
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
@@ -172,23 +155,6 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     return decided(name, message, state, reasons, figures, samples)
 
 
-def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
-    """Return the figures of a cell that never decide: medians over its measurements."""
-    name, figures = f"load-{_slug(cell)}", []
-    for metric, (title, unit, factor, _) in SHOWN.items():
-        for side in ("baseline", "candidate"):
-            own = [leg.run for leg in counted if (leg.cell, leg.side) == (cell.name, side)]
-            # Records of an earlier version lack some figures.
-            values = [getattr(run, metric) for run in own if run]
-            if values := [value for value in values if value is not None]:
-                median = factor * statistics.median(values)
-                figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
-    if not figures:
-        return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
-    message = "; ".join(f"{figure.name} {figure.value:.4g} {figure.unit}" for figure in figures)
-    return passed(name, message, figures=figures, required=False)
-
-
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     again = [leg for leg in result.legs if leg.discarded]
     figures = [
@@ -205,7 +171,12 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
         f"{100 * result.alpha:.2g} %"
     )
-    return passed("legs", message, figures=figures, samples=_reasons(again))
+    samples = [
+        Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", reason.message)
+        for leg in again
+        for reason in leg.reasons
+    ]
+    return passed("legs", message, figures=figures, samples=samples)
 
 
 def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
@@ -218,16 +189,11 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
         yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
-    if result.stopped and result.stopped.reference in _OF_LAUNCH:
-        return
     profiled = {(launch.number, side) for launch in result.launches for side in launch.profiled}
     if not profiled or not {(leg.launch, leg.side) for leg in counted} <= profiled:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
     message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
-    kernels = {launch.baseline_kernels for launch in result.launches}
-    if other := sorted(filter(None, kernels)):
-        message += f"; the baseline is served by others: {'; '.join(other)}"
     yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
 
 

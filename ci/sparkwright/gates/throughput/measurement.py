@@ -211,11 +211,11 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
             "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
         )
     )  # fmt: skip
-    speculation = None
-    if drafts > 0:
-        speculation = Speculation(1 + accepted / drafts, accepted / drafted if drafted else 0.0)
-    share = hits / queries if queries > 0 else 0.0
-    return CounterChange(round(finished), round(by_length), round(tokens), share, speculation)
+    length, share = 1 + accepted / max(drafts, 1), accepted / max(drafted, 1)
+    return CounterChange(
+        round(finished), round(by_length), round(tokens), hits / max(queries, 1),
+        Speculation(length, share) if drafts > 0 else None,
+    )  # fmt: skip
 
 
 def invalid_reasons(
@@ -236,6 +236,10 @@ def invalid_reasons(
     other = change.finished - change.by_length
     # Warm-ups and the generator's own trial have the same length.
     counted = change.tokens == change.finished * spec.output_tokens
+    # A busy machine merges parts of a stream of which the server counts every token.
+    short = "stream-merged" if counted and not other else "answer-other"
+    shortest = SHORTEST_STEP_S / (change.speculation.length if change.speculation else 1.0)
+    lumps = [each for each in whole if each.output_tokens > 1 and 0 <= each.tpot < shortest]
     impossible = any(not 0 < request.ttft <= request.latency for request in whole)
     mismatch = not counted or change.finished < spec.requests
     tokens = f"{change.tokens} tokens in {change.finished} answers of {spec.output_tokens}"
@@ -247,7 +251,7 @@ def invalid_reasons(
         ),
         (
             answers,
-            "answer-other",
+            short,
             f"answers of {answers[:3]} tokens, not {spec.output_tokens}",
         ),
         (other, "answer-other", f"{other} of {change.finished} requests ended otherwise"),
@@ -256,6 +260,7 @@ def invalid_reasons(
             "prompt-other",
             f"prompts of {prompts[:3]} tokens, not {spec.prompt_tokens}",
         ),
+        (lumps, "stream-merged", f"the tokens of {len(lumps)} answers came at once"),
         (impossible, "times-impossible", "a request or its first token has no possible time"),
         (mismatch, "usage-mismatch", f"the server counts {tokens}"),
         (
@@ -264,26 +269,4 @@ def invalid_reasons(
             f"{100 * change.hits:.1f} % of the prompt tokens",
         ),
     )
-    wrong = tuple(Reason(reference, text) for fault, reference, text in faults if fault)
-    if counted and not other and {reason.reference for reason in wrong} <= {"answer-other"}:
-        return merged_stream(spec, run, change) or wrong
-    return wrong
-
-
-def merged_stream(spec: LoadSpec, run: LoadResult, change: CounterChange) -> tuple[Reason, ...]:
-    """
-    Return a reason if a busy machine merged a stream of which the server counts every token.
-
-    The generator then receives the tokens in one piece at the end, or counts fewer pieces than
-    tokens, never none and never more (seen with a vLLM on two busy cores).
-    """
-    limit = SHORTEST_STEP_S / (change.speculation.length if change.speculation else 1.0)
-    pieces = [request.output_tokens for request in run.requests]
-    if not all(0 < count <= spec.output_tokens for count in pieces):
-        return ()
-    merged = sum(
-        each.output_tokens < spec.output_tokens or (each.output_tokens > 1 and each.tpot < limit)
-        for each in run.requests
-    )
-    text = f"the tokens of {merged} of {len(pieces)} answers came in fewer pieces, or at once"
-    return (Reason("stream-merged", text),) if merged else ()
+    return tuple(Reason(reference, text) for fault, reference, text in faults if fault)

@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import METRICS, Count, Metric, Side
+from sparkwright.bench.records import METRICS, Count, Metric, Share, Side
 from sparkwright.bench.results import CellResult, History, Measurement, Series
 from sparkwright.bench.statistics import (
     MIN_INTERVAL,
@@ -30,16 +30,10 @@ from sparkwright.bench.statistics import (
     mean_interval,
     noise_model,
 )
-from sparkwright.core.files import content_key
 
-#: A/A blocks of a series that are stored of a machine and model, the newest.
-MAX_STORED = 200
 #: The kind of record in the store that holds a `History`.
 STORED = "aa-blocks"
-#: Of the machine's fingerprint, what its noise is keyed by; driver, kernel and firmware are not.
-_IDENTITY = ("gpu", "processor", "memory")
 
-Share = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -64,7 +58,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         published_tolerance: Share by which a published figure may be off and still hold.
     """
 
-    bounds: dict[Metric, Bounds]
+    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=3)]
     alpha: Annotated[float, Meta(gt=0, lt=0.5)]
     min_blocks: Count
     max_blocks: Count
@@ -80,21 +74,11 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calibration_weight: Annotated[float, Meta(ge=1)]
     published_tolerance: Share
 
-    def __post_init__(self) -> None:
-        if self.min_blocks > self.max_blocks or len(self.bounds) != 3:
-            raise ValueError("min_blocks is at most max_blocks, and each metric has its bounds")
-
-
-def calibration_key(host: Mapping[str, str], model: str, *, at_once: bool) -> str:
-    """Return the key of the calibration of a machine and model: nothing of the wheel is in it."""
-    return content_key(STORED, [{name: host.get(name, "") for name in _IDENTITY}, model, at_once])
-
 
 def extended(history: History, at: float, differences: Mapping[str, float]) -> History:
     """Return *history* with an A/A block, measured *at* seconds since 1970, at its end."""
     measured = {
-        name: [*history.get(name, ()), (day(at), value)][-MAX_STORED:]
-        for name, value in differences.items()
+        name: [*history.get(name, ()), (day(at), value)] for name, value in differences.items()
     }
     return {**history, **measured}
 

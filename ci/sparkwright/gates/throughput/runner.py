@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import sleep
-from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -56,14 +55,11 @@ class ExperimentStart(msgspec.Struct, frozen=True):
         seed: Of all orders and prompts.
         at: Seconds since 1970.
         attempt: Number of this gate of the wheel and recipe, from 1.
-        conditions: The sha256 of policies, recipe, machine and load generator; measurements that
-            were made under other ones do not count.
     """
 
     seed: int
     at: float
     attempt: int = 1
-    conditions: str = ""
 
 
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,8 +72,7 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class MeasurementJournal:
     """
-    The journal of an experiment at *path*, which is continued if it has the conditions of *start*;
-    else *start* begins, and the file of other conditions is kept as `end` does.
+    The journal at *path*, whose experiment is continued; *start* begins if there is none.
 
     Attributes:
         begun: The experiment.
@@ -92,13 +87,6 @@ class MeasurementJournal:
         if path.exists():
             self._lines = read_lines(path, JournalLine, "journal of a throughput gate")
         self.begun = (self._lines[0].begun if self._lines else None) or start
-        if self.begun.conditions != start.conditions:
-            console.note(
-                "beginning anew: a policy, the recipe, the load generator, or the machine's "
-                "kernel, driver or firmware changed"
-            )
-            self.end()
-            self._lines, self.begun = [], start
         self.add(JournalLine(begun=self.begun))
 
     @property
@@ -131,9 +119,8 @@ class MeasurementJournal:
         self._lines.append(line)
 
     def end(self) -> None:
-        """Keep the file beside, if there is one: nothing is left to continue."""
-        if self._path.exists():
-            self._path.replace(self._path.with_name(f"{self._path.name}.before"))
+        """Keep the file beside: nothing is left to continue."""
+        self._path.replace(self._path.with_name(f"{self._path.name}.before"))
 
 
 class RunSpec(msgspec.Struct, frozen=True):
@@ -204,8 +191,11 @@ class Runner:
     ) -> None:
         self._spec, self._context, self._launcher = spec, context, launcher
         self._journal, self._attempts = journal, context.machine.policy.discards + 1
-        counted = (leg for leg in journal.measurements if leg.counts)
-        self._sizes = {leg.cell: len(leg.run.requests) for leg in counted if leg.run}
+        self._sizes = {
+            leg.cell: len(leg.run.requests)
+            for leg in journal.measurements
+            if leg.counts and leg.run
+        }
         self.rule: DecisionRule | None = None
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
@@ -258,8 +248,7 @@ class Runner:
         spec, history = self._spec, self._spec.history
         own = {"gate": [CONTROL_BLOCK], "calibration": sorted(self.blocks)}
         for block in own.get(spec.kind, ()):
-            measurements = self._journal.measurements
-            differences = paired_differences.aa_block(measurements, spec.cells, block)
+            differences = paired_differences.aa_block(self._journal.measurements, spec.cells, block)
             history = paired_differences.extended(history, self._journal.begun.at, differences)
         return history
 
@@ -293,35 +282,38 @@ class Runner:
             ):
                 for position, side in positions.items():
                     for cell in cells:
-                        blank = Measurement(cell.name, block, number, side, position)
-                        self._measure(cell, blank, servers[side])
-                other = self._profile(servers)
+                        self._measure(
+                            cell,
+                            Measurement(cell.name, block, number, side, position),
+                            servers[side],
+                        )
+                self._profile(servers)
                 profiled = tuple(servers) if self._spec.contract else ()
-                launch = LaunchRecord(number, block, min(positions), profiled, other)
+                launch = LaunchRecord(number, block, min(positions), profiled)
                 self._journal.add(JournalLine(launch=launch))
                 return
         raise _Stop(self._journal.measurements[-1].reasons[0])
 
-    def _profile(self, servers: Mapping[Side, RunningServer]) -> str:
+    def _profile(self, servers: Mapping[Side, RunningServer]) -> None:
         """
-        Profile the servers, and return how the baseline's kernels differ from the contract.
+        Profile the servers, and end the run if the candidate breaks the contract.
 
-        A stock wheel may serve the recipe with other kernels; the candidate may not. The
+        A stock wheel may serve the recipe with other kernels, but they have to be seen. The
         measurements are over by then.
         """
-        other = ""
         for side, server in servers.items():
             fault = self._spec.contract(side, server) if self._spec.contract else None
-            if fault is None:
-                continue
-            other = f"{fault.name}: {fault.message}"
-            if side == "candidate" or fault.state != "fail":
+            if fault and (side == "candidate" or fault.state != "fail"):
                 verdict: State = "fail" if fault.state == "fail" else "invalid"
-                raise _Stop(Reason(fault.reason, f"{side}: {other}"), verdict)
-        return other
+                text = f"{side}: {fault.name}: {fault.message}"
+                raise _Stop(Reason(fault.reason, text), verdict)
 
     def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
-        """Measure once, and again if the machine was disturbed or a request failed."""
+        """
+        Measure once, and again if the machine was disturbed or a request failed.
+
+        A candidate whose server ends after it had started fails.
+        """
         cell = self._sized(cell, server)
         for attempt in range(self._attempts):
             leg = replace(blank, attempt=attempt)
@@ -332,7 +324,14 @@ class Runner:
                 return
             reason = result.reasons[0]
             if not server.guard():
-                self._lost(result, reason)
+                if blank.side != "candidate":
+                    raise _ServerLost
+                # One that ended before its first answer may have been started wrongly, like the
+                # other.
+                own = (leg for leg in self._journal.measurements if leg.launch == result.launch)
+                if any(leg.before and leg.side == "candidate" for leg in own):
+                    says = f"the candidate's server ended under load; {reason.message}"
+                    raise _Stop(Reason(CRASHED, says), "fail")
             if not result.discarded:
                 raise _Stop(reason)
             console.note(f"{cell.name}, {blank.side}: measured again, {reason.message}")
@@ -342,20 +341,6 @@ class Runner:
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
-    def _lost(self, result: Measurement, reason: Reason) -> NoReturn:
-        """
-        Raise for a server that ended: a candidate fails if it had started.
-
-        One that ended before its first answer may have been started wrongly, like the other.
-        """
-        if result.side != "candidate":
-            raise _ServerLost
-        own = (leg for leg in self._journal.measurements if leg.launch == result.launch)
-        if any(leg.before and leg.side == "candidate" for leg in own):
-            says = f"the candidate's server ended under load; {reason.message}"
-            raise _Stop(Reason(CRASHED, says), "fail")
-        raise _Stop(reason)
-
     def _sized(self, cell: WorkloadCell, server: RunningServer) -> WorkloadCell:
         """Return *cell* with its number of requests, which then holds for both sides."""
         if cell.name not in self._sizes:
@@ -363,8 +348,9 @@ class Runner:
             # A server that does not answer is found by the measurement itself.
             with contextlib.suppress(LoadError):
                 if not cell.requests and server.guard():
-                    trial = replace(cell, requests=cell.concurrency)
-                    load = self._context.load(server.url, trial, 1)
+                    load = self._context.load(
+                        server.url, replace(cell, requests=cell.concurrency), 1
+                    )
                     seconds = self._context.generator.measure(load).seconds
             self._sizes[cell.name] = self._context.rule.requests(cell, seconds)
         return replace(cell, requests=self._sizes[cell.name])
