@@ -53,6 +53,7 @@ _COMPARES = {"the reference with --against": ("against",)}
 #: Gate → what it needs, for people, and attributes of `GateOptions` of which any gives it.
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "G0": {"a WHEEL": ("wheel",)},
+    "G2": {"a WHEEL": ("wheel",)},
     "G3": {"a --recipe": ("recipe",), **_STARTS},
     "G4": _SERVES,
     "G5": {**_SERVES, **_COMPARES},
@@ -185,14 +186,10 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 trees = numerics.source_trees(self._context, policies.numerics)
                 headers = numerics.include_folders(toolchain.obtain(self._context))
                 return numerics.run(trees, policies.numerics, headers, self._scratch / "numerics")
-            case "G2":
-                return device.run(
-                    policies.device,
-                    Path(tempfile.mkdtemp(dir=self._scratch)),
-                    wheel=options.wheel,
-                    target=self._audit.target if options.wheel else "",
-                    python=options.python,
-                )
+            case "G2" if options.wheel:
+                scratch = Path(tempfile.mkdtemp(dir=self._scratch))
+                target = self._audit.target
+                return device.run(policies.device, scratch, options.wheel, target, options.python)
             case "G3" if recipe:
                 return contract.run(
                     policies.contract,
