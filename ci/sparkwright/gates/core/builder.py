@@ -154,7 +154,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str
         run = partial(self._checks, name)
-        return Gate(name, digest, policy.declared(name), run, recipe, blocked, evidence)
+        return Gate(name, digest, run, recipe, blocked, evidence)
 
     def _require_floor(self) -> None:
         """Raise unless the recipe has the least share of correct answers to the task of G6."""

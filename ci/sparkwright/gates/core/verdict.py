@@ -115,16 +115,6 @@ class Declared(msgspec.Struct, frozen=True):
     measured: bool = False
     role: Role = "decides"
 
-    def fault(self, check: Check) -> str:
-        """Return why *check* is not as declared; empty if it is."""
-        if self.role == "informs" and check.required:
-            return "it is declared as informing, and is required"
-        if check.state == "pass" and self.role == "reports":
-            return "it is declared as never passing, and passes"
-        if check.state == "pass" and self.measured and not (check.figures or check.samples):
-            return "it passes without the figure or sample that it is declared with"
-        return ""
-
 
 def declare(*names: str, measured: bool = False, role: Role = "decides") -> tuple[Declared, ...]:
     """Return a declaration of each of *names*; see `Declared`."""
@@ -289,8 +279,7 @@ def judged(
     samples: Iterable[Sample] = (),
 ) -> Check:
     """Return a check that passes if *good*, and else fails for *reason*."""
-    state: State = "pass" if good else "fail"
-    return decided(name, message, state, {"fail": reason}, figures, samples)
+    return decided(name, message, "pass" if good else "fail", {"fail": reason}, figures, samples)
 
 
 def decided(
@@ -309,8 +298,7 @@ def decided(
     Samples beyond `MOST_SAMPLES` are dropped.
     """
     few = tuple(samples)[:MOST_SAMPLES]
-    reason = reasons.get(state, "")
-    return Check(name, state, message, reason, required, tuple(figures), few)
+    return Check(name, state, message, reasons.get(state, ""), required, tuple(figures), few)
 
 
 def invalid(
