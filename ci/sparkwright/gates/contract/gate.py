@@ -179,12 +179,15 @@ def contract_fault(checks: Sequence[Check]) -> Check | None:
 
     A contract that names no kernels yet (`contract-incomplete`) is for G3 to report.
     """
-    faults = [
-        check
-        for check in checks
-        if check.required and check.state != "pass" and check.reason != "contract-incomplete"
-    ]
-    return min(faults, key=lambda check: ORDER.index(check.state), default=None)
+    return min(
+        (
+            check
+            for check in checks
+            if check.required and check.state != "pass" and check.reason != "contract-incomplete"
+        ),
+        key=lambda check: ORDER.index(check.state),
+        default=None,
+    )
 
 
 def check_contract(
@@ -280,21 +283,18 @@ def _configuration(lines: Mapping[str, LogLines]) -> Check:
 
 
 def _serves(server: launch.Server) -> Check:
-    """Return whether it serves its model, and a short completion comes whole and counted right."""
+    """Return whether it runs and names its model."""
     if server.failure:
         return failed(
             "server",
             f"the server was ended before traffic: {server.failure}",
             server.reason or "server-died",
         )
-    client = server.client()
     try:
-        model, longest = client.model(), client.max_model_len()
-        answer = client.complete("One, two, three,", max_tokens=16, ignore_eos=True)
+        message = f"it serves {server.client().model()}"
     except ServerInvalid as error:
         return invalid("server", error.message, error.reason)
-    message = f"it serves {model}, {longest} tokens at most"
-    return passed("server", f"{message}; a completion of {len(answer.tokens)} came whole")
+    return passed("server", message)
 
 
 def _version(policy: ContractPolicy, lines: LogLines) -> Check:

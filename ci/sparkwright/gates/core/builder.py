@@ -127,18 +127,18 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             recipe-unfit: The recipe has no floor for the task.
             environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
         """
-        options, policies, digest = self._options, self._policies, ""
+        options, policies = self._options, self._policies
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
         lacking = [
             text
             for text, names in NEEDS.get(name, {}).items()
             if not any(getattr(options, each) for each in names)
         ]
-        blocked = None
         if lacking:
             message = f"to run it, name {'; and '.join(lacking)}"
             blocked = not_run(STOPPED[0].name, message, "not-asked")
-        elif name == "G0":
+            return Gate(name, "", tuple, recipe, blocked)
+        if name == "G0":
             digest = self._audit.policy
         elif name == "G8":
             digest = self._experiment.digest
@@ -153,8 +153,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             settings = (options.flag, options.variable)
             digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str
-        run = partial(self._checks, name)
-        return Gate(name, digest, run, recipe, blocked, evidence)
+        return Gate(name, digest, partial(self._checks, name), recipe, evidence=evidence)
 
     def _require_floor(self) -> None:
         """Raise unless the recipe has the least share of correct answers to the task of G6."""
@@ -286,12 +285,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
         Write the server's distributions and, for a recipe, its backends into *folder*; and its
-        answers, unless the recipe has no floor for the task or the harness cannot be fetched.
+        answers, unless the recipe has no floor for the task.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
-            command-failed: The harness cannot be installed.
+            offline, source-unreachable, command-failed: The harness cannot be installed.
         """
         server, task, recipe = self.server, self._options.task, self._recipe
         fault = self._served if self._served.state != "pass" else self._ended()
@@ -320,10 +319,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None
-        except SourceError as error:
-            if error.reference not in UNAVAILABLE:
-                raise
-            console.warn(f"No answers to {task} are recorded, for want of the harness: {error}")
         return tuple(written)
 
 

@@ -239,18 +239,22 @@ def _header(unit: Unit, tree: Path, folder: Path) -> str:
 
 def driver(unit: Unit, header: str) -> str:
     """Return the C++ text of a program that includes *header* and calls the unit's converters."""
-    text = "".join(f"#include <{name}>\n" for name in unit.headers)
-    text += f'#include "{NATIVE / "device.hpp"}"\n#include "{NATIVE / "driver.hpp"}"\n'
-    text += "".join(f"#define {name} {value}\n" for name, value in unit.defines.items())
-    text += f"#define __CUDA_ARCH__ {unit.arch}\n" if unit.arch else ""
-    text += f"#include {header}\n"
-    cases = ""
+    lines = [
+        *(f"#include <{name}>" for name in unit.headers),
+        f'#include "{NATIVE / "device.hpp"}"',
+        f'#include "{NATIVE / "driver.hpp"}"',
+        *(f"#define {name} {value}" for name, value in unit.defines.items()),
+        f"#define __CUDA_ARCH__ {unit.arch}" if unit.arch else "",
+        f"#include {header}",
+    ]
+    cases = list[str]()
     for index, converter in enumerate(unit.converters):
         parameters = _PARAMETERS[converter.kind].format(converter)
-        text += f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}\n"
-        cases += f'  if (!std::strcmp(arguments[1], "{converter.name}")) '
-        cases += f"return ::sparkwright::run(call_{index}, arguments[2], arguments[3]);\n"
-    return f"{text}int main(int, char** arguments) {{\n{cases}  return 2;\n}}\n"
+        lines.append(f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}")
+        run = f"::sparkwright::run(call_{index}, arguments[2], arguments[3])"
+        cases.append(f'if (!std::strcmp(arguments[1], "{converter.name}")) return {run};')
+    main = ["int main(int, char** arguments) {", *cases, "return 2;", "}", ""]
+    return "\n".join([*lines, *main])
 
 
 def inline_ptx(text: str, folders: tuple[str, ...]) -> str:
