@@ -9,6 +9,7 @@ import pytest
 from tests.support import fake_gpu, fatbins, processes, wheels
 from tests.support.fake_gpu import POLICY
 
+from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
@@ -34,7 +35,7 @@ def test_the_architecture_comes_from_the_wheel(
     """A GPU that does not load the wheel's code is foreign."""
     body = 'for _ in cubins if command == "load" else (): print(json.dumps(dict(functions=2, error="")))'
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    monkeypatch.setattr(device.host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
+    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
     monkeypatch.setattr(device, "unpack", lambda *_: (cubins(tmp_path), []))
     checks = {one.name: one for one in device.run(POLICY, tmp_path, WHEEL, target)}
     assert [*checks] == [entry.name for entry in CHECKS]
@@ -100,7 +101,7 @@ def test_a_wheel_without_fitting_or_readable_code_does_not_pass(
     assert ([name for name, _ in whole], libraries) == (["mini/_C.so, unit 0"], [tmp_path / "_C.so"])
     assert device.load_check([], 1, tmp_path).reason == "code-foreign"
     wheel = wheels.plain(tmp_path / "dist", "mini", "1.0", files={**files, "mini/_D.so": b"\x7fELF, cut off"})
-    monkeypatch.setattr(device.host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
+    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
     assert [one.reason for one in device.run(POLICY, tmp_path, wheel, "sm_121f")] == ["", "code-unreadable"]
 
 

@@ -86,5 +86,10 @@ def _group(report: AuditReport, name: str) -> Check:
         for finding in findings
     ]
     rule = findings[0].rule
-    message = f"{len(findings)} finding(s): {RULES[rule]}"
-    return failed(name, message, rule, figures=figures, samples=samples)
+    return failed(
+        name,
+        f"{len(findings)} finding(s): {RULES[rule]}",
+        rule,
+        figures=figures,
+        samples=samples,
+    )

@@ -95,8 +95,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         name = "-".join([options.recipe or "server", *options.only])
         logs = context.store.folder("logs", "gate", name)
         if options.serve:
-            lock = locked(logs / "lock", f"the gates of {name}", wait=False)
-            self._stack.enter_context(lock)
+            self._stack.enter_context(locked(logs / "lock", f"the gates of {name}", wait=False))
         scratch = tempfile.TemporaryDirectory(
             prefix="gate-",
             dir=context.store.folder("work"),
@@ -110,8 +109,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             # The server writes its traces there, and nothing else of this user's.
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
-        flags = kernel_trace.flags(self._profiles)
-        self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
+        self.server = ServerUnderTest(
+            options, host, logs, self._recipe, kernel_trace.flags(self._profiles)
+        )
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
 
@@ -147,25 +147,20 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 _require("--profile", options.profile, policies.generation.profiles)
             if name == "G6":
                 _require("--task", options.task, policies.accuracy.tasks)
-                self._require_floor()
+                if not self._recipe or options.task not in self._recipe.floors:
+                    raise recipes.RecipeError(
+                        "recipe-unfit",
+                        f"G6 has no floor of {options.task} for "
+                        f"{options.recipe or 'a server without --recipe'}.",
+                        todo="Measure a trusted wheel and add the floor to `floors` in the recipe; "
+                        "or choose another --task or --recipe, or --only without G6.",
+                    )
             if name in SERVED and options.serve:
                 self.server.launch()
             settings = (options.flag, options.variable)
             digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str
         return Gate(name, digest, partial(self._checks, name), recipe, evidence=evidence)
-
-    def _require_floor(self) -> None:
-        """Raise unless the recipe has the least share of correct answers to the task of G6."""
-        task = self._options.task
-        if self._recipe is None or task not in self._recipe.floors:
-            recipe = self._options.recipe or "a server without --recipe"
-            raise recipes.RecipeError(
-                "recipe-unfit",
-                f"G6 has no floor of {task} for {recipe}.",
-                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
-                "choose another --task or --recipe, or --only without G6.",
-            )
 
     def _checks(self, name: str) -> tuple[Check, ...]:
         if name not in SERVED or name == "G8":
@@ -274,8 +269,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 raise
             return (not_run("legs", error.what, "generator-missing"),)
         # Kept even if the verdicts cannot be stored: hours were measured.
-        path = throughput.write_result(self._context.store, self._context.output, result)
-        self.evidence = sha256_file(path)
+        self.evidence = sha256_file(
+            throughput.write_result(self._context.store, self._context.output, result)
+        )
         return (
             *throughput.checks(result),
             same_wheel(options.wheel, options.python, "candidate-wheel"),
@@ -302,8 +298,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         written = [folder / LOGPROBS]
         try:
             with console.step("record the distributions"):
-                reference = logprobs.record(self._policies.logprobs, client, identity)
-                distributions.save(reference, written[0])
+                distributions.save(
+                    logprobs.record(self._policies.logprobs, client, identity), written[0]
+                )
             if recipe and self._options.python:
                 trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
                 own = recipe.contract_for(wheel_identity.version(self._options.python))
@@ -314,8 +311,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             if recipe is None or task in recipe.floors:
                 rules = self._policies.accuracy.tasks[task]
                 result = harness.ask(self._context, task, rules, client, identity)
-                answers = (folder / f"{task}.json").absolute()
-                written.append(self._context.store.write(answers, msgspec.json.encode(result)))
+                written.append(folder.absolute() / f"{task}.json")
+                self._context.store.write(written[-1], msgspec.json.encode(result))
         except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None

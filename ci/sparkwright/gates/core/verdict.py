@@ -217,12 +217,12 @@ class Ladder(msgspec.Struct, frozen=True):
     def host(self) -> dict[str, str]:
         """The facts on which all verdicts agree that were measured with the wheel installed."""
         measured = [verdict for verdict in self.verdicts if verdict.measured]
-        serving = [verdict.host for verdict in measured if verdict.gate not in ("G0", "G1")]
-        first, *others = serving or [verdict.host for verdict in measured] or [{}]
+        serving = [verdict for verdict in measured if verdict.gate not in ("G0", "G1")]
+        hosts = [verdict.host for verdict in serving or measured] or [{}]
         return {
             name: value
-            for name, value in first.items()
-            if all(host.get(name) == value for host in others)
+            for name, value in hosts[0].items()
+            if all(host.get(name) == value for host in hosts)
         }
 
 

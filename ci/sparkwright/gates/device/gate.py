@@ -382,8 +382,12 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
         transposed = value.ndim == 2 and not value.flags.c_contiguous
         array = value.T if transposed else value
         path.write_bytes(np.ascontiguousarray(array).tobytes())
-        about = {"dtype": array.dtype.name, "shape": array.shape, "transposed": transposed}
-        return {"file": str(path), **about}
+        return {
+            "file": str(path),
+            "dtype": array.dtype.name,
+            "shape": array.shape,
+            "transposed": transposed,
+        }
 
     steps = [
         {**step, "arguments": {key: encoded(value) for key, value in step["arguments"].items()}}
@@ -401,8 +405,10 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
 
 def _results(case: Case, repeats: int, path: Path) -> dict[str, NDArray[np.uint8]]:
     """Return the bytes of outputs (with guard zones) and returned values, a row for each run."""
-    sizes = {name: array.nbytes + 2 * GUARD for name, array in case.outputs.items()}
-    sizes |= {name: array.nbytes for name, array in case.returned.items()}
+    sizes = {
+        **{name: array.nbytes + 2 * GUARD for name, array in case.outputs.items()},
+        **{name: array.nbytes for name, array in case.returned.items()},
+    }
     with path.open("rb") as stream:
         written = np.frombuffer(stream.read(repeats * sum(sizes.values()) + 1), np.uint8)
     parts = np.split(

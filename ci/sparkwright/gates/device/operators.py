@@ -151,10 +151,16 @@ def _near_tie(kind: np.dtype[Any], values: Array) -> Expected:
 
 
 def _case(
-    steps: Sequence[Mapping[str, Any]], expected: Mapping[str, Expected], kind: np.dtype[Any] = BF16
+    steps: Sequence[Mapping[str, Any]],
+    expected: Mapping[str, Expected],
+    kind: np.dtype[Any] = BF16,
+    **others: np.dtype[Any],
 ) -> Case:
-    """Return a case whose outputs are all of *kind*, and are not written before."""
-    outputs = {name: unwritten(kind, *result.values.shape) for name, result in expected.items()}
+    """Return a case whose outputs are of *kind* but for *others*, and are not written before."""
+    outputs = {
+        name: unwritten(others.get(name, kind), *result.values.shape)
+        for name, result in expected.items()
+    }
     return Case(outputs, steps, expected)
 
 
@@ -172,11 +178,7 @@ def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, column
         "scale": Expected(scale, scale * 1e-6),
         "static": _near_tie(FP8, values * 64),
     }
-    outputs = {
-        name: unwritten(FP32 if name == "scale" else FP8, *result.values.shape)
-        for name, result in expected.items()
-    }
-    return Case(outputs, steps, expected)
+    return _case(steps, expected, FP8, scale=FP32)
 
 
 def _scaled_mm(
