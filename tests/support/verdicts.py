@@ -34,13 +34,14 @@ from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED, Gate
+from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Ladder,
     Sample,
+    Verdict,
     passed,
 )
 from sparkwright.gates.generation.checks import GenerationPolicy
@@ -103,8 +104,8 @@ def ladder(
         served = (RECIPE,) if name == "G8" else recipes
         for recipe in served if name in SERVED else ("",):
             judged = release_policy().expected_digest(name, wheels.STACK, recipe) or wheels.hexed("policy", name)
-            gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
-            made.append(ladders.verdict_of(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0, evidence=evidence(path) if name == "G8" else ""))
+            measured = evidence(path) if name == "G8" else ""
+            made.append(Verdict(name, GATES[name], subject.sha256, judged, tuple(checks), recipe, 1, measured, dict(facts), BEGAN, 60.0))
     return Ladder(wheels.STACK, subject, tuple(made))
 
 

@@ -789,11 +789,7 @@ SOUND = AuditReport(
 
 def test_a_sound_report_passes_with_its_figures_unless_it_was_judged_as_any_wheel() -> None:
     found = {check.name: check for check in audited.run(SOUND)}
-    assert {check.state for check in found.values()} == {"pass"}
-    assert [(one.name, one.value) for one in found["targets"].figures] == [
-        ("findings", 0), ("cubins for the target", 3), ("cubins", 4), ("PTX files", 1)
-    ]  # fmt: skip
-    assert [(one.value, one.bound) for one in found["instructions"].figures[1:]] == [(4, 2)]
+    assert {(check.state, check.figures[0].value) for check in found.values()} == {("pass", 0)}
     (bad,) = [check for check in audited.run(replace(SOUND, judged="any")) if check.state != "pass"]
     assert (bad.name, bad.state, bad.reason, bad.required) == ("policy", "not-run", "not-ours", True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -39,7 +38,6 @@ from sparkwright.gates.core.verdict import (
     Figure,
     Ladder,
     Verdict,
-    declare,
     failed,
     invalid,
     merge,
@@ -61,7 +59,7 @@ Opened = Callable[..., VerdictFile]
 
 
 def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
-    return Gate(name, "", declare("one"), lambda: (CHECKS[state],), recipe)
+    return Gate(name, "", lambda: (CHECKS[state],), recipe)
 
 
 def breaks() -> tuple[Check, ...]:
@@ -85,30 +83,12 @@ def test_the_worst_state_of_the_required_checks_decides(state: State) -> None:
 def test_ladder_stops_at_the_first_failure(state: str) -> None:
     """Later gates are listed as not run and are not tried; with keep_going they run, and the failure stays; not-run stops nothing and is no pass."""
     stops = state in ("fail", "invalid")
-    result = run(gate("G0"), gate("G1", state), *([Gate("G2", "", (), breaks)] if stops else [gate("G2")]))
+    result = run(gate("G0"), gate("G1", state), *([Gate("G2", "", breaks)] if stops else [gate("G2")]))
     assert result.states == {"G0": "pass", "G1": state, "G2": "not-run" if stops else "pass"}
     assert (result.verdicts[2].checks[0].reason == "earlier-failed") is stops
     going = run(gate("G0"), gate("G1", state), gate("G2"), keep_going=True)
     assert going.states["G2"] == "pass"
     assert going.state == result.state == state
-
-
-@pytest.mark.parametrize(
-    ("check", "fault"),
-    [
-        (passed("kernel", "it holds"), "does not declare"),
-        (not_run("kernels-c", "it hangs", "probe-slow"), ""),
-        (passed("kernels", "all load"), "never passing"),
-        (passed("kernels-c", "all load"), "without the figure or sample"),
-        (passed("kernels-c", "all load", figures=[Figure("kernels", 1)]), ""),
-        (passed("tails", "as they are"), "informing"),
-        (passed("tails", "as they are", required=False), ""),
-    ],
-)
-def test_a_check_that_is_not_as_declared_is_a_fault(check: Check, fault: str) -> None:
-    table = (*declare("kernels-*", measured=True), *declare("kernels", role="reports"), *declare("tails", role="informs"))
-    with pytest.raises(ValueError, match=fault) if fault else contextlib.nullcontext():
-        assert run(Gate("G2", "", table, lambda: (check,))).verdicts[0].checks == (check,)
 
 
 def test_a_gate_measured_again_replaces_its_own_verdict_only() -> None:
@@ -145,11 +125,11 @@ def states(file: VerdictFile) -> dict[str, str]:
 def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -> None:
     """A gate that was interrupted counts, one that was blocked does not; another wheel of the same name begins at 1, and replaces the verdicts."""
     for attempt, state in enumerate(("fail", "pass"), 1):
-        blocked = Gate("G8", "", declare("one"), tuple, "a", CHECKS["not-run"])
+        blocked = Gate("G8", "", tuple, "a", CHECKS["not-run"])
         stored = run(gate("G4", state, "a"), gate("G4", recipe="b"), blocked, file=opened(), keep_going=True)
         assert {one.attempt for one in stored.verdicts} == {attempt}
     with pytest.raises(RuntimeError):
-        run(Gate("G4", "", (), breaks, "a"), file=(file := opened()))
+        run(Gate("G4", "", breaks, "a"), file=(file := opened()))
     counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
     other = opened("1" * 64)
@@ -164,7 +144,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
 def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opened) -> None:
     """Interrupted in the middle of writing, the file holds what it held, and the next write adds to it."""
     with pytest.raises(RuntimeError):
-        run(gate("G0"), Gate("G1", "", (), breaks), file=(file := opened()))
+        run(gate("G0"), Gate("G1", "", breaks), file=(file := opened()))
     assert states(file) == {"G0": "pass"}
     with patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         run(gate("G1"), file=opened())

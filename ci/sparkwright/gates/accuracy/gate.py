@@ -27,7 +27,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
-from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     UNAVAILABLE,
     Check,
@@ -66,7 +66,7 @@ REASONS: Mapping[str, str] = {
     "baseline-other": "The baseline was asked other questions, or in another way: record it again "
     "with this policy.",
     "baseline-other-model": "The baseline is of another model than the candidate's: record it with "
-    "the same weights.",
+    "the same weights, and name those of a server that runs already with --model-folder.",
     "baseline-is-candidate": "The baseline is the candidate itself, which cannot lose against "
     "itself: record the last good wheel.",
     "baseline-unnamed": "The saved baseline does not name its wheel: record it again with the "
@@ -176,11 +176,9 @@ def _judged(
     )  # fmt: skip
     yield passed(f"{name}-baseline", f"{message}.", figures=[figure])
     model = server.model()
-    if not same_model(identity, model, before.identity, before.model_name):
-        raise ServerInvalid(
-            "baseline-other-model",
-            f"the candidate is {model!r}, the baseline {before.model_name!r}",
-        )
+    if identity.model != before.identity.model:
+        message = f"the candidate is {model!r}, the baseline {before.model_name!r}"
+        raise ServerInvalid("baseline-other-model", message)
     now = harness.ask(context, name, task, server, identity)
     if now.questions != before.questions:
         raise ServerInvalid(

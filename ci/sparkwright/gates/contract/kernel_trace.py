@@ -59,13 +59,17 @@ class KernelTrace(dict[Phase, Counter[str]]):
 def flags(folder: Path) -> tuple[str, ...]:
     """Return the arguments with which a server of vLLM 0.20 or later writes traces to *folder*."""
     # Without the calls of Python, a hundred for each kernel, and without the frontend's process.
-    settings = {
-        "profiler": "torch",
-        "torch_profiler_dir": str(folder),
-        "torch_profiler_with_stack": False,
-        "ignore_frontend": True,
-    }
-    return ("--profiler-config", json.dumps(settings))
+    return (
+        "--profiler-config",
+        json.dumps(
+            {
+                "profiler": "torch",
+                "torch_profiler_dir": str(folder),
+                "torch_profiler_with_stack": False,
+                "ignore_frontend": True,
+            }
+        ),
+    )
 
 
 def record(client: Client, folder: Path) -> Path:

@@ -53,6 +53,7 @@ _COMPARES = {"the reference with --against": ("against",)}
 #: Gate → what it needs, for people, and attributes of `GateOptions` of which any gives it.
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "G0": {"a WHEEL": ("wheel",)},
+    "G2": {"a WHEEL": ("wheel",)},
     "G3": {"a --recipe": ("recipe",), **_STARTS},
     "G4": _SERVES,
     "G5": {**_SERVES, **_COMPARES},
@@ -94,8 +95,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         name = "-".join([options.recipe or "server", *options.only])
         logs = context.store.folder("logs", "gate", name)
         if options.serve:
-            lock = locked(logs / "lock", f"the gates of {name}", wait=False)
-            self._stack.enter_context(lock)
+            self._stack.enter_context(locked(logs / "lock", f"the gates of {name}", wait=False))
         scratch = tempfile.TemporaryDirectory(
             prefix="gate-",
             dir=context.store.folder("work"),
@@ -109,8 +109,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             # The server writes its traces there, and nothing else of this user's.
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
-        flags = kernel_trace.flags(self._profiles)
-        self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
+        self.server = ServerUnderTest(
+            options, host, logs, self._recipe, kernel_trace.flags(self._profiles)
+        )
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
 
@@ -126,18 +127,18 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             recipe-unfit: The recipe has no floor for the task.
             environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
         """
-        options, policies, digest = self._options, self._policies, ""
+        options, policies = self._options, self._policies
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
         lacking = [
             text
             for text, names in NEEDS.get(name, {}).items()
             if not any(getattr(options, each) for each in names)
         ]
-        blocked = None
         if lacking:
             message = f"to run it, name {'; and '.join(lacking)}"
             blocked = not_run(STOPPED[0].name, message, "not-asked")
-        elif name == "G0":
+            return Gate(name, "", tuple, recipe, blocked)
+        if name == "G0":
             digest = self._audit.policy
         elif name == "G8":
             digest = self._experiment.digest
@@ -146,26 +147,20 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 _require("--profile", options.profile, policies.generation.profiles)
             if name == "G6":
                 _require("--task", options.task, policies.accuracy.tasks)
-                self._require_floor()
+                if not self._recipe or options.task not in self._recipe.floors:
+                    raise recipes.RecipeError(
+                        "recipe-unfit",
+                        f"G6 has no floor of {options.task} for "
+                        f"{options.recipe or 'a server without --recipe'}.",
+                        todo="Measure a trusted wheel and add the floor to `floors` in the recipe; "
+                        "or choose another --task or --recipe, or --only without G6.",
+                    )
             if name in SERVED and options.serve:
                 self.server.launch()
             settings = (options.flag, options.variable)
             digest = policies.digest(name, self._recipe, options.profile, settings)
         evidence = (lambda: self.evidence) if name == "G8" else str
-        run = partial(self._checks, name)
-        return Gate(name, digest, policy.declared(name), run, recipe, blocked, evidence)
-
-    def _require_floor(self) -> None:
-        """Raise unless the recipe has the least share of correct answers to the task of G6."""
-        task = self._options.task
-        if self._recipe is None or task not in self._recipe.floors:
-            recipe = self._options.recipe or "a server without --recipe"
-            raise recipes.RecipeError(
-                "recipe-unfit",
-                f"G6 has no floor of {task} for {recipe}.",
-                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
-                "choose another --task or --recipe, or --only without G6.",
-            )
+        return Gate(name, digest, partial(self._checks, name), recipe, evidence=evidence)
 
     def _checks(self, name: str) -> tuple[Check, ...]:
         if name not in SERVED or name == "G8":
@@ -185,14 +180,10 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 trees = numerics.source_trees(self._context, policies.numerics)
                 headers = numerics.include_folders(toolchain.obtain(self._context))
                 return numerics.run(trees, policies.numerics, headers, self._scratch / "numerics")
-            case "G2":
-                return device.run(
-                    policies.device,
-                    Path(tempfile.mkdtemp(dir=self._scratch)),
-                    wheel=options.wheel,
-                    target=self._audit.target if options.wheel else "",
-                    python=options.python,
-                )
+            case "G2" if options.wheel:
+                scratch = Path(tempfile.mkdtemp(dir=self._scratch))
+                target = self._audit.target
+                return device.run(policies.device, scratch, options.wheel, target, options.python)
             case "G3" if recipe:
                 return contract.run(
                     policies.contract,
@@ -278,8 +269,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 raise
             return (not_run("legs", error.what, "generator-missing"),)
         # Kept even if the verdicts cannot be stored: hours were measured.
-        path = throughput.write_result(self._context.store, self._context.output, result)
-        self.evidence = sha256_file(path)
+        self.evidence = sha256_file(
+            throughput.write_result(self._context.store, self._context.output, result)
+        )
         return (
             *throughput.checks(result),
             same_wheel(options.wheel, options.python, "candidate-wheel"),
@@ -289,12 +281,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
         Write the server's distributions and, for a recipe, its backends into *folder*; and its
-        answers, unless the recipe has no floor for the task or the harness cannot be fetched.
+        answers, unless the recipe has no floor for the task.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
-            command-failed: The harness cannot be installed.
+            offline, source-unreachable, command-failed: The harness cannot be installed.
         """
         server, task, recipe = self.server, self._options.task, self._recipe
         fault = self._served if self._served.state != "pass" else self._ended()
@@ -306,8 +298,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         written = [folder / LOGPROBS]
         try:
             with console.step("record the distributions"):
-                reference = logprobs.record(self._policies.logprobs, client, identity)
-                distributions.save(reference, written[0])
+                distributions.save(
+                    logprobs.record(self._policies.logprobs, client, identity), written[0]
+                )
             if recipe and self._options.python:
                 trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
                 own = recipe.contract_for(wheel_identity.version(self._options.python))
@@ -318,15 +311,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             if recipe is None or task in recipe.floors:
                 rules = self._policies.accuracy.tasks[task]
                 result = harness.ask(self._context, task, rules, client, identity)
-                answers = (folder / f"{task}.json").absolute()
-                written.append(self._context.store.write(answers, msgspec.json.encode(result)))
+                written.append(folder.absolute() / f"{task}.json")
+                self._context.store.write(written[-1], msgspec.json.encode(result))
         except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None
-        except SourceError as error:
-            if error.reference not in UNAVAILABLE:
-                raise
-            console.warn(f"No answers to {task} are recorded, for want of the harness: {error}")
         return tuple(written)
 
 

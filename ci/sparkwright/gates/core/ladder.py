@@ -31,11 +31,9 @@ from sparkwright.core.store import Store, append_line, read_lines
 from sparkwright.gates.core.verdict import (
     FORMAT,
     Check,
-    Declared,
     GateError,
     Ladder,
     Verdict,
-    declarations,
     declare,
     merge,
     not_run,
@@ -114,8 +112,10 @@ def attempts(folder: Path, wheel: str, gate: str, recipe: str) -> int:
     Raises:
         file-invalid: A log has other contents.
     """
-    begun = [line for line in read_logs(folder, wheel) if line.verdict is None]
-    return sum((line.gate, line.recipe) == (gate, recipe) for line in begun)
+    return sum(
+        (line.gate, line.recipe, line.verdict) == (gate, recipe, None)
+        for line in read_logs(folder, wheel)
+    )
 
 
 def read_logs(folder: Path, wheel: str) -> list[Attempt]:
@@ -127,9 +127,12 @@ def read_logs(folder: Path, wheel: str) -> list[Attempt]:
     Raises:
         file-invalid: A log has other contents.
     """
-    logs = sorted(folder.glob("*.attempts.jsonl"))
-    lines = [line for path in logs for line in read_lines(path, Attempt, "attempt log")]
-    return [line for line in lines if line.wheel == wheel]
+    return [
+        line
+        for path in sorted(folder.glob("*.attempts.jsonl"))
+        for line in read_lines(path, Attempt, "attempt log")
+        if line.wheel == wheel
+    ]
 
 
 def document(verdicts: Ladder) -> dict[str, Any]:
@@ -159,17 +162,6 @@ def read_verdicts(data: bytes) -> Ladder:
     return verdicts
 
 
-def require_evidence(verdicts: Ladder, measurements: bytes) -> None:
-    """
-    Raise unless a verdict names the file *measurements* by its sha256 (`Verdict.evidence`).
-
-    Raises:
-        ValueError: None does.
-    """
-    if sha256_bytes(measurements) not in {verdict.evidence for verdict in verdicts.verdicts}:
-        raise ValueError("the measurements are not those that a verdict names")
-
-
 class VerdictFile:
     """
     The verdicts about *wheel* in the folder *output*, for one run of the gates.
@@ -193,8 +185,8 @@ class VerdictFile:
         self.path = output / f"{name}.verdicts.json"
         self.log = output / f"{name}.attempts.jsonl"
         self.load()
-        numbers = (line.number for line in read_logs(output, wheel.sha256))
-        self.attempt = 1 + max(numbers, default=0)
+        lines = read_logs(output, wheel.sha256)
+        self.attempt = 1 + max((line.number for line in lines), default=0)
 
     def load(self) -> Ladder | None:
         """
@@ -247,7 +239,6 @@ class Gate(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: The sha256 of the policy that it judges by; empty if it has none.
-        declared: The checks that it can emit.
         run: Return its checks; a failure of the set-up may raise.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
@@ -257,7 +248,6 @@ class Gate(msgspec.Struct, frozen=True):
 
     name: str
     policy: str
-    declared: tuple[Declared, ...]
     run: Callable[[], tuple[Check, ...]]
     recipe: str = ""
     blocked: Check | None = None
@@ -300,7 +290,6 @@ def climb(
 
     Raises:
         SparkwrightError: A gate could not be set up.
-        ValueError: A gate emitted a check that it does not declare.
     """
     ladder = Ladder(stack, wheel, ())
     for gate in gates:
@@ -315,10 +304,13 @@ def climb(
                 file.log_line(gate.name, gate.recipe)
             with console.step(f"{gate.name}: {GATES[gate.name]}"):
                 checks = gate.run()
-        verdict = verdict_of(
-            gate,
+        verdict = Verdict(
+            gate.name,
+            GATES[gate.name],
+            wheel.sha256 if wheel else "",
+            gate.policy,
             checks,
-            wheel,
+            gate.recipe,
             host=dict(host or {}),
             attempt=file.attempt if file else 1,
             evidence=gate.evidence(),
@@ -330,30 +322,6 @@ def climb(
         if file:
             file.store(ladder)
     return ladder
-
-
-def verdict_of(
-    gate: Gate, checks: Sequence[Check], wheel: AuditedWheel | None, **facts: Any
-) -> Verdict:
-    """
-    Return the verdict of *gate* about *wheel*.
-
-    Args:
-        facts: Further fields of the verdict.
-
-    Raises:
-        ValueError: A check is not as the gate declares it.
-    """
-    for check in checks:
-        matching = declarations((*gate.declared, *STOPPED), check.name)
-        if not matching:
-            raise ValueError(f"{gate.name} does not declare the check {check.name}")
-        if all(faults := [entry.fault(check) for entry in matching]):
-            raise ValueError(f"{gate.name}: {check.name}: {faults[0]}")
-    sha256 = wheel.sha256 if wheel else ""
-    return Verdict(
-        gate.name, GATES[gate.name], sha256, gate.policy, tuple(checks), gate.recipe, **facts
-    )
 
 
 def show(ladder: Ladder) -> None:
@@ -368,10 +336,7 @@ def show(ladder: Ladder) -> None:
         for check in verdict.checks:
             if check.state in ("fail", "invalid") and check.samples:
                 samples = check.samples[:SHOWN]
-                rows = [
-                    [sample.case, sample.expected or "–", sample.actual or "–"]
-                    for sample in samples
-                ]
+                rows = [[sample.case, sample.expected, sample.actual] for sample in samples]
                 title = f"{check.name}, {len(check.samples)} sample(s)"
                 console.table(title, ["case", "expected", "actual"], rows, result=True)
     states = "  ".join(f"{verdict.label} {verdict.state}" for verdict in ladder.verdicts)
@@ -389,12 +354,11 @@ def raise_for_state(ladder: Ladder) -> None:
     if ladder.state == "pass":
         return
     reference, word = _ERRORS[ladder.state]
-    details = []
-    for verdict in ladder.verdicts:
-        names = [
+    unmet = {
+        verdict.label: [
             check.name for check in verdict.checks if check.required and check.state == ladder.state
         ]
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            details.append(f"{verdict.label}: {', '.join(names[:5])}{more}")
+        for verdict in ladder.verdicts
+    }
+    details = [f"{label}: {', '.join(names)}" for label, names in unmet.items() if names]
     raise GateError(reference, f"{ladder.subject}: {len(details)} gate(s) {word}.", details=details)

@@ -86,8 +86,10 @@ def load(root: Path) -> GatePolicies:
         }
     )
     profiles = policies.generation.profiles.values()
-    unjudged = (("G4", name) for profile in profiles for name in profile.not_run)
-    require_declared(folder / "generation.yaml", unjudged)
+    require_declared(
+        folder / "generation.yaml",
+        (("G4", name) for profile in profiles for name in profile.not_run),
+    )
     return policies
 
 

@@ -138,8 +138,8 @@ def launch_plan(
 
 def served_name(options: GateOptions, recipe: recipes.Recipe | None) -> str:
     """Return the name under which the model of *options* is served."""
-    own = recipes.served_name(recipe, options.serve) if options.serve else "model"
-    return options.model or own
+    default = recipes.served_name(recipe, options.serve) if options.serve else "model"
+    return options.model or default
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +148,7 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         wheel: The sha256 of the wheel that it was installed from; empty if unknown.
-        model: A digest of the model's files; empty if unknown, and then the model's name is used.
+        model: A digest of the model's files; empty if unknown, which is the digest of no reference.
         host: Facts of the machine that bear on the numbers (GPU, driver), by name.
         flags: Arguments of ``vllm serve``; None if unknown.
         backends: The backends of the recipe's contract, by kind of layer; None without a recipe.
@@ -159,19 +159,6 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: dict[str, str] = {}
     flags: tuple[str, ...] | None = None
     backends: dict[str, str] | None = None
-
-
-def same_model(
-    first: ServerIdentity, first_name: str, other: ServerIdentity, other_name: str
-) -> bool:
-    """
-    Return whether two servers serve one model, by the digests of its files.
-
-    Only if neither digest is known, the last parts of the names are compared.
-    """
-    if first.model or other.model:
-        return first.model == other.model
-    return Path(first_name).name == Path(other_name).name
 
 
 class ServerUnderTest:

@@ -115,16 +115,6 @@ class Declared(msgspec.Struct, frozen=True):
     measured: bool = False
     role: Role = "decides"
 
-    def fault(self, check: Check) -> str:
-        """Return why *check* is not as declared; empty if it is."""
-        if self.role == "informs" and check.required:
-            return "it is declared as informing, and is required"
-        if check.state == "pass" and self.role == "reports":
-            return "it is declared as never passing, and passes"
-        if check.state == "pass" and self.measured and not (check.figures or check.samples):
-            return "it passes without the figure or sample that it is declared with"
-        return ""
-
 
 def declare(*names: str, measured: bool = False, role: Role = "decides") -> tuple[Declared, ...]:
     """Return a declaration of each of *names*; see `Declared`."""
@@ -227,12 +217,12 @@ class Ladder(msgspec.Struct, frozen=True):
     def host(self) -> dict[str, str]:
         """The facts on which all verdicts agree that were measured with the wheel installed."""
         measured = [verdict for verdict in self.verdicts if verdict.measured]
-        serving = [verdict.host for verdict in measured if verdict.gate not in ("G0", "G1")]
-        first, *others = serving or [verdict.host for verdict in measured] or [{}]
+        serving = [verdict for verdict in measured if verdict.gate not in ("G0", "G1")]
+        hosts = [verdict.host for verdict in serving or measured] or [{}]
         return {
             name: value
-            for name, value in first.items()
-            if all(host.get(name) == value for host in others)
+            for name, value in hosts[0].items()
+            if all(host.get(name) == value for host in hosts)
         }
 
 
@@ -289,8 +279,7 @@ def judged(
     samples: Iterable[Sample] = (),
 ) -> Check:
     """Return a check that passes if *good*, and else fails for *reason*."""
-    state: State = "pass" if good else "fail"
-    return decided(name, message, state, {"fail": reason}, figures, samples)
+    return decided(name, message, "pass" if good else "fail", {"fail": reason}, figures, samples)
 
 
 def decided(
@@ -309,8 +298,7 @@ def decided(
     Samples beyond `MOST_SAMPLES` are dropped.
     """
     few = tuple(samples)[:MOST_SAMPLES]
-    reason = reasons.get(state, "")
-    return Check(name, state, message, reason, required, tuple(figures), few)
+    return Check(name, state, message, reasons.get(state, ""), required, tuple(figures), few)
 
 
 def invalid(

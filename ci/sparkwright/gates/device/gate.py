@@ -27,6 +27,8 @@ from sparkwright.audit import device_code
 from sparkwright.audit import wheel as wheel_audit
 from sparkwright.audit.policy import parsed
 from sparkwright.bench.records import Positive
+from sparkwright.builder import host_info
+from sparkwright.builder.host_info import GpuInfo
 from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.console import console
@@ -73,12 +75,10 @@ REASONS: Mapping[str, str] = {
     "no-gpu": "No CUDA GPU answers here. Run the gate on a GPU of the wheel's architecture.",
     "gpu-foreign": "The GPU does not run code for the wheel's architecture. Use another GPU.",
     "fp4-hardware-missing": "The GPU has no FP4 instructions, which SM 10.0 and later have.",
-    "wheel-unnamed": "No wheel was named.",
     "no-environment": "No environment with torch was named.",
-    "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: "
-    "see the kernel's log for Xid.",
+    "probe-crashed": "A program on the GPU ended without its results. It may be at fault, or the "
+    "driver: see the kernel's log for Xid.",
     "probe-slow": "A program on the GPU exceeded its time and was ended; the GPU may hang.",
-    "probe-output": "A program on the GPU wrote something else than its results.",
     "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
     "nan-differs": "The GPU converts NaN to another code than PTX defines (+6).",
     "kernel-unloadable": "The driver refuses machine code that is named for this GPU.",
@@ -90,7 +90,7 @@ REASONS: Mapping[str, str] = {
     "uses it shows whether it is right.",
     "op-refused": "The operator states that it was not compiled for this GPU.",
     "op-broken": "The operator raises an error: a failed launch, an illegal address, missing PTX.",
-    "op-crashed": "The process crashed in the operator, or exceeded its time.",
+    "op-crashed": "The process crashed in the operator, exceeded its time, or left no results.",
     "guard-written": "The operator wrote outside its output.",
     "output-unwritten": "The operator left part of its output as it was: a tile or a row.",
     "output-nan": "The operator turns numbers into NaN.",
@@ -145,26 +145,15 @@ class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: OperatorPolicy
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """The first GPU, with the CUDA version of its driver as 1000 × major + 10 × minor."""
-
-    name: str
-    major: int
-    minor: int
-    driver: int
-
+#: The compute capability of a GPU, as major and minor number.
+Capability = tuple[int, int]
 
 #: A name for people, and the path, of each cubin.
 Cubins = list[tuple[str, Path]]
 
 
 def run(
-    policy: DevicePolicy,
-    scratch: Path,
-    *,
-    wheel: Path | None = None,
-    target: str = "",
-    python: Path | None = None,
+    policy: DevicePolicy, scratch: Path, wheel: Path, target: str, python: Path | None = None
 ) -> tuple[Check, ...]:
     """
     Return the checks of *wheel* on the first GPU.
@@ -180,35 +169,37 @@ def run(
     required = {"gpu", "cubins", "fp4-conversion", *policy.operators.required}
     if 0 < parsed(target)[0] < FP4_GENERATION:
         required -= NEEDS_FP4
-    checks = list[Check]()
-    gpu = ask(policy.seconds, scratch)
-    if isinstance(gpu, str):
-        checks = [not_run(entry.name, gpu, "no-gpu") for entry in CHECKS]
-    elif wheel is None:
-        checks = [not_run(entry.name, "no wheel was named", "wheel-unnamed") for entry in CHECKS]
-    elif not device_code.loads(target, (gpu.major, gpu.minor)):
-        message = f"the wheel is for {target}; {gpu.name} is SM {gpu.major}.{gpu.minor}"
+    gpu = next(iter(host_info.gpus()), GpuInfo("", "", ""))
+    major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
+    message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
+    if not gpu.name:
+        checks = [not_run(entry.name, "nvidia-smi shows no GPU", "no-gpu") for entry in CHECKS]
+    elif not device_code.loads(target, (major, minor)):
+        message = f"the wheel is for {target}; the GPU is {message}"
         checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]
     else:
-        checks += _checks(policy, scratch, gpu, wheel, python)
+        checks = [passed("gpu", message)]
+        checks += _checks(policy, scratch, (major, minor), wheel, python)
     return tuple(
         msgspec.structs.replace(check, required=check.name in required) for check in checks
     )
 
 
 def _checks(
-    policy: DevicePolicy, scratch: Path, gpu: Gpu, wheel: Path, python: Path | None
+    policy: DevicePolicy, scratch: Path, gpu: Capability, wheel: Path, python: Path | None
 ) -> Iterator[Check]:
     """Yield the checks on a GPU that runs the code of *wheel*."""
-    message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
-    yield passed("gpu", message)
     with console.step("device code of the wheel"):
-        cubins, libraries, unreadable = unpack(wheel, gpu, policy.operators.libraries, scratch)
-        yield load_check(cubins, unreadable, policy.seconds, scratch)
+        try:
+            cubins, libraries = unpack(wheel, gpu, policy.operators.libraries, scratch)
+        except elf.ElfUnreadable as error:
+            yield invalid("cubins", f"the device code cannot be read: {error}", "code-unreadable")
+            return
+        yield load_check(cubins, policy.seconds, scratch)
     for name in ("fp4-conversion", *operators.OPERATORS):
         with console.step(name):
-            if gpu.major < FP4_GENERATION and name in NEEDS_FP4:
-                yield not_run(name, f"{message} has no FP4", "fp4-hardware-missing")
+            if gpu[0] < FP4_GENERATION and name in NEEDS_FP4:
+                yield not_run(name, "the GPU has no FP4", "fp4-hardware-missing")
             elif name == "fp4-conversion":
                 yield conversion_check(gpu, policy.seconds, scratch)
             elif python is None:
@@ -231,65 +222,41 @@ def run_script(command: Sequence[str], seconds: float, log: Path) -> tuple[Ended
     return ended, records
 
 
-def ask(seconds: float, scratch: Path) -> Gpu | str:
-    """Return the first GPU, or the reason why none answers."""
-    ended, records = run_script(
-        [sys.executable, str(DRIVER), "facts"], seconds, scratch / "facts.log"
-    )
-    try:
-        return msgspec.convert(records[-1], Gpu)
-    except (IndexError, msgspec.ValidationError):
-        failure = records[-1].get("failure") if records else ""
-        return f"no GPU answers: {failure or ended.tail[-200:] or f'status {ended.status}'}"
-
-
 def unpack(
-    wheel: Path, gpu: Gpu, libraries: Sequence[str], scratch: Path
-) -> tuple[Cubins, list[Path], list[Sample]]:
+    wheel: Path, gpu: Capability, libraries: Sequence[str], scratch: Path
+) -> tuple[Cubins, list[Path]]:
     """
     Write the cubins of *wheel* that *gpu* loads, and its libraries with operators, into *scratch*.
-
-    Return both, and the reason for each library whose device code cannot be read.
 
     Args:
         libraries: Globs of the libraries with operators.
 
     Raises:
+        ElfUnreadable: The device code of a library is damaged.
         wheel-invalid, archive-unsafe, disk-full: See `sparkwright.audit.wheel.members`.
     """
-    cubins, copies, unreadable = Cubins(), list[Path](), list[Sample]()
+    cubins, copies = Cubins(), list[Path]()
     for member in wheel_audit.members(wheel, scratch):
         with translate_disk_full(scratch):
             if any(fnmatchcase(member.name, glob) for glob in libraries):
                 copies.append(scratch / Path(member.name).name)
                 shutil.copy(member.path, copies[-1])
-            try:
-                if member.is_elf:
-                    cubins += _write_cubins(member, gpu, scratch, len(cubins))
-            except elf.ElfUnreadable as error:
-                unreadable.append(Sample(member.name, "device code", str(error)))
-    return cubins, copies, unreadable
+            for name, code in _cubins(member, gpu) if member.is_elf else ():
+                cubins.append((name, scratch / f"{len(cubins)}.cubin"))
+                cubins[-1][1].write_bytes(code)
+    return cubins, copies
 
 
-def _write_cubins(member: wheel_audit.Member, gpu: Gpu, scratch: Path, first: int) -> Cubins:
-    """Write the cubins of *member* that *gpu* loads into *scratch*, numbered from *first*."""
-    cubins = Cubins()
+def _cubins(member: wheel_audit.Member, gpu: Capability) -> Iterator[tuple[str, bytes]]:
+    """Yield a name and the bytes of each cubin of *member* that *gpu* loads."""
     with elf.mapped(member.path) as data:
         for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
-            if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
-                path = scratch / f"{first + len(cubins)}.cubin"
-                path.write_bytes(elf.unpack(data, entry))
-                cubins.append((f"{member.name}, unit {entry.container}", path))
-    return cubins
+            if entry.kind == "cubin" and device_code.loads(entry.arch, gpu):
+                yield f"{member.name}, unit {entry.container}", elf.unpack(data, entry)
 
 
-def load_check(
-    cubins: Cubins, unreadable: Sequence[Sample], seconds: float, scratch: Path
-) -> Check:
-    """Return the check that the driver loads every one of *cubins*, and that none is missing."""
-    if unreadable:
-        message = f"the device code of {len(unreadable)} libraries cannot be read"
-        return invalid("cubins", message, "code-unreadable", samples=unreadable)
+def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
+    """Return the check that the driver loads every one of *cubins*, and that there are any."""
     if not cubins:
         return failed("cubins", "the wheel has no machine code for this GPU", "code-foreign")
     listed = scratch / "cubins.json"
@@ -321,12 +288,11 @@ def load_check(
     )
 
 
-def conversion_check(gpu: Gpu, seconds: float, scratch: Path, ptx: Path = PTX) -> Check:
+def conversion_check(gpu: Capability, seconds: float, scratch: Path, ptx: Path = PTX) -> Check:
     """Return the check of the GPU's conversion of all FP32 values to E2M1, by the kernel *ptx*."""
     source = scratch / "probe.ptx"
-    source.write_text(
-        ptx.read_text("utf-8").replace("TARGET", f"sm_{gpu.major}{gpu.minor}a"), "utf-8"
-    )
+    target = "sm_{}{}a".format(*gpu)
+    source.write_text(ptx.read_text("utf-8").replace("TARGET", target), "utf-8")
     ended, records = run_script(
         [sys.executable, str(DRIVER), "sweep", str(source)], seconds, scratch / "probe.log"
     )
@@ -341,9 +307,7 @@ def conversion_check(gpu: Gpu, seconds: float, scratch: Path, ptx: Path = PTX) -
 
 
 def _unanswered(name: str, ended: Ended, message: str) -> Check:
-    if ended.late:
-        return invalid(name, f"{message}: not in its time", "probe-slow")
-    reason = "probe-crashed" if ended.status else "probe-output"
+    reason = "probe-slow" if ended.late else "probe-crashed"
     return invalid(name, f"{message}: status {ended.status}, {ended.tail[-200:]}", reason)
 
 
@@ -393,7 +357,7 @@ def operator_check(
                     text = f"{ratios[-1]:.3g} of the allowed error"
                     faults.append(("output-wrong", Sample(f"{shape}, {key}", "", text)))
     except (OSError, ValueError) as error:
-        return invalid(name, f"the results cannot be read: {error}", "probe-output")
+        return invalid(name, f"the results cannot be read: {error}", "op-crashed")
     figures = [Figure("cases", len(cases)), Figure("error, of the allowed", max(ratios), bound=1)]
     faults.sort(key=lambda fault: list(REASONS).index(fault[0]))
     samples = [sample for _, sample in faults]
@@ -418,8 +382,12 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
         transposed = value.ndim == 2 and not value.flags.c_contiguous
         array = value.T if transposed else value
         path.write_bytes(np.ascontiguousarray(array).tobytes())
-        about = {"dtype": array.dtype.name, "shape": array.shape, "transposed": transposed}
-        return {"file": str(path), **about}
+        return {
+            "file": str(path),
+            "dtype": array.dtype.name,
+            "shape": array.shape,
+            "transposed": transposed,
+        }
 
     steps = [
         {**step, "arguments": {key: encoded(value) for key, value in step["arguments"].items()}}
@@ -437,8 +405,10 @@ def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
 
 def _results(case: Case, repeats: int, path: Path) -> dict[str, NDArray[np.uint8]]:
     """Return the bytes of outputs (with guard zones) and returned values, a row for each run."""
-    sizes = {name: array.nbytes + 2 * GUARD for name, array in case.outputs.items()}
-    sizes |= {name: array.nbytes for name, array in case.returned.items()}
+    sizes = {
+        **{name: array.nbytes + 2 * GUARD for name, array in case.outputs.items()},
+        **{name: array.nbytes for name, array in case.returned.items()},
+    }
     with path.open("rb") as stream:
         written = np.frombuffer(stream.read(repeats * sum(sizes.values()) + 1), np.uint8)
     parts = np.split(

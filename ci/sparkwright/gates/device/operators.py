@@ -96,8 +96,7 @@ def cases(name: str, bounds: ErrorBounds) -> dict[str, Case]:
 
 def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
     """Return an array whose bytes are all 0xFF, which is NaN in every float type."""
-    size = math.prod(shape) * kind.itemsize
-    return np.full(size, 0xFF, np.uint8).view(kind).reshape(shape)
+    return np.full(math.prod(shape) * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(shape)
 
 
 def rounded(
@@ -152,10 +151,16 @@ def _near_tie(kind: np.dtype[Any], values: Array) -> Expected:
 
 
 def _case(
-    steps: Sequence[Mapping[str, Any]], expected: Mapping[str, Expected], kind: np.dtype[Any] = BF16
+    steps: Sequence[Mapping[str, Any]],
+    expected: Mapping[str, Expected],
+    kind: np.dtype[Any] = BF16,
+    **others: np.dtype[Any],
 ) -> Case:
-    """Return a case whose outputs are all of *kind*, and are not written before."""
-    outputs = {name: unwritten(kind, *result.values.shape) for name, result in expected.items()}
+    """Return a case whose outputs are of *kind* but for *others*, and are not written before."""
+    outputs = {
+        name: unwritten(others.get(name, kind), *result.values.shape)
+        for name, result in expected.items()
+    }
     return Case(outputs, steps, expected)
 
 
@@ -164,9 +169,8 @@ def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, column
     values = x.astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True) / 448
     sixtyfourth = np.full(1, 1 / 64, np.float32)
-    per_token = {"result": "@result", "scale": "@scale", "input": x}
     steps = [
-        _call("_C.dynamic_per_token_scaled_fp8_quant", **per_token),
+        _call("_C.dynamic_per_token_scaled_fp8_quant", result="@result", scale="@scale", input=x),
         _call("_C.static_scaled_fp8_quant", result="@static", scale=sixtyfourth, input=x),
     ]
     expected = {
@@ -174,11 +178,7 @@ def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, column
         "scale": Expected(scale, scale * 1e-6),
         "static": _near_tie(FP8, values * 64),
     }
-    outputs = {
-        name: unwritten(FP32 if name == "scale" else FP8, *result.values.shape)
-        for name, result in expected.items()
-    }
-    return Case(outputs, steps, expected)
+    return _case(steps, expected, FP8, scale=FP32)
 
 
 def _scaled_mm(
@@ -337,9 +337,10 @@ def _marlin(
     kind = BF16 if fp4 else FP16
     packed, scales, values, factor = _marlin_weights(random, columns, depth, fp4)
     a = _normal(random, rows, depth, kind=kind)
-    arguments = {"a": a, "b_q_weight": "@weight", "b_scales": scales}
-    arguments |= {"global_scale": np.full(1, factor, np.float32)} if fp4 else {}
-    call = _marlin_call("_C.marlin_gemm", fp4, (rows, columns, depth), **arguments)
+    call = _marlin_call(
+        "_C.marlin_gemm", fp4, (rows, columns, depth), a=a, b_q_weight="@weight", b_scales=scales,
+        global_scale=np.full(1, factor, np.float32) if fp4 else None,
+    )  # fmt: skip
     return _case([_repack(packed, "weight"), call], {"out": product(bounds, kind, a, values)}, kind)
 
 
@@ -404,8 +405,11 @@ def _moe_align(
         tokens, experts = results["sorted_token_ids"][order], results["experts_ids"][: len(blocks)]
         return {"tokens": tokens, "experts": experts, "used": results["num_tokens_post_pad"]}
 
-    sizes = {"sorted_token_ids": len(ids), "experts_ids": len(ids) // block}
-    sizes["num_tokens_post_pad"] = 1
+    sizes = {
+        "sorted_token_ids": len(ids),
+        "experts_ids": len(ids) // block,
+        "num_tokens_post_pad": 1,
+    }
     outputs = {name: unwritten(INT32, size) for name, size in sizes.items()}
     step = _call("_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count,
                  block_size=block, **{name: f"@{name}" for name in outputs})  # fmt: skip

@@ -26,7 +26,7 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.states import State
-from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -202,7 +202,7 @@ def _judged(
     check = _check_reference(policy, reference, served)
     expected = _sound(policy, reference.rows)
     yield check
-    same = same_model(served, candidate.model(), reference.served, reference.name)
+    same = served.model == reference.served.model
     if not same or _tokens(policy, candidate) != reference.texts:
         raise ServerInvalid(
             "reference-other-model",

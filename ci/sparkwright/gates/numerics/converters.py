@@ -9,9 +9,8 @@ Python sources are read as text and never run. Nothing is written into the tree.
 from __future__ import annotations
 
 import ast
-import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -159,13 +158,13 @@ class Program:
     def __init__(
         self, unit: Unit, tree: Path, includes: Sequence[Path], folder: Path, limits: Limits
     ) -> None:
-        self._folder, self._limits, self._tree = folder, limits, tree.resolve()
+        self._folder, self._limits = folder, limits
         for name in unit.empty:
             (folder / "empty" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "empty" / name).touch()
         source, program = folder / "driver.cpp", folder / "driver"
-        source.write_text(driver(unit, self._header(unit)), "utf-8")
-        folders = [f"-I{folder / 'empty'}", *(f"-I{self._tree / name}" for name in unit.folders)]
+        source.write_text(driver(unit, _header(unit, tree, folder)), "utf-8")
+        folders = [f"-I{folder / 'empty'}", *(f"-I{tree / name}" for name in unit.folders)]
         folders += [f"-isystem{path}" for path in includes]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
         self._run(
@@ -174,39 +173,11 @@ class Program:
             "converter-uncompilable",
         )
         text = Path(f"{program}.ii").read_text("utf-8", "replace")
-        Path(f"{program}.host.ii").write_text(inline_ptx(text, self._owns), "utf-8")
+        text = inline_ptx(text, (f"{tree}/", f"{folder}/"))
+        Path(f"{program}.host.ii").write_text(text, "utf-8")
         # Without contraction, since a fused multiply-add rounds once where the text rounds twice.
         options = ["-O1", "-ffp-contract=off", "-x", "c++-cpp-output", f"{program}.host.ii"]
         self._run([*compiler, *options, "-o", str(program)], "compiler", "converter-uncompilable")
-
-    def _header(self, unit: Unit) -> str:
-        """Return the file to include, as ``#include`` names it."""
-        if not unit.fork:
-            return f"<{unit.files[0]}>"
-        paths = [self._tree / name for name in unit.files if (self._tree / name).exists()]
-        if not paths:
-            missing = " and no ".join(unit.files)
-            raise ConverterInvalid("converter-missing", f"the tree of {unit.fork} has no {missing}")
-        self._owns(str(paths[0]))
-        if not unit.python:
-            return f'"{paths[0]}"'
-        text = paths[0].read_text("utf-8", "replace")
-        match = re.search(unit.python, text, re.MULTILINE | re.DOTALL)
-        if match is None:
-            message = f"{paths[0].name} has no text that matches {unit.python}"
-            raise ConverterInvalid("converter-missing", message)
-        part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
-        header = self._folder / "python.hpp"
-        header.write_text(unit.header.replace("@", part), "utf-8")
-        return f'"{header}"'
-
-    def _owns(self, name: str) -> bool:
-        """Return whether the file *name* is the tree's; raise if it is a link that leaves it."""
-        path = Path(name)
-        if path.is_relative_to(self._tree) and not path.resolve().is_relative_to(self._tree):
-            link = path.relative_to(self._tree)
-            raise ConverterInvalid("converter-outside", f"{link} is a link that leaves the tree")
-        return path.is_relative_to(self._tree) or path.is_relative_to(self._folder)
 
     def _run(self, command: list[str], name: str, failure: str) -> None:
         """Run *command*; raise with the reason *failure* if it does not succeed."""
@@ -247,25 +218,48 @@ class Program:
         return np.fromfile(result, RESULTS[converter.kind])
 
 
+def _header(unit: Unit, tree: Path, folder: Path) -> str:
+    """Return the file to include, as ``#include`` names it; that of a Python file is written."""
+    if not unit.fork:
+        return f"<{unit.files[0]}>"
+    path = next((tree / name for name in unit.files if (tree / name).is_file()), None)
+    text = path.read_text("utf-8", "replace") if path else ""
+    match = re.search(unit.python, text, re.MULTILINE | re.DOTALL)
+    if path is None or match is None:
+        message = f"the tree of {unit.fork} has no {' and no '.join(unit.files)}"
+        message += f" with a text that matches {unit.python}" if unit.python else ""
+        raise ConverterInvalid("converter-missing", message)
+    if not unit.python:
+        return f'"{path}"'
+    part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
+    header = folder / "python.hpp"
+    header.write_text(unit.header.replace("@", part), "utf-8")
+    return f'"{header}"'
+
+
 def driver(unit: Unit, header: str) -> str:
     """Return the C++ text of a program that includes *header* and calls the unit's converters."""
-    text = "".join(f"#include <{name}>\n" for name in unit.headers)
-    text += f'#include "{NATIVE / "device.hpp"}"\n#include "{NATIVE / "driver.hpp"}"\n'
-    text += "".join(f"#define {name} {value}\n" for name, value in unit.defines.items())
-    text += f"#define __CUDA_ARCH__ {unit.arch}\n" if unit.arch else ""
-    text += f"#include {header}\n"
-    cases = ""
+    lines = [
+        *(f"#include <{name}>" for name in unit.headers),
+        f'#include "{NATIVE / "device.hpp"}"',
+        f'#include "{NATIVE / "driver.hpp"}"',
+        *(f"#define {name} {value}" for name, value in unit.defines.items()),
+        f"#define __CUDA_ARCH__ {unit.arch}" if unit.arch else "",
+        f"#include {header}",
+    ]
+    cases = list[str]()
     for index, converter in enumerate(unit.converters):
         parameters = _PARAMETERS[converter.kind].format(converter)
-        text += f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}\n"
-        cases += f'  if (!std::strcmp(arguments[1], "{converter.name}")) '
-        cases += f"return ::sparkwright::run(call_{index}, arguments[2], arguments[3]);\n"
-    return f"{text}int main(int, char** arguments) {{\n{cases}  return 2;\n}}\n"
+        lines.append(f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}")
+        run = f"::sparkwright::run(call_{index}, arguments[2], arguments[3])"
+        cases.append(f'if (!std::strcmp(arguments[1], "{converter.name}")) return {run};')
+    main = ["int main(int, char** arguments) {", *cases, "return 2;", "}", ""]
+    return "\n".join([*lines, *main])
 
 
-def inline_ptx(text: str, owns: Callable[[str], bool]) -> str:
+def inline_ptx(text: str, folders: tuple[str, ...]) -> str:
     """
-    Return the preprocessed C++ *text* with the asm statements of files that *owns* accepts as C++.
+    Return the preprocessed C++ *text* with the asm statements of files in *folders* as C++.
 
     Everything else stays as it is: the expressions around a statement, the order of its operands,
     and the order of its instructions, each of which becomes a call of the function of
@@ -274,12 +268,12 @@ def inline_ptx(text: str, owns: Callable[[str], bool]) -> str:
     Raises:
         ConverterInvalid: ``converter-unreadable`` if a statement does not begin with its text.
     """
-    owned, cached = False, functools.cache(owns)
+    owned = False
 
     def replaced(token: re.Match[str]) -> str:
         nonlocal owned
         if token["file"] is not None:
-            owned = cached(token["file"])
+            owned = token["file"].startswith(folders)
         return _statement(token["body"]) if owned and token["body"] is not None else token[0]
 
     return _TOKEN.sub(replaced, text)

@@ -63,7 +63,6 @@ REASONS: Mapping[str, str] = {
     "differ. Decide which is right.",
     "converter-missing": "The tree has no such file, name, list of numbers or PTX text. Find the "
     "conversion in the new tree, and change the policy.",
-    "converter-outside": "The file is a link that leaves the tree, which is not followed.",
     "converter-uncompilable": "The source, or the call in the policy, does not compile for the "
     "host; the compiler's message follows.",
     "converter-unreadable": "An asm statement or instruction is not understood. Define the "
@@ -71,7 +70,6 @@ REASONS: Mapping[str, str] = {
     "converter-crashed": "The compiled converter ended abnormally.",
     "converter-slow": "The compiler or the converter exceeded its time and was ended.",
     "converter-output": "The converter's program wrote another number of results than inputs.",
-    "headers-missing": "Headers of CUDA or torch are not installed; `sparkwright plan` does that.",
     "tree-missing": "The store has no source tree of that fork as the checkout is now: run "
     "`sparkwright apply`.",
 }
@@ -153,27 +151,16 @@ def run(
     """
 
     def unit_checks(unit: Unit) -> list[Check]:
-        folder = scratch / f"{unit.converters[0].name}-{len(unit.converters)}"
-        needed = unit.headers if unit.fork else (*unit.headers, unit.files[0])
+        folder = scratch / unit.converters[0].name
         try:
             if unit.fork and unit.fork not in trees:
                 message = f"the source tree of {unit.fork} is not in the store"
                 raise ConverterInvalid("tree-missing", f"{message}; `sparkwright apply` makes it")
-            for name in needed:
-                if not any((path / name).exists() for path in includes):
-                    raise ConverterInvalid("headers-missing", f"{name} is not installed")
-            tree = trees.get(unit.fork, folder)
             folder.mkdir(parents=True)
+            tree = trees.get(unit.fork, folder)
             program = Program(unit, tree, includes, folder, policy.limits)
         except ConverterInvalid as error:
-            if len(unit.converters) == 1:
-                return [_unjudged(unit.converters[0], error)]
-            # A converter that does not compile leaves the others of its file as they are.
-            parts = (
-                msgspec.structs.replace(unit, converters=(converter,))
-                for converter in unit.converters
-            )
-            return [check for part in parts for check in unit_checks(part)]
+            return [_unjudged(converter, error) for converter in unit.converters]
         return [_check(converter, program) for converter in unit.converters]
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -181,7 +168,7 @@ def run(
 
 
 def _unjudged(converter: Converter, error: ConverterInvalid) -> Check:
-    make = {"converter-missing": failed, "tree-missing": not_run, "headers-missing": not_run}
+    make = {"converter-missing": failed, "tree-missing": not_run}
     return make.get(error.reason, invalid)(
         f"{converter.name}-{SUFFIXES[converter.kind]}", error.message, error.reason
     )

@@ -1,7 +1,6 @@
 """
 Calls the CUDA driver in a process of its own, with the standard library alone.
 
-    driver.py facts          print the first GPU
     driver.py load LIST      load the cubins of a JSON list of paths, and print each result
     driver.py sweep PTX      compile PTX, run its kernel ``sweep``, and print its three counters
 
@@ -15,9 +14,6 @@ import json
 import os
 import sys
 from pathlib import Path
-
-#: CUdevice_attribute, by the numbers of cuda.h.
-ATTRIBUTES = {"major": 75, "minor": 76}
 
 
 class DriverError(Exception):
@@ -33,13 +29,6 @@ def call(name: str, *arguments: object) -> None:
         raise DriverError(f"{name}: {(text.value or b'unknown').decode()}")
 
 
-def number(name: str, *arguments: object) -> int:
-    """Return the int that *name* writes through its first argument."""
-    value = ctypes.c_int()
-    call(name, ctypes.byref(value), *arguments)
-    return value.value
-
-
 def module(image: bytes) -> ctypes.c_void_p:
     """Return *image* (a cubin or PTX text), loaded."""
     handle = ctypes.c_void_p()
@@ -52,20 +41,14 @@ def show(**record: object) -> None:
     print(json.dumps(record), flush=True)  # noqa: T201  the program's output
 
 
-def facts() -> None:
-    """Print the first GPU."""
-    name = ctypes.create_string_buffer(256)
-    call("cuDeviceGetName", name, 256, 0)
-    values = {key: number("cuDeviceGetAttribute", which, 0) for key, which in ATTRIBUTES.items()}
-    show(name=name.value.decode("utf-8", "replace"), driver=number("cuDriverGetVersion"), **values)
-
-
 def load(paths: list[str]) -> None:
     """Load the cubins at *paths* with all their kernels."""
+    count = ctypes.c_int()
     for path in paths:
         try:
             loaded = module(Path(path).read_bytes())
-            show(functions=number("cuModuleGetFunctionCount", loaded), error="")
+            call("cuModuleGetFunctionCount", ctypes.byref(count), loaded)
+            show(functions=count.value, error="")
             call("cuModuleUnload", loaded)
         except DriverError as error:
             show(functions=0, error=str(error))
@@ -91,8 +74,6 @@ def main() -> None:
     command, context = sys.argv[1], ctypes.c_void_p()
     try:
         call("cuInit", 0)
-        if command == "facts":
-            return facts()
         call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         call("cuCtxSetCurrent", context)
         content = Path(sys.argv[2]).read_bytes()
