@@ -176,7 +176,7 @@ def _judged(
     )  # fmt: skip
     yield passed(f"{name}-baseline", f"{message}.", figures=[figure])
     model = server.model()
-    if identity.model != before.identity.model:
+    if not identity.model or identity.model != before.identity.model:
         message = f"the candidate is {model!r}, the baseline {before.model_name!r}"
         raise ServerInvalid("baseline-other-model", message)
     now = harness.ask(context, name, task, server, identity)
