@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import msgspec
 
 from sparkwright.cherry_picks import patch, series
-from sparkwright.cherry_picks.ledger import Ledger, PickRecord, require, today, write
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord, path_of, render, replace_file, today
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log, parents
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
 from sparkwright.core.files import sha256_bytes
@@ -203,7 +204,8 @@ def pin(
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
-        ledger, stack = require(context.project.root, fork), context.project.stack
+        path, stack = path_of(context.project.root, fork), context.project.stack
+        ledger = strict_yaml.load(path, Ledger)
         earlier = ledger.by_number.get(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
@@ -237,7 +239,7 @@ def pin(
             series.apply_with_report(
                 Upstream(context, fork, ledger), fetch.fetch(context, fork), applied
             )
-        write(context.project.root, fork, ledger)
+        replace_file(path, render(ledger).encode())
     return ledger.by_number[number]
 
 
@@ -258,7 +260,8 @@ def refresh(
         offline, source-unreachable: Neither the API nor the repository answers.
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
-        ledger, by_api = require(context.project.root, fork), True
+        path, by_api = path_of(context.project.root, fork), True
+        ledger = strict_yaml.load(path, Ledger)
         watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
         for old in ledger.records:
             try:
@@ -271,7 +274,7 @@ def refresh(
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
             ledger = ledger.with_record(watched[-1][1])
-        write(context.project.root, fork, ledger)
+        replace_file(path, render(ledger).encode())
     return watched
 
 

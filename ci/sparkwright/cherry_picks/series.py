@@ -12,8 +12,6 @@ never outlives the state that it was made from.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +24,6 @@ from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import SourceError
 
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -97,13 +94,6 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
     return data
 
 
-def stored_diff(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
-    """Return what `diff_of` does; nothing if the store lacks it or it does not match its pins."""
-    with contextlib.suppress(SourceError, PatchError):
-        return diff_of(dataclasses.replace(context, offline=True), ledger, record)
-    return b""
-
-
 def patch_of(context: RunContext, ledger: Ledger, record: PickRecord, stack: str) -> Patch:
     """
     Return the patch that *stack* applies for *record*: its diff without the files and hunks that
@@ -129,7 +119,7 @@ def patch_of(context: RunContext, ledger: Ledger, record: PickRecord, stack: str
 
 
 def as_patch(record: PickRecord, data: bytes) -> Patch:
-    """Return the patch of *record* whose diff is *data*; without one it has no hash."""
+    """Return the patch of *record* whose diff is *data*; without one, it has no hash."""
     return Patch(
         name=record.name,
         sha256=sha256_bytes(data) if data else "",
