@@ -144,8 +144,8 @@ def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> N
         ),
         (
             "git checkout -q HEAD~3; echo edited > picked.txt; git commit -q -a --amend --no-edit; git cherry-pick series~3..series",
-            "export-mismatch",
-            "other picks than the ledger pins",
+            "patch-invalid",
+            "is incomplete",
             "",
         ),
         ("sed -i s/told/said/ $SERIES/second.patch", "export-mismatch", "changed since the worktree was made", ""),
@@ -275,7 +275,7 @@ def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, repo
             f"Subject\n\n{TRAILERS}\nPatch-File: {name}"
             for name in ("../x.patch", "/etc/x.patch", ".x.patch", "series", "-x.patch", "a#b.patch", "x\x07.patch", "ü" * 120 + ".patch")
         ),
-        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}", f"Subject\n\n{TRAILERS.replace('Pending', 'Perhaps')}",
+        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}",
         f"Subject\n\nText\n---\nmore\n\n{TRAILERS}",
     ],
 )  # fmt: skip

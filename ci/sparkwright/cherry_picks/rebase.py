@@ -284,9 +284,9 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     Raises:
         rebase-unfinished: git am or git rebase is not done, or something is not committed.
         patch-lost: A patch of the series has no commit.
-        patch-invalid: A commit cannot become a patch.
-        export-mismatch: The files would not give the worktree's tree, a pick was changed there, or
-            what they replace changed meanwhile.
+        patch-invalid: A commit cannot become a patch; that of a changed pick cannot.
+        export-mismatch: The files would not give the worktree's tree, or what they replace changed
+            meanwhile.
         not-provided: There is no worktree.
     """
     folder = _require(context, fork)
@@ -304,12 +304,6 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             "rebase-unfinished",
             f"The worktree of {fork} is not ready.",
             details=[str(folder), *details[:20]],
-        )
-    if work.run(["merge-base", "--is-ancestor", PICKS, "HEAD"], check=False)[0]:
-        raise PatchError(
-            "export-mismatch",
-            f"The worktree of {fork} has other picks than the ledger pins.",
-            todo="Put changes into commits of their own, after the picks; they become patches.",
         )
     files = exported(work, PICKS, "HEAD")
     patches, picks = [parse(*item) for item in files.items()], work.resolve(f"{PICKS}^{{tree}}")
