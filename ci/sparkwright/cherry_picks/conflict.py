@@ -49,8 +49,6 @@ def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     from 1, and of a hunk that is gone, the differing lines that it replaces and those at that line.
     """
     report = {"label": hunk.label, "state": "gone", "line": 0, "expected": [], "found": []}
-    if not text and not (hunk.before and hunk.after):
-        return report | {"state": "already" if hunk.before else "fits"}
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
         if fitting := hunk.fitting_lines(text, done=done):
             nearest = min(fitting, key=lambda line: abs(line - number))

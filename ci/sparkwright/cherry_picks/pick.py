@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.cherry_picks import patch, series
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord, path_of, render, replace_file, today
 from sparkwright.cherry_picks.patch import PatchError
-from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log, parents
+from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
@@ -140,7 +140,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
                 f"The merge commit of #{number} is not part of {pull.base_ref}.",
                 details=[f"merge: {pull.merge}", f"{pull.base_ref}: {tip or 'no such branch'}"],
             )
-        before = parents(objects, pull.merge)
+        before = objects.text("rev-parse", f"{pull.merge}^@").split()
         # A squash and a merge bring one commit to the branch.
         if len(before) > 1 or log(objects, "-1", pull.merge)[0].number == number:
             base = "".join(before[:1])
@@ -232,12 +232,10 @@ def pin(
             stacks[stack] = {**stacks.get(stack, {}), **excluded}
         ledger = ledger.with_record(msgspec.structs.replace(fresh, stacks=stacks))
         if stack in stacks:
-            picks = [
-                series.patch_of(context, ledger, pick, stack) for pick in ledger.carried(stack)
-            ]
-            applied = [pick for pick in picks if pick.data]
             series.apply_with_report(
-                Upstream(context, fork, ledger), fetch.fetch(context, fork), applied
+                Upstream(context, fork, ledger),
+                fetch.fetch(context, fork),
+                series.picks(context, ledger),
             )
         replace_file(path, render(ledger).encode())
     return ledger.by_number[number]
@@ -248,8 +246,8 @@ def refresh(
 ) -> list[tuple[PickRecord, PickRecord, list[str] | None]]:
     """
     Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
-    write what the pins do not depend on: the day, the state of one that is not merged, and a title
-    and an author that were unresolved. New commits are taken by `pin`.
+    write what the pins do not depend on: the day, and the state of one that is not merged. New
+    commits are taken by `pin`.
 
     Returns:
         Each record before and now, with a line per change; None if it could not be looked at: git
@@ -289,10 +287,7 @@ def _changes(old: PickRecord, pull: PullRequest) -> list[str]:
 
 
 def _refreshed(old: PickRecord, pull: PullRequest) -> PickRecord:
-    names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
-    fields = {name: getattr(pull, name) for name in names}
-    if pull.state == old.state:
-        fields["seen"] = today()
-    elif "merged" not in (old.state, pull.state) and pull.state != UNRESOLVED:
-        fields |= {"state": pull.state, "seen": today()}
-    return msgspec.structs.replace(old, **fields)
+    merged = "merged" in (old.state, pull.state)
+    if pull.state == old.state or (not merged and pull.state != UNRESOLVED):
+        return msgspec.structs.replace(old, state=pull.state, seen=today())
+    return old

@@ -35,7 +35,7 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
 
     Raises:
         backport-stale: A backport is of a pull request that is not carried, or of another state of
-            it, or changes files that it does not; or a pick leaves everything out and has none.
+            it; or a pick leaves everything out and has none.
     """
     carried, faults = {record.number: record for record in ledger.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
@@ -49,8 +49,6 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
         elif record and record.sha256 != sha256:
             pinned = f"pinned is {record.sha256[:16]}…"
             faults.append(f"{entry.name}: it was made from the diff {sha256[:16]}…, {pinned}")
-        elif record and (foreign := sorted(set(entry.files) - set(record.files))):
-            faults.append(f"{entry.name}: #{number} does not change {', '.join(foreign)}")
     faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
     if faults:
         raise PatchError(
@@ -169,19 +167,28 @@ def load(folder: Path) -> tuple[Patch, ...]:
     return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
 
 
+def picks(context: RunContext, ledger: Ledger) -> list[Patch]:
+    """
+    Return the picks of the stack in the ledger's order, less those of which everything is left out.
+
+    Raises:
+        pick-mismatch, offline, source-unreachable: See `patch_of`.
+    """
+    stack = context.project.stack
+    patches = (patch_of(context, ledger, record, stack) for record in ledger.carried(stack))
+    return [pick for pick in patches if pick.data]
+
+
 def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
     """
-    Return the whole series of *fork*: the picks in the ledger's order, then our patches. A pick of
-    which everything is left out is not part of it.
+    Return the whole series of *fork*: its `picks`, then our patches.
 
     Raises:
         patch-invalid: See `load`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    picks = [patch_of(context, ledger, record, stack) for record in ledger.carried(stack)]
-    ours = load(context.project.series_folder(fork))
-    return (*(pick for pick in picks if pick.data), *ours)
+    carried = picks(context, load_ledger(context.project.root, fork))
+    return (*carried, *load(context.project.series_folder(fork)))
 
 
 def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
