@@ -119,7 +119,7 @@ def read(
     generation: int,
     *,
     compiled: bool,
-    visit: Callable[[DeviceImage, bytes], None] | None = None,
+    visit: Callable[[DeviceImage, bytes], None] = lambda *_: None,
 ) -> DeviceCode:
     """
     Return the device code of the library in *data*.
@@ -146,8 +146,7 @@ def read(
             sha256 = sha256_bytes(content) if unpacked else ""
             target = target or f"{entry.arch}?"
             images.append(DeviceImage(entry.kind, entry.container, target, sha256, kernels))
-            if visit:
-                visit(images[-1], content)
+            visit(images[-1], content)
     except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
     hashes = sorted(image.sha256 for image in images if image.sha256)
@@ -217,13 +216,8 @@ def support_level(
 
     Machine code comes before PTX, and the nearest before one that is further away.
     """
-
-    def nearest(target: str) -> tuple[int, int, int]:
-        major, minor, suffix = parsed(target)
-        return major, minor, ("", "f", "a").index(suffix)
-
-    if loadable := [target for target in cubins if loads(target, device)]:
-        _, minor, suffix = parsed(max(loadable, key=nearest))
+    if loadable := [parsed(target) for target in cubins if loads(target, device)]:
+        _, minor, suffix = max(loadable)
         return "plain" if not suffix else "native" if minor == device[1] else "family"
     return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
 

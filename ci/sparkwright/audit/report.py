@@ -147,7 +147,6 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
     sha256: str
     size: int
     role: str
-    machine: str = ""
     cubins: dict[str, int] = {}
     ptx: dict[str, int] = {}
     device_code: str = ""
@@ -200,11 +199,10 @@ def raise_for_findings(*reports: AuditReport) -> None:
     ]
     if details:
         files = ", ".join(report.subject.file for report in failed)
-        more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
         raise AuditError(
             "audit-failed",
             f"{len(details)} finding(s) in {files}.",
-            details=[*details[:SHOWN], *more],
+            details=details[:SHOWN],
         )
 
 

@@ -58,7 +58,13 @@ from sparkwright.audit.report import (
 )
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.archive import BUILD_RECORD, CompiledUnit, member_text, records
+from sparkwright.builder.wheel.archive import (
+    BUILD_RECORD,
+    CompiledUnit,
+    WheelName,
+    member_text,
+    records,
+)
 from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -189,17 +195,10 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
             than its name states, or has a build record that is not one.
         archive-unsafe: A member's name leaves its folder, or it is a link.
     """
+    info, record = WheelName.of(about.file).info, None
     with zips.zip_file(wheel) as archive:
         listed = zips.zip_members(archive, about.file)
-        folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
-        if len(folders) != 1:
-            raise WheelError(
-                "wheel-invalid",
-                f"{about.file} has {len(folders)} .dist-info folders instead of one.",
-                details=folders,
-            )
-        text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
-        metadata, _ = parse_email(text)
+        metadata, _ = parse_email(member_text(archive, listed, f"{info}/METADATA", about.file))
         name, version = metadata.get("name", ""), metadata.get("version", "")
         if (canonicalize_name(name), version) != (about.name, about.version):
             raise WheelError(
@@ -207,8 +206,8 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
                 f"{about.file} holds another distribution.",
                 details=[f"METADATA: {name} {version}"],
             )
-        rows = records(archive, listed, folders[0], about.file)
-        name, record = f"{folders[0]}/{BUILD_RECORD}", None
+        rows = records(archive, listed, info, about.file)
+        name = f"{info}/{BUILD_RECORD}"
         if name in listed:
             text = member_text(archive, listed, name, about.file)
             record = msgspec.json.decode(text, type=AuditedRecord)
@@ -323,9 +322,8 @@ def audit(
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, programs, deadline))
             findings += audited.findings
-    message = "RECORD lists it, the wheel does not hold it"
     findings += [
-        AuditFinding(name, "record-surplus", message)
+        AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
         if not _UNSIGNED.fullmatch(name)
     ]
@@ -436,7 +434,6 @@ class LibraryAudit:
         try:
             with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
-                library = replace(library, machine=shared.machine)
                 self.check_host(data, shared)
                 disassemble = partial(self._opcodes, member.path.parent, programs, deadline)
                 return self.check_device(library, data, shared, disassemble)

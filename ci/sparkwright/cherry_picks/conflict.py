@@ -42,6 +42,8 @@ _HUNK = {
     "gone": "its lines are not there; the likeliest place is line {line}",
 }
 
+_HOLDS = {None: "could not be tested", True: "yes", False: "no"}
+
 
 def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     """
@@ -140,9 +142,9 @@ def explain(
     }
     rows = [f"{key}: {value}" for key, value in report.items() if value]
     rows += [row for file in files for row in _rows(file)]
-    for test in tests:
-        mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
-        rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
+    rows += [
+        f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}" for test in tests
+    ]
     rows += [f"to go on: {command}" for command in commands]
     wrong = ", ".join(file["path"] for file in files if not _fits(file))
     what = f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}."
@@ -180,8 +182,7 @@ def _file(
         report["hunks"] = [_hunk(text, hunk) for hunk in part.hunks]
         pairs = zip(part.hunks, report["hunks"], strict=True)
         unfitting = [hunk for hunk, state in pairs if not _fits(state)]
-        if unfitting:
-            lines = [line for hunk in unfitting for line in hunk.before]
+        if lines := [line for hunk in unfitting for line in hunk.before]:
             blobs = {"base": original.get(path, ""), "patch": part.blob}
             report |= _between(upstream, path, lines, blobs)
     return report

@@ -124,7 +124,6 @@ def start(
                 f"instead, or with `patch bump --drop '#NUMBER'`.",
             )
         steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-        ours = [patch.name for patch in patches if not patch.pick]
         with context.store.building(folder) as scratch:
             work = git.Objects(scratch / ".git")
             work.borrow(context.objects.path.parent)
@@ -136,7 +135,7 @@ def start(
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
             state = WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
-            stopped = _am(upstream, scratch, ours)
+            stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
             # The store may be removed; beyond this copy of it, it serves merges only.
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states = {pick.name: str(reply.status) for pick, reply in tried}
