@@ -762,7 +762,7 @@ def test_a_disassembly_that_fails_or_does_not_end_is_refused(
     if text:
         processes.script(tmp_path / "nvdisasm", text)
     with refusal(reference, match=message):
-        device_code.opcodes(tmp_path / "a.cubin", tmp_path, time.monotonic() + 0.5)
+        device_code.opcodes(b"", scratch=tmp_path, programs=tmp_path, deadline=time.monotonic() + 0.5)
 
 
 # G0: every rule stands in a check, findings fail it, and what was not asked is never a pass.

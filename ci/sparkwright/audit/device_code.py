@@ -37,6 +37,7 @@ from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.store import translate_disk_full
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
@@ -240,23 +241,30 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
 # Instructions.
 
 
-def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str]]:
+def opcodes(
+    cubin: bytes, *, scratch: Path, programs: Path, deadline: float
+) -> dict[str, Counter[str]]:
     """
     Disassemble *cubin*, and count its opcodes with their modifiers by kernel.
 
     Args:
-        folder: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
+        scratch: Folder for the cubin and the output.
+        programs: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
         deadline: By `time.monotonic`.
 
     Raises:
         tool-missing: It does not hold it.
         command-failed: nvdisasm could not read the cubin, or the time is over.
+        disk-full: There is no room for the cubin.
     """
-    if not (program := folder / "nvdisasm").is_file():
-        raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
-    log, seconds = cubin.with_name("sass"), max(deadline - time.monotonic(), 0.001)
+    if not (program := programs / "nvdisasm").is_file():
+        raise CommandError("tool-missing", f"nvdisasm is not in {programs}.")
+    path, log = scratch / "cubin", scratch / "sass"
+    with translate_disk_full(scratch):
+        path.write_bytes(cubin)
+    seconds = max(deadline - time.monotonic(), 0.001)
     process.run(
-        ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", cubin],
+        ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", path],
         log=log,
         what=f"{program.name} cannot read a cubin, or takes longer than for any wheel.",
     )

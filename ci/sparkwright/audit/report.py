@@ -70,8 +70,7 @@ class AuditFinding(msgspec.Struct, frozen=True, order=True):
     @property
     def text(self) -> str:
         """The message after the first units, for tables and errors."""
-        more = len(self.units) - SHOWN_UNITS
-        units = ", ".join([*self.units[:SHOWN_UNITS], *([f"{more} more"] if more > 0 else [])])
+        units = ", ".join([*self.units[:SHOWN_UNITS], *(["…"] if self.units[SHOWN_UNITS:] else [])])
         return f"{units}: {self.message}" if units else self.message
 
 

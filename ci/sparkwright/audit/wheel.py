@@ -268,14 +268,16 @@ def cached_audit(
         judged: As of `audit`.
     """
     policy = load(context.project.audit_file, context.project.spec.arch)
-    inputs = {
-        "wheel": sha256_file(path),
-        "name": path.name,
-        "policy": policy,
-        "judged": judged,
-        "form": FORM,
-    }
-    key = content_key("audit", inputs)
+    key = content_key(
+        "audit",
+        {
+            "wheel": sha256_file(path),
+            "name": path.name,
+            "policy": policy,
+            "judged": judged,
+            "form": FORM,
+        },
+    )
     if stored := context.store.get("audit", key, AuditReport):
         return stored
     programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
@@ -435,7 +437,12 @@ class LibraryAudit:
             with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
                 self.check_host(data, shared)
-                disassemble = partial(self._opcodes, member.path.parent, programs, deadline)
+                disassemble = partial(
+                    device_code.opcodes,
+                    scratch=member.path.parent,
+                    programs=programs,
+                    deadline=deadline,
+                )
                 return self.check_device(library, data, shared, disassemble)
         except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
@@ -571,14 +578,6 @@ class LibraryAudit:
             ptx=code.counts("ptx"),
             spark=levels,
         )
-
-    def _opcodes(
-        self, folder: Path, programs: Path, deadline: float, cubin: bytes
-    ) -> Mapping[str, Counter[str]]:
-        """Return the opcodes of *cubin* by kernel."""
-        with translate_disk_full(folder):
-            (folder / "cubin").write_bytes(cubin)
-            return device_code.opcodes(folder / "cubin", programs, deadline)
 
     def _check_archs(self, images: Sequence[DeviceImage]) -> None:
         """Report code of other targets than the policy's, and a library without code for it."""

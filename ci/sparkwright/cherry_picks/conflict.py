@@ -147,9 +147,13 @@ def explain(
     ]
     rows += [f"to go on: {command}" for command in commands]
     wrong = ", ".join(file["path"] for file in files if not _fits(file))
-    what = f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}."
-    data = {"conflict": {**report, "files": files, "evidence": tests, "commands": commands}}
-    return PatchError("patch-conflict", what, details=[*outcome.says, *rows], data=data, todo=todo)
+    return PatchError(
+        "patch-conflict",
+        f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}.",
+        details=[*outcome.says, *rows],
+        data={"conflict": {**report, "files": files, "evidence": tests, "commands": commands}},
+        todo=todo,
+    )
 
 
 def _file(

@@ -379,12 +379,10 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     gone |= {
         trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
     }
-    forks = {**context.lock.forks, fork: resolved}
+    lock = msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     files = {
         f"forks/{project.stack}/stack.yaml": stack_text,
-        f"forks/{project.stack}/lock.yaml": render_lock(
-            msgspec.structs.replace(context.lock, forks=forks)
-        ),
+        f"forks/{project.stack}/lock.yaml": render_lock(lock),
     }
     if (ledger := upstream.ledger.without(project.stack, gone)) != upstream.ledger:
         files[f"cherry_picks/{fork}.yaml"] = render(ledger)

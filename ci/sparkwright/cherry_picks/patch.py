@@ -251,14 +251,15 @@ def parse(name: str, data: bytes) -> Patch:
             details=[f"missing trailer: {', '.join(missing)}"],
         )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
-    parts = sections(diff)
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
         reason=trailers["Reason"],
         subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
         drop_when=trailers["Drop-When"],
-        files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
+        files=tuple(
+            dict.fromkeys(path for part in sections(diff) for path in (part.old, part.new) if path)
+        ),
         data=diff,
         author=_decoded(str(message.get("From", ""))),
         date=str(message.get("Date", "")),

@@ -220,11 +220,14 @@ def pin(
             _moved(earlier, seen) if earlier and not accept else {}
         ).items():
             if pinned:
-                page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
                 raise PatchError(
                     "pick-moved",
                     f"The {name} of #{number} moved since it was pinned.",
-                    details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
+                    details=[
+                        f"pinned: {pinned}",
+                        f"now:    {now}",
+                        f"difference: {ledger.url.removesuffix('.git')}/compare/{pinned}..{now}",
+                    ],
                 )
         fresh = record(context, ledger, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}

@@ -352,16 +352,14 @@ def _write(
     root, folder = context.project.root, context.project.series_folder(fork)
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / "series"
-    old = listing.read_text("utf-8", "replace") if listing.exists() else ""
-    comments = [line for line in old.splitlines() if line.startswith("#")]
     wanted = {folder / name: data for name, data in files.items()}
     wanted |= {root / name: text.encode() for name, text in others.items()}
-    wanted[listing] = "".join(f"{line}\n" for line in (*comments, *files)).encode()
+    wanted[listing] = "".join(f"{name}\n" for name in files).encode()
     before = {path: path.read_bytes() for path in wanted if path.exists()}
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        ledger.replace_file(listing, f"{KILLED_EXPORT}\n{old}".encode())
+        ledger.replace_file(listing, f"{KILLED_EXPORT}\n".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):

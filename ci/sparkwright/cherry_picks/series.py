@@ -47,8 +47,10 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
         if number and not record:
             faults.append(f"{entry.name}: the stack does not carry #{number}")
         elif record and record.sha256 != sha256:
-            pinned = f"pinned is {record.sha256[:16]}…"
-            faults.append(f"{entry.name}: it was made from the diff {sha256[:16]}…, {pinned}")
+            faults.append(
+                f"{entry.name}: it was made from the diff {sha256[:16]}…, pinned is "
+                f"{record.sha256[:16]}…"
+            )
     faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
     if faults:
         raise PatchError(

@@ -203,8 +203,11 @@ class Upstream:
         sdist = self.context.lock.forks[self.fork].sdist
         if sdist is None:
             return []
-        listed = releases(self.context, sdist.name)
-        return [entry for entry in listed if Version(entry.version) > Version(sdist.version)]
+        return [
+            entry
+            for entry in releases(self.context, sdist.name)
+            if Version(entry.version) > Version(sdist.version)
+        ]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
