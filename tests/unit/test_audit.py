@@ -618,7 +618,7 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, table: str,
     with contextlib.suppress(ElfUnreadable):
         found = elf.shared_object(bad)
         assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
-        LibraryAudit(OPERATOR, SOUND.subject, Contents({}), LIBRARY).check_host(bad, found)
+        LibraryAudit(OPERATOR, SOUND.subject, Contents({}, {}, None), LIBRARY).check_host(bad, found)
 
 
 # Fatbins.

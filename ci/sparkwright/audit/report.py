@@ -222,8 +222,9 @@ def show(*reports: AuditReport, result: bool = False) -> None:
         libraries = [[*_cells(library), str(broken[library.name])] for library in report.libraries]
         if libraries:
             columns = ["library", "role", ">size", "cubins", "PTX", "opcodes"]
-            columns += [f"on {report.target}", ">findings"]
-            console.table("", columns, libraries, result=result)
+            console.table(
+                "", [*columns, f"on {report.target}", ">findings"], libraries, result=result
+            )
         for sentence in report.deviations:
             say(sentence)
 

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -145,8 +144,8 @@ class Contents(NamedTuple):
     """
 
     metadata: RawMetadata
-    rows: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    record: AuditedRecord | None = None
+    rows: Mapping[str, tuple[str, str]]
+    record: AuditedRecord | None
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -361,11 +360,11 @@ def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[Au
     elif row is None:
         yield AuditFinding(name, "record-missing", "RECORD does not list it")
     elif row[0].rstrip("=") != f"sha256={digest}" or row[1] not in ("", str(member.size)):
-        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
         yield AuditFinding(
             name,
             "record-mismatch",
-            f"RECORD has {stated}; it is sha256={digest}, {member.size} bytes",
+            f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is sha256={digest}, "
+            f"{member.size} bytes",
         )
     if _DRIVER_FILES.fullmatch(name.rpartition("/")[2]):
         yield AuditFinding(
@@ -487,8 +486,11 @@ class LibraryAudit:
                 self._find("needed-foreign", f"it wants {name}")
         driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
         if driver and _DRIVER not in shared.needed:
-            calls = f"{', '.join(driver[:3])} ({len(driver)} functions)"
-            self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
+            self._find(
+                "driver-unnamed",
+                f"it calls {', '.join(driver[:3])} ({len(driver)} functions), and does not want "
+                f"{_DRIVER}",
+            )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
@@ -498,9 +500,12 @@ class LibraryAudit:
             symbol.name: (entry.added.major, entry.added.minor)
             for symbol, entry in (*FUNCTIONS.items(), *DATAS.items())
         }
-        floors = ["3.2", self._wants.python]
-        floors += [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
-        floors += _AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", ""))
+        floors = [
+            "3.2",
+            self._wants.python,
+            *(f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)),
+            *_AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", "")),
+        ]
         floor = max(map(elf.version_key, floors))
         names = [
             name
@@ -522,13 +527,17 @@ class LibraryAudit:
             self._find(
                 "torch-unstable", f"it uses {len(internal)} symbols beside torch's stable ABI"
             )
-        stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
-        oldest, _, _ = minimum_version(stable)
+        oldest, _, _ = minimum_version(
+            [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
+        )
         required = filter(_TORCH_REQUIRED.match, self._metadata.get("requires_dist", []))
         versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
-            wants = f"the wheel requires {elf.version_text(max(versions))}"
-            self._find("torch-newer", f"it needs torch {elf.version_text(oldest)}, {wants}")
+            self._find(
+                "torch-newer",
+                f"it needs torch {elf.version_text(oldest)}, the wheel requires "
+                f"{elf.version_text(max(versions))}",
+            )
 
     # Device code.
 
@@ -569,8 +578,10 @@ class LibraryAudit:
                 self._check_units(code.images)
                 library = self._check_kernels(library, kernels)
             elif not levels.keys() & {"native", "family", "plain"}:
-                device = elf.version_text(self._device)
-                self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
+                self._find(
+                    "code-missing",
+                    f"no machine code in it is for a GPU of SM {elf.version_text(self._device)}",
+                )
         return replace(
             library,
             device_code=code.digest,
@@ -659,8 +670,11 @@ class LibraryAudit:
                 self._find("kernel-missing", f"no kernel matches {free.kernels}")
             for kernel, opcodes, image in named:
                 if count := opcodes[device_code.TRAP]:
-                    what = f"{count} {device_code.TRAP} in {kernel[:160]}"
-                    self._find("trap-present", f"{what}: {free.reason}", [image])
+                    self._find(
+                        "trap-present",
+                        f"{count} {device_code.TRAP} in {kernel[:160]}: {free.reason}",
+                        [image],
+                    )
         return replace(library, opcodes=tuple(totals))
 
 

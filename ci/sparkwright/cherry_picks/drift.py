@@ -124,8 +124,13 @@ class Drift(msgspec.Struct, frozen=True):
         fitting = ["", *(t.base for t in itertools.takewhile(lambda trial: trial.applies, trials))]
         ends = [(trial.base, trial.proof) for trial in trials if trial.state in upstream]
         first, proof = (*ends, ("", ""))[0]
-        end = {"patch": patch, "last": fitting[-1], "first": first}
-        return {**end, "state": trials[-1].state, "proof": proof}
+        return {
+            "patch": patch,
+            "last": fitting[-1],
+            "first": first,
+            "state": trials[-1].state,
+            "proof": proof,
+        }
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -160,8 +165,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
                 state = "already-upstream"
             elif outcome.status == "empty":
                 state = "empty"
-        pins = (patch.name, patch.sha256, base.name)
-        tried.append(Trial(*pins, state, lines, tests, outcome.says))
+        tried.append(Trial(patch.name, patch.sha256, base.name, state, lines, tests, outcome.says))
     return tried
 
 

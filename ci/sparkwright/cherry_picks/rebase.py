@@ -133,8 +133,11 @@ def start(
             for ref, commit in ((BASE, root), (PICKS, tip)):
                 work.run(["update-ref", ref, commit])
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-            state = WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
-            (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
+            (work.path / "sparkwright.json").write_bytes(
+                msgspec.json.encode(
+                    WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
+                )
+            )
             stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
             # The store may be removed; beyond this copy of it, it serves merges only.
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])

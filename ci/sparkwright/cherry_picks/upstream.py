@@ -191,7 +191,7 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for release in releases(self.context, spec.name) if spec and name[0].isdigit() else ():
+        for release in releases(self.context, spec.name) if spec and name[:1].isdigit() else ():
             if release.version == name:
                 return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
