@@ -282,4 +282,4 @@ def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, repo
 def test_a_commit_that_is_no_patch_is_refused(objects: Objects, repository: Repository, message: str) -> None:
     """A Patch-File that is a path, hidden, quilt's comment, unprintable or too long, and a message that lacks what a patch must have."""
     with refusal("patch-invalid"):
-        told(objects, repository, message)
+        assert [patch.parse(*item) for item in told(objects, repository, message).items()]

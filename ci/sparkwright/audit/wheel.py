@@ -563,8 +563,7 @@ class LibraryAudit:
 
         def visit(image: DeviceImage, content: bytes) -> None:
             if any(re.search(text, name) for text in patterns for name in image.kernels):
-                counts = disassemble(content)
-                kernels.extend((name, opcodes, image) for name, opcodes in counts.items())
+                kernels.extend((*entry, image) for entry in disassemble(content).items())
 
         code = device_code.read(
             data, shared, self._policy.device[0], compiled=compiled, visit=visit
@@ -639,8 +638,11 @@ class LibraryAudit:
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
         if foreign and linked and all(unit.code for unit in self._units):
-            archs = ", ".join(sorted({image.target for image in foreign}))
-            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {archs}")
+            self._find(
+                "code-foreign",
+                f"{len(foreign)} of {len(by_hash)}, for "
+                f"{', '.join(sorted({image.target for image in foreign}))}",
+            )
 
     def _check_kernels(
         self,

@@ -215,8 +215,8 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
     Return the commits of ours after *base* up to *tip* as files, oldest first: name → content.
 
     Raises:
-        patch-invalid: The name of a commit is taken or no file name, or its message is not a
-            patch's.
+        patch-invalid: The name of a commit is taken or no file name, or its message has a line that
+            ends the text of a patch.
     """
     files: dict[str, bytes] = {}
     words = ["rev-list", "--reverse", "--topo-order", "--no-merges", f"{base}..{tip}", "--"]
@@ -237,7 +237,6 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
             )
         header = head.rstrip("\n").encode("utf-8", "surrogateescape")
         files[name] = header + b"\n---\n" + render(work, f"{commit}^", commit, context=CONTEXT)
-        parse(name, files[name])
     return files
 
 
