@@ -89,7 +89,7 @@ def ours(libraries: dict[str, Path]) -> None:
     for name, path in libraries.items():
         with elf.mapped(path) as data:
             shared = elf.shared_object(data)
-            audited = LibraryAudit(plain, about, Contents({}), name, ours=False)
+            audited = LibraryAudit(plain, about, Contents({}, {}, None), name, ours=False)
             audited.check_host(data, shared)
             audited.check_device(AuditedLibrary(name, "", 0, "base"), data, shared)
 

@@ -287,11 +287,11 @@ class Host:
 
     @property
     def ledger(self) -> Ledger:
-        return ledger.require(self.root, self.fork)
+        return ledger.load_ledger(self.root, self.fork)
 
     def write(self, *records: PickRecord) -> Ledger:
         """Write a ledger of *records*, and return it."""
-        ledger.write(self.root, self.fork, Ledger(self.url, records))
+        ledger.path_of(self.root, self.fork).write_text(ledger.render(Ledger(self.url, records)))
         return self.ledger
 
     def carry(

@@ -116,8 +116,6 @@ TARGET = {"role": "target", "glob": "*"}
 @pytest.mark.parametrize(
     ("common", "own", "arch", "message"),
     [
-        ({}, {"libraries": {"probe": [HOST_ONLY]}}, "12.1f", f"{LIBRARY} is listed several times"),
-        ({}, {"libraries": {"prob": [HOST_ONLY]}}, "12.1f", "no distribution prob"),
         ({"arch": "12.1f"}, {}, "12.1f", "unknown field `arch`"),
         ({}, {"needed": []}, "12.1f", "unknown field `needed`"),
         *(
@@ -135,7 +133,7 @@ TARGET = {"role": "target", "glob": "*"}
 def test_a_policy_that_contradicts_itself_is_refused(
     tmp_path: Path, common: dict[str, Any], own: dict[str, Any], arch: str, message: str
 ) -> None:
-    """No fact stands in two files, and nothing is allowed without a reason."""
+    """The architecture stands in stack.yaml alone, and nothing is allowed without a reason."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit.yaml").write_text(strict_yaml.dump({**COMMON, **common}))
     (tmp_path / "audit" / "test.yaml").write_text(strict_yaml.dump(own))
@@ -284,7 +282,6 @@ CALL = "-DDRIVER=cuInit(0)"
         ([CALL, "libcuda.so"], {"needed": ["libcuda.so.1"]}, HOST, {}),
         (["-DDRIVER=cuWeak(0)"], {}, HOST, {}),
         (["-DDRIVER=cuFileDriverOpen()"], {}, HOST, {}),
-        (["-Wl,-soname,libcuda.so.1"], {}, HOST, {"vendored-driver": "libcuda.so.1"}),
         ([], {"operators": ["scaled_mm"], "symbols": ["PyInit__C"]}, HOST, {}),
         (["-DFP4"], {"operators": ["scaled_mm", "fp4_mm"]}, HOST, {}),
         ([], {"operators": ["fp4_mm"]}, HOST, {"operator-missing": "declared, not implemented"}),
@@ -381,14 +378,12 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
     [
         ("p/libcuda.so.1", ["vendored-driver"]),
         ("p.libs/libcuda-1a2b3c4d.so.1", ["vendored-driver"]),
-        ("p/libtorch_cpu.so", ["vendored-library"]),
-        ("p.libs/libnuma-5f1d7e2a.so.1", ["vendored-library"]),
         ("p/libcommon.so", []),
         ("p/libcudata.so", []),
     ],
 )
 def test_copies_are_found_by_their_names(tmp_path: Path, name: str, expected: list[str]) -> None:
-    """Of the driver, and of the libraries of torch, CUDA and the system."""
+    """Of the driver, also those that `auditwheel repair` makes."""
     assert rules(audit(write_wheel(tmp_path, {name: b"x"}), policy(distributions={}), NOWHERE)) == expected
 
 
@@ -405,8 +400,7 @@ def test_copies_are_found_by_their_names(tmp_path: Path, name: str, expected: li
         (["ptx sm_121f"], {"ptx-foreign": "files for sm_121f: 1,", "arch-missing": "sm_121f: 0"}),
         (["sm_121f", "sm_80"], {"arch-foreign": "cubins for sm_80: 1,"}),
         (["sm_121f", "ptx sm_80"], {"ptx-foreign": "PTX files for sm_80: 1,"}),
-        (["sm_121f", "sm_121f as sm_121a"], {"arch-contradicted": "the table says sm_121a"}),
-        (["sm_121f", " as sm_121f"], {"arch-unknown": "sm_121f?: 1"}),
+        (["sm_121f", " as sm_121f"], {"arch-foreign": "sm_121f?: 1"}),
     ],
 )
 def test_code_for_another_target_is_found(
@@ -555,10 +549,10 @@ double half(double x) { puts("half(Tensor x) -> Tensor"); return pow(x, 0.5) + h
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A shared library with needs, a search path, a soname and symbols."""
+    """A shared library with needs, a search path and symbols."""
     folder = tmp_path_factory.mktemp("elf")
     (folder / "a.c").write_text(SOURCE)
-    options = "-Wl,--no-as-needed,-rpath,/opt/lib:$ORIGIN,-soname,liba.so.1"
+    options = "-Wl,--no-as-needed,-rpath,/opt/lib:$ORIGIN"
     subprocess.run(["cc", "-shared", "-fPIC", options, "a.c", "-lm", "-o", "a.so"], cwd=folder, check=True)
     return (folder / "a.so").read_bytes()
 
@@ -576,7 +570,7 @@ def test_it_reads_what_another_reader_and_the_loader_read(library: bytes) -> Non
     found = elf.shared_object(library)
 
     assert {"libm.so.6"} <= set(found.needed)
-    assert (found.rpath, found.soname) == ((tags["DT_RUNPATH"]["runpath"],), tags["DT_SONAME"]["soname"])
+    assert found.rpath == (tags["DT_RUNPATH"]["runpath"],)
     assert found.symbols == {
         symbol.name
         for symbol in table.iter_symbols()
@@ -624,7 +618,7 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, table: str,
     with contextlib.suppress(ElfUnreadable):
         found = elf.shared_object(bad)
         assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
-        LibraryAudit(OPERATOR, SOUND.subject, Contents({}), LIBRARY).check_host(bad, found)
+        LibraryAudit(OPERATOR, SOUND.subject, Contents({}, {}, None), LIBRARY).check_host(bad, found)
 
 
 # Fatbins.
@@ -768,7 +762,7 @@ def test_a_disassembly_that_fails_or_does_not_end_is_refused(
     if text:
         processes.script(tmp_path / "nvdisasm", text)
     with refusal(reference, match=message):
-        device_code.opcodes(tmp_path / "a.cubin", tmp_path, time.monotonic() + 0.5)
+        device_code.opcodes(b"", scratch=tmp_path, programs=tmp_path, deadline=time.monotonic() + 0.5)
 
 
 # G0: every rule stands in a check, findings fail it, and what was not asked is never a pass.

@@ -144,8 +144,8 @@ def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> N
         ),
         (
             "git checkout -q HEAD~3; echo edited > picked.txt; git commit -q -a --amend --no-edit; git cherry-pick series~3..series",
-            "export-mismatch",
-            "other picks than the ledger pins",
+            "patch-invalid",
+            "is incomplete",
             "",
         ),
         ("sed -i s/told/said/ $SERIES/second.patch", "export-mismatch", "changed since the worktree was made", ""),
@@ -275,11 +275,11 @@ def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, repo
             f"Subject\n\n{TRAILERS}\nPatch-File: {name}"
             for name in ("../x.patch", "/etc/x.patch", ".x.patch", "series", "-x.patch", "a#b.patch", "x\x07.patch", "ü" * 120 + ".patch")
         ),
-        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}", f"Subject\n\n{TRAILERS.replace('Pending', 'Perhaps')}",
+        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}",
         f"Subject\n\nText\n---\nmore\n\n{TRAILERS}",
     ],
 )  # fmt: skip
 def test_a_commit_that_is_no_patch_is_refused(objects: Objects, repository: Repository, message: str) -> None:
     """A Patch-File that is a path, hidden, quilt's comment, unprintable or too long, and a message that lacks what a patch must have."""
     with refusal("patch-invalid"):
-        told(objects, repository, message)
+        assert [patch.parse(*item) for item in told(objects, repository, message).items()]

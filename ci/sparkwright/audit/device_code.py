@@ -37,6 +37,7 @@ from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.store import translate_disk_full
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
@@ -74,16 +75,14 @@ class DeviceImage(msgspec.Struct, frozen=True):
 
     Attributes:
         container: The number of its fatbin in the library: one per translation unit.
-        listed: The target in the fatbin's table, by which a driver chooses.
         target: The target that the code itself states; ``sm_121?`` if it should and does not, and
-            *listed* if it was not unpacked.
+            that of the fatbin's table if it was not unpacked.
         sha256: Of the unpacked bytes; empty if they were not unpacked whole.
         kernels: The mangled names of a cubin's functions.
     """
 
     kind: Literal["ptx", "cubin"]
     container: int
-    listed: str
     target: str
     sha256: str = ""
     kernels: tuple[str, ...] = ()
@@ -121,7 +120,7 @@ def read(
     generation: int,
     *,
     compiled: bool,
-    visit: Callable[[DeviceImage, bytes], None] | None = None,
+    visit: Callable[[DeviceImage, bytes], None] = lambda *_: None,
 ) -> DeviceCode:
     """
     Return the device code of the library in *data*.
@@ -147,11 +146,8 @@ def read(
                 target = match[1].decode()
             sha256 = sha256_bytes(content) if unpacked else ""
             target = target or f"{entry.arch}?"
-            images.append(
-                DeviceImage(entry.kind, entry.container, entry.arch, target, sha256, kernels)
-            )
-            if visit:
-                visit(images[-1], content)
+            images.append(DeviceImage(entry.kind, entry.container, target, sha256, kernels))
+            visit(images[-1], content)
     except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
     hashes = sorted(image.sha256 for image in images if image.sha256)
@@ -221,13 +217,8 @@ def support_level(
 
     Machine code comes before PTX, and the nearest before one that is further away.
     """
-
-    def nearest(target: str) -> tuple[int, int, int]:
-        major, minor, suffix = parsed(target)
-        return major, minor, ("", "f", "a").index(suffix)
-
-    if loadable := [target for target in cubins if loads(target, device)]:
-        _, minor, suffix = parsed(max(loadable, key=nearest))
+    if loadable := [parsed(target) for target in cubins if loads(target, device)]:
+        _, minor, suffix = max(loadable)
         return "plain" if not suffix else "native" if minor == device[1] else "family"
     return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
 
@@ -250,23 +241,30 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
 # Instructions.
 
 
-def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str]]:
+def opcodes(
+    cubin: bytes, *, scratch: Path, programs: Path, deadline: float
+) -> dict[str, Counter[str]]:
     """
     Disassemble *cubin*, and count its opcodes with their modifiers by kernel.
 
     Args:
-        folder: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
+        scratch: Folder for the cubin and the output.
+        programs: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
         deadline: By `time.monotonic`.
 
     Raises:
         tool-missing: It does not hold it.
         command-failed: nvdisasm could not read the cubin, or the time is over.
+        disk-full: There is no room for the cubin.
     """
-    if not (program := folder / "nvdisasm").is_file():
-        raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
-    log, seconds = cubin.with_name("sass"), max(deadline - time.monotonic(), 0.001)
+    if not (program := programs / "nvdisasm").is_file():
+        raise CommandError("tool-missing", f"nvdisasm is not in {programs}.")
+    path, log = scratch / "cubin", scratch / "sass"
+    with translate_disk_full(scratch):
+        path.write_bytes(cubin)
+    seconds = max(deadline - time.monotonic(), 0.001)
     process.run(
-        ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", cubin],
+        ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", path],
         log=log,
         what=f"{program.name} cannot read a cubin, or takes longer than for any wheel.",
     )

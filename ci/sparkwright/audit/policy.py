@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError
 
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
@@ -139,11 +138,6 @@ class DistributionPolicy(_Record, frozen=True):
     libraries: tuple[LibraryPolicy, ...] = ()
     size_max: int | None = None
 
-    def __post_init__(self) -> None:
-        globs = [library.glob for library in self.libraries]
-        if repeated := {glob for glob in globs if globs.count(glob) > 1}:
-            raise ValueError(f"{', '.join(sorted(repeated))} is listed several times")
-
 
 class CommonPolicy(_Record, frozen=True):
     """``ci/audit.yaml``: what holds for every stack; its fields are those of `AuditPolicy`."""
@@ -202,7 +196,7 @@ def parsed(target: str) -> tuple[int, int, str]:
 
 def load(path: Path, arch: str) -> AuditPolicy:
     """
-    Return the policy of a stack, of the common file and its own.
+    Return the policy of a stack, of the common file and its own, which comes first.
 
     Args:
         path: The stack's file, ``ci/audit/<stack>.yaml``; the common one lies beside its folder and
@@ -210,21 +204,12 @@ def load(path: Path, arch: str) -> AuditPolicy:
         arch: The stack's.
 
     Raises:
-        file-invalid: A file is missing or not valid, or both list the same library.
+        file-invalid: A file is missing or not valid.
     """
     common = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy)
     own = strict_yaml.load(path, StackPolicy).libraries
-    try:
-        if unknown := sorted(own.keys() - common.distributions.keys()):
-            raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
-        distributions = {
-            name: replace(listed, libraries=own.get(name, ()) + listed.libraries)
-            for name, listed in common.distributions.items()
-        }
-        return AuditPolicy(arch, common.needed, distributions)
-    except ValueError as error:
-        raise FileError(
-            "file-invalid",
-            f"The policy of {path.stem} contradicts itself.",
-            details=[str(error), str(path)],
-        ) from error
+    distributions = {
+        name: replace(listed, libraries=own.get(name, ()) + listed.libraries)
+        for name, listed in common.distributions.items()
+    }
+    return AuditPolicy(arch, common.needed, distributions)

@@ -70,8 +70,7 @@ class AuditFinding(msgspec.Struct, frozen=True, order=True):
     @property
     def text(self) -> str:
         """The message after the first units, for tables and errors."""
-        more = len(self.units) - SHOWN_UNITS
-        units = ", ".join([*self.units[:SHOWN_UNITS], *([f"{more} more"] if more > 0 else [])])
+        units = ", ".join([*self.units[:SHOWN_UNITS], *(["…"] if self.units[SHOWN_UNITS:] else [])])
         return f"{units}: {self.message}" if units else self.message
 
 
@@ -79,13 +78,11 @@ class AuditFinding(msgspec.Struct, frozen=True, order=True):
 RULES: Mapping[str, str] = {
     "abi3-newer": "needs a newer Python than the wheel's tag and metadata promise",
     "abi3-violated": "is named abi3 and uses symbols outside Python's limited API",
-    "arch-contradicted": "the table by which a driver chooses names another target than the "
-    "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
-    "arch-foreign": "machine code of another generation that no policy allows",
+    "arch-foreign": "machine code of another generation that no policy allows, or that does not "
+    "say what it was made for",
     "arch-missing": "a library without machine code for the stack's target, or without that of a "
     "unit",
-    "arch-unknown": "machine code that does not say what it was made for",
     "code-foreign": "device code that no translation unit of the build made",
     "code-missing": "a library that a Spark needs, without machine code that it could load",
     "device-unreadable": "device code that contradicts itself or has an unknown form",
@@ -113,7 +110,6 @@ RULES: Mapping[str, str] = {
     "torch-unstable": "uses symbols of torch outside its stable ABI",
     "trap-present": "a kernel that must work ends in a trap",
     "vendored-driver": "a copy of the GPU driver, which must be the machine's own",
-    "vendored-library": "a copy of a library that torch, CUDA or the system brings",
 }
 
 
@@ -144,20 +140,17 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
         spark: How many compiled units give a GPU of the stack what, best first
             (`sparkwright.audit.device_code.SUPPORT_LEVELS`).
         opcodes: Only for the patterns of the policy.
-        traps: In the kernels that the policy wants trap-free.
     """
 
     name: str
     sha256: str
     size: int
     role: str
-    machine: str = ""
     cubins: dict[str, int] = {}
     ptx: dict[str, int] = {}
     device_code: str = ""
     spark: dict[str, int] = {}
     opcodes: tuple[OpcodeCount, ...] = ()
-    traps: int = 0
 
 
 class AuditReport(msgspec.Struct, frozen=True):
@@ -205,11 +198,10 @@ def raise_for_findings(*reports: AuditReport) -> None:
     ]
     if details:
         files = ", ".join(report.subject.file for report in failed)
-        more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
         raise AuditError(
             "audit-failed",
             f"{len(details)} finding(s) in {files}.",
-            details=[*details[:SHOWN], *more],
+            details=details[:SHOWN],
         )
 
 
@@ -230,8 +222,9 @@ def show(*reports: AuditReport, result: bool = False) -> None:
         libraries = [[*_cells(library), str(broken[library.name])] for library in report.libraries]
         if libraries:
             columns = ["library", "role", ">size", "cubins", "PTX", "opcodes"]
-            columns += [f"on {report.target}", ">findings"]
-            console.table("", columns, libraries, result=result)
+            console.table(
+                "", [*columns, f"on {report.target}", ">findings"], libraries, result=result
+            )
         for sentence in report.deviations:
             say(sentence)
 
@@ -242,7 +235,6 @@ def _cells(library: AuditedLibrary) -> list[str]:
         for by_arch in (library.cubins, library.ptx)
     )
     opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
-    opcodes += [f"traps {library.traps}"] if library.opcodes or library.traps else []
     levels = ", ".join(f"{count} {level}" for level, count in library.spark.items())
     cells = [cubins, ptx, ", ".join(opcodes), levels]
     return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]

@@ -102,8 +102,7 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )
     inputs = pipeline.reviewed(pipeline.inputs(changed, fork))
-    names = [*inputs, *sorted(record.inputs.keys() - inputs.keys())]
-    if differing := [name for name in names if inputs.get(name) != record.inputs.get(name)]:
+    if differing := sorted({name for name, _ in inputs.items() ^ record.inputs.items()}):
         raise BuildError(
             "inputs-differ",
             f"{path.name} was made from other inputs than this checkout holds.",
@@ -172,8 +171,6 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
         or not name.endswith(HOST)
         or (name in files) != (name in new_files)
     ]
-    if first.name != again.name:
-        unexplained.append(f"the file name: {again.name}")
     same: Verdict = "identical" if old.subject.sha256 == new.subject.sha256 else "same-device-code"
     return Rebuild(
         first.name,

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -58,16 +57,22 @@ from sparkwright.audit.report import (
 )
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.archive import BUILD_RECORD, CompiledUnit, member_text, records
+from sparkwright.builder.wheel.archive import (
+    BUILD_RECORD,
+    CompiledUnit,
+    WheelName,
+    member_text,
+    records,
+)
 from sparkwright.core import zips
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.errors import WheelError
 from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 12
+FORM = 13
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -82,12 +87,6 @@ _DRIVER = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu(?!File)[A-Z]\w*")
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
-#: Libraries of torch, the CUDA wheels and the system.
-_OTHERS = re.compile(
-    r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti"
-    r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"
-    r"(-[0-9a-f]{8})?\.so(\.\d+)*"
-)
 #: The longest schema of vLLM has some 1,500 letters.
 _LONGEST_SCHEMA = 8192
 
@@ -145,8 +144,8 @@ class Contents(NamedTuple):
     """
 
     metadata: RawMetadata
-    rows: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    record: AuditedRecord | None = None
+    rows: Mapping[str, tuple[str, str]]
+    record: AuditedRecord | None
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -195,17 +194,10 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
             than its name states, or has a build record that is not one.
         archive-unsafe: A member's name leaves its folder, or it is a link.
     """
+    info, record = WheelName.of(about.file).info, None
     with zips.zip_file(wheel) as archive:
         listed = zips.zip_members(archive, about.file)
-        folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
-        if len(folders) != 1:
-            raise WheelError(
-                "wheel-invalid",
-                f"{about.file} has {len(folders)} .dist-info folders instead of one.",
-                details=folders,
-            )
-        text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
-        metadata, _ = parse_email(text)
+        metadata, _ = parse_email(member_text(archive, listed, f"{info}/METADATA", about.file))
         name, version = metadata.get("name", ""), metadata.get("version", "")
         if (canonicalize_name(name), version) != (about.name, about.version):
             raise WheelError(
@@ -213,8 +205,8 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
                 f"{about.file} holds another distribution.",
                 details=[f"METADATA: {name} {version}"],
             )
-        rows = records(archive, listed, folders[0], about.file)
-        name, record = f"{folders[0]}/{BUILD_RECORD}", None
+        rows = records(archive, listed, info, about.file)
+        name = f"{info}/{BUILD_RECORD}"
         if name in listed:
             text = member_text(archive, listed, name, about.file)
             record = msgspec.json.decode(text, type=AuditedRecord)
@@ -275,14 +267,16 @@ def cached_audit(
         judged: As of `audit`.
     """
     policy = load(context.project.audit_file, context.project.spec.arch)
-    inputs = {
-        "wheel": sha256_file(path),
-        "name": path.name,
-        "policy": policy,
-        "judged": judged,
-        "form": FORM,
-    }
-    key = content_key("audit", inputs)
+    key = content_key(
+        "audit",
+        {
+            "wheel": sha256_file(path),
+            "name": path.name,
+            "policy": policy,
+            "judged": judged,
+            "form": FORM,
+        },
+    )
     if stored := context.store.get("audit", key, AuditReport):
         return stored
     programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
@@ -314,6 +308,7 @@ def audit(
     Raises:
         wheel-invalid, archive-unsafe: As `read_subject`, `read_contents` and `members`.
         tool-missing: *programs* lacks nvdisasm, and a kernel is to be read.
+        command-failed: nvdisasm cannot read a cubin, or takes longer than `MOST_SECONDS`.
         disk-full: There is no room for the largest library and its cubins.
     """
     deadline = time.monotonic() + MOST_SECONDS
@@ -328,9 +323,8 @@ def audit(
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, programs, deadline))
             findings += audited.findings
-    message = "RECORD lists it, the wheel does not hold it"
     findings += [
-        AuditFinding(name, "record-surplus", message)
+        AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
         if not _UNSIGNED.fullmatch(name)
     ]
@@ -358,7 +352,7 @@ def audit(
 
 
 def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[AuditFinding]:
-    """Yield the differences from the *row* of RECORD, and that it is a copy of others' library."""
+    """Yield the differences from the *row* of RECORD, and that it is a copy of the driver."""
     name = member.name
     digest = base64.urlsafe_b64encode(bytes.fromhex(member.sha256)).rstrip(b"=").decode()
     if _UNSIGNED.fullmatch(name):
@@ -366,24 +360,17 @@ def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[Au
     elif row is None:
         yield AuditFinding(name, "record-missing", "RECORD does not list it")
     elif row[0].rstrip("=") != f"sha256={digest}" or row[1] not in ("", str(member.size)):
-        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
         yield AuditFinding(
             name,
             "record-mismatch",
-            f"RECORD has {stated}; it is sha256={digest}, {member.size} bytes",
+            f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is sha256={digest}, "
+            f"{member.size} bytes",
         )
-    folder, _, file = name.rpartition("/")
-    if _DRIVER_FILES.fullmatch(file):
+    if _DRIVER_FILES.fullmatch(name.rpartition("/")[2]):
         yield AuditFinding(
             name,
             "vendored-driver",
             "the driver is the machine's own, and a copy of another version breaks it",
-        )
-    elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
-        yield AuditFinding(
-            name,
-            "vendored-library",
-            "two copies of a library in one process do not share their state",
         )
 
 
@@ -439,7 +426,7 @@ class LibraryAudit:
             programs: The folder of nvdisasm, which runs until *deadline* by `time.monotonic`.
 
         Raises:
-            tool-missing: nvdisasm is not there, and a kernel is to be read.
+            tool-missing, command-failed: See `audit`.
             disk-full: There is no room for a cubin beside the library.
         """
         library = AuditedLibrary(member.name, member.sha256, member.size, self._role)
@@ -448,9 +435,13 @@ class LibraryAudit:
         try:
             with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
-                library = replace(library, machine=shared.machine)
                 self.check_host(data, shared)
-                disassemble = partial(self._opcodes, member.path.parent, programs, deadline)
+                disassemble = partial(
+                    device_code.opcodes,
+                    scratch=member.path.parent,
+                    programs=programs,
+                    deadline=deadline,
+                )
                 return self.check_device(library, data, shared, disassemble)
         except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
@@ -476,9 +467,6 @@ class LibraryAudit:
         if self._name.endswith(".abi3.so"):
             self._check_python(shared)
         self._check_torch(shared)
-        # A driver may have been given another file name.
-        if _DRIVER_FILES.fullmatch(shared.soname):
-            self._find("vendored-driver", f"it is known to the loader as {shared.soname}")
         if self._ours:
             self._check_policy(data, shared)
 
@@ -498,8 +486,11 @@ class LibraryAudit:
                 self._find("needed-foreign", f"it wants {name}")
         driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
         if driver and _DRIVER not in shared.needed:
-            calls = f"{', '.join(driver[:3])} ({len(driver)} functions)"
-            self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
+            self._find(
+                "driver-unnamed",
+                f"it calls {', '.join(driver[:3])} ({len(driver)} functions), and does not want "
+                f"{_DRIVER}",
+            )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
@@ -509,9 +500,12 @@ class LibraryAudit:
             symbol.name: (entry.added.major, entry.added.minor)
             for symbol, entry in (*FUNCTIONS.items(), *DATAS.items())
         }
-        floors = ["3.2", self._wants.python]
-        floors += [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
-        floors += _AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", ""))
+        floors = [
+            "3.2",
+            self._wants.python,
+            *(f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)),
+            *_AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", "")),
+        ]
         floor = max(map(elf.version_key, floors))
         names = [
             name
@@ -533,13 +527,17 @@ class LibraryAudit:
             self._find(
                 "torch-unstable", f"it uses {len(internal)} symbols beside torch's stable ABI"
             )
-        stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
-        oldest, _, _ = minimum_version(stable)
+        oldest, _, _ = minimum_version(
+            [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
+        )
         required = filter(_TORCH_REQUIRED.match, self._metadata.get("requires_dist", []))
         versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
-            wants = f"the wheel requires {elf.version_text(max(versions))}"
-            self._find("torch-newer", f"it needs torch {elf.version_text(oldest)}, {wants}")
+            self._find(
+                "torch-newer",
+                f"it needs torch {elf.version_text(oldest)}, the wheel requires "
+                f"{elf.version_text(max(versions))}",
+            )
 
     # Device code.
 
@@ -564,13 +562,8 @@ class LibraryAudit:
         kernels = list[tuple[str, Counter[str], DeviceImage]]()
 
         def visit(image: DeviceImage, content: bytes) -> None:
-            stated = image.kind == "cubin" and not image.target.endswith("?")
-            if stated and image.listed != image.target:
-                message = f"the table says {image.listed}, the code {image.target}"
-                self._find("arch-contradicted", f"fatbin {image.container}: {message}", [image])
             if any(re.search(text, name) for text in patterns for name in image.kernels):
-                counts = disassemble(content)
-                kernels.extend((name, opcodes, image) for name, opcodes in counts.items())
+                kernels.extend((*entry, image) for entry in disassemble(content).items())
 
         code = device_code.read(
             data, shared, self._policy.device[0], compiled=compiled, visit=visit
@@ -584,8 +577,10 @@ class LibraryAudit:
                 self._check_units(code.images)
                 library = self._check_kernels(library, kernels)
             elif not levels.keys() & {"native", "family", "plain"}:
-                device = elf.version_text(self._device)
-                self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
+                self._find(
+                    "code-missing",
+                    f"no machine code in it is for a GPU of SM {elf.version_text(self._device)}",
+                )
         return replace(
             library,
             device_code=code.digest,
@@ -593,21 +588,6 @@ class LibraryAudit:
             ptx=code.counts("ptx"),
             spark=levels,
         )
-
-    def _opcodes(
-        self, folder: Path, programs: Path, deadline: float, cubin: bytes
-    ) -> Mapping[str, Counter[str]]:
-        """Return the opcodes of *cubin* by kernel, and report one that cannot be disassembled."""
-        try:
-            with translate_disk_full(folder):
-                (folder / "cubin").write_bytes(cubin)
-                return device_code.opcodes(folder / "cubin", programs, deadline)
-        except CommandError as error:
-            # A report is stored: that this machine was too slow once is nothing about the wheel.
-            if error.reference != "command-failed" or time.monotonic() >= deadline:
-                raise
-            self._find("device-unreadable", str(error))
-            return {}
 
     def _check_archs(self, images: Sequence[DeviceImage]) -> None:
         """Report code of other targets than the policy's, and a library without code for it."""
@@ -621,8 +601,6 @@ class LibraryAudit:
             rule, what = "arch-foreign", "cubins"
             if kind == "ptx":
                 rule, what = "ptx-foreign", "PTX files"
-            elif arch.endswith("?"):
-                rule = "arch-unknown"
             elif parsed(arch)[0] == generation:
                 rule = "arch-folded"
             allowed = self._wants.ptx if kind == "ptx" else self._wants.also
@@ -660,8 +638,11 @@ class LibraryAudit:
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
         if foreign and linked and all(unit.code for unit in self._units):
-            archs = ", ".join(sorted({image.target for image in foreign}))
-            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {archs}")
+            self._find(
+                "code-foreign",
+                f"{len(foreign)} of {len(by_hash)}, for "
+                f"{', '.join(sorted({image.target for image in foreign}))}",
+            )
 
     def _check_kernels(
         self,
@@ -669,7 +650,7 @@ class LibraryAudit:
         kernels: Sequence[tuple[str, Counter[str], DeviceImage]],
     ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
-        totals, traps = list[OpcodeCount](), 0
+        totals = list[OpcodeCount]()
         for rule in self._wants.opcodes:
             named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
             total = sum(
@@ -691,10 +672,12 @@ class LibraryAudit:
                 self._find("kernel-missing", f"no kernel matches {free.kernels}")
             for kernel, opcodes, image in named:
                 if count := opcodes[device_code.TRAP]:
-                    traps += count
-                    what = f"{count} {device_code.TRAP} in {kernel[:160]}"
-                    self._find("trap-present", f"{what}: {free.reason}", [image])
-        return replace(library, opcodes=tuple(totals), traps=traps)
+                    self._find(
+                        "trap-present",
+                        f"{count} {device_code.TRAP} in {kernel[:160]}: {free.reason}",
+                        [image],
+                    )
+        return replace(library, opcodes=tuple(totals))
 
 
 def _missing_operator(data: elf.Buffer, operator: str) -> str:

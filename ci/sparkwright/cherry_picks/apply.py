@@ -147,8 +147,6 @@ def apply_patches(
             )
             for patch, outcome in zip(patches, outcomes, strict=True)
         ]
-        for step in steps:
-            console.note(f"{step.tree[:12]}  {step.subject}")
     trees = [base, *(step.tree for step in steps)]
     modes, wrong = objects.paths(trees[-1]) if steps else {}, list[str]()
     # git finds a diff behind any text, also where `sections` sees none.
@@ -241,8 +239,7 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     if not fits:
         # "while searching for" is followed by lines of the patch, which the report has.
         lines = [line for line in output.splitlines() if "while searching for" not in line]
-        errors = [line for line in lines if line.startswith("error:")]
-        return errors or lines[-5:] or ["git apply was killed"]
+        return [line for line in lines if line.startswith("error:")] or ["git apply was killed"]
     if joined := list(_joined_lines(git, patch)):
         return ["it ends a file that continues in this tree", *joined]
     moved = _OFFSET.findall(output)
@@ -282,8 +279,7 @@ def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
         if not all(hunk.start in lines for hunk, lines in fitting):
             for hunk, lines in fitting:
                 if len(lines) > 1 or not hunk.before:
-                    at = ", ".join(map(str, lines[:5])) or "none, as it names no line that is there"
-                    yield f"{part.path}: {hunk.label} at lines {at}"
+                    yield f"{part.path}: {hunk.label}"
 
 
 def _joined_lines(git: Git, patch: Patch, *, done: bool = False) -> Iterator[str]:

@@ -42,6 +42,8 @@ _HUNK = {
     "gone": "its lines are not there; the likeliest place is line {line}",
 }
 
+_HOLDS = {None: "could not be tested", True: "yes", False: "no"}
+
 
 def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     """
@@ -49,8 +51,6 @@ def _hunk(text: bytes, hunk: Hunk) -> dict[str, Any]:
     from 1, and of a hunk that is gone, the differing lines that it replaces and those at that line.
     """
     report = {"label": hunk.label, "state": "gone", "line": 0, "expected": [], "found": []}
-    if not text and not (hunk.before and hunk.after):
-        return report | {"state": "already" if hunk.before else "fits"}
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
         if fitting := hunk.fitting_lines(text, done=done):
             nearest = min(fitting, key=lambda line: abs(line - number))
@@ -142,14 +142,18 @@ def explain(
     }
     rows = [f"{key}: {value}" for key, value in report.items() if value]
     rows += [row for file in files for row in _rows(file)]
-    for test in tests:
-        mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
-        rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
+    rows += [
+        f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}" for test in tests
+    ]
     rows += [f"to go on: {command}" for command in commands]
     wrong = ", ".join(file["path"] for file in files if not _fits(file))
-    what = f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}."
-    data = {"conflict": {**report, "files": files, "evidence": tests, "commands": commands}}
-    return PatchError("patch-conflict", what, details=[*outcome.says, *rows], data=data, todo=todo)
+    return PatchError(
+        "patch-conflict",
+        f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}.",
+        details=[*outcome.says, *rows],
+        data={"conflict": {**report, "files": files, "evidence": tests, "commands": commands}},
+        todo=todo,
+    )
 
 
 def _file(
@@ -182,8 +186,7 @@ def _file(
         report["hunks"] = [_hunk(text, hunk) for hunk in part.hunks]
         pairs = zip(part.hunks, report["hunks"], strict=True)
         unfitting = [hunk for hunk, state in pairs if not _fits(state)]
-        if unfitting:
-            lines = [line for hunk in unfitting for line in hunk.before]
+        if lines := [line for hunk in unfitting for line in hunk.before]:
             blobs = {"base": original.get(path, ""), "patch": part.blob}
             report |= _between(upstream, path, lines, blobs)
     return report

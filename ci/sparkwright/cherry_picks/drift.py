@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.ledger import load_ledger, render, require, today
-from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines, without
+from sparkwright.cherry_picks.ledger import Ledger, load_ledger, path_of, render, today
+from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines
 from sparkwright.cherry_picks.upstream import (
     Base,
     Commit,
@@ -34,14 +34,13 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key
-from sparkwright.forks import fetch, package_index, resolve
+from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
     ForkSpec,
     Project,
     SourceError,
     StackSpec,
-    WheelSpec,
     render_lock,
 )
 
@@ -125,8 +124,13 @@ class Drift(msgspec.Struct, frozen=True):
         fitting = ["", *(t.base for t in itertools.takewhile(lambda trial: trial.applies, trials))]
         ends = [(trial.base, trial.proof) for trial in trials if trial.state in upstream]
         first, proof = (*ends, ("", ""))[0]
-        end = {"patch": patch, "last": fitting[-1], "first": first}
-        return {**end, "state": trials[-1].state, "proof": proof}
+        return {
+            "patch": patch,
+            "last": fitting[-1],
+            "first": first,
+            "state": trials[-1].state,
+            "proof": proof,
+        }
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -161,8 +165,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
                 state = "already-upstream"
             elif outcome.status == "empty":
                 state = "empty"
-        pins = (patch.name, patch.sha256, base.name)
-        tried.append(Trial(*pins, state, lines, tests, outcome.says))
+        tried.append(Trial(patch.name, patch.sha256, base.name, state, lines, tests, outcome.says))
     return tried
 
 
@@ -196,7 +199,6 @@ class PatchStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         age: Days since its author's date; for a pick, since the commit that has it; −1 if unknown.
-        lines: Lines of its diff; 0 if the diff is not in the store.
         needed: Whether it is still needed, by the last drift.
         superseded: What took its place, with the evidence; empty if nothing did.
         page: The page of a pull request.
@@ -206,7 +208,6 @@ class PatchStatus(msgspec.Struct, frozen=True):
     name: str
     subject: str
     age: int
-    lines: int
     needed: str
     superseded: str
     reason: str
@@ -223,12 +224,7 @@ def status(
     """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = drift or last(context, fork)
-    carried = [
-        series.as_patch(
-            record, without(series.stored_diff(context, ledger, record), record.stacks[stack])
-        )
-        for record in ledger.carried(stack)
-    ]
+    carried = [series.as_patch(record, b"") for record in ledger.carried(stack)]
     carried += series.load(context.project.series_folder(fork))
     return [
         PatchStatus(
@@ -236,7 +232,6 @@ def status(
             patch.name,
             patch.subject,
             _days_since(patch.date, today),
-            patch.data.count(b"\n"),
             *_needed(drift, patch.name, patch.sha256),
             patch.reason,
             patch.drop_when,
@@ -301,7 +296,8 @@ def bisect(
         offline, source-unreachable: The repository may not be asked, or does not answer.
         bisect-undecided: It applies at both ends, or at none.
     """
-    ledger, objects = require(fork.context.project.root, fork.fork), fork.context.objects
+    ledger = strict_yaml.load(path_of(fork.context.project.root, fork.fork), Ledger)
+    objects = fork.context.objects
     start = start or (ledger.by_number[patches[-1].pick].base if patches[-1].pick else "")
     if not start:
         raise SourceError(
@@ -387,74 +383,39 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     gone |= {
         trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
     }
-    forks = {**context.lock.forks, fork: resolved}
+    lock = msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     files = {
         f"forks/{project.stack}/stack.yaml": stack_text,
-        f"forks/{project.stack}/lock.yaml": render_lock(
-            msgspec.structs.replace(context.lock, forks=forks)
-        ),
+        f"forks/{project.stack}/lock.yaml": render_lock(lock),
     }
     if (ledger := upstream.ledger.without(project.stack, gone)) != upstream.ledger:
         files[f"cherry_picks/{fork}.yaml"] = render(ledger)
     return Bump(fork, base, tuple(tried), gone, files)
 
 
-def _tag(base: WheelSpec, version: str) -> str:
-    """
-    Return the tag of the official wheel of *version* in place of that of *base*; only the glibc
-    version in it changes.
-    """
-    glibc = re.sub(r"_2_\d+_", r"_2_\\d+_", re.escape(base.tag))
-    stem = re.escape(f"{base.name.replace('-', '_')}-{version}")
-    name = re.compile(rf"{stem}-({glibc})\.whl")
-    matches = (name.fullmatch(file.name) for file in package_index.files(base.name))
-    tags = [match[1] for match in matches if match]
-    return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
-
-
-def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
-    """Return *fork* at *version*: its release, and the wheels and the ref of the same version."""
-    replace, sources = msgspec.structs.replace, fork.sources
-
-    def wheel(spec: WheelSpec) -> WheelSpec:
-        same = sources.sdist and spec.name == sources.sdist.name
-        return replace(spec, version=version, tag=_tag(spec, version)) if same else spec
-
-    git = sources.git and replace(sources.git, ref=sources.git.ref.replace(old, version), commit="")
-    sdist = sources.sdist and replace(sources.sdist, version=version)
-    own = replace(sources, git=git, sdist=sdist, wheel=sources.wheel and wheel(sources.wheel))
-    bases = {machine: wheel(spec) for machine, spec in fork.bases.items()}
-    return replace(fork, sources=own, bases=bases)
-
-
 def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
-    Return stack.yaml with the versions in the block of the fork rewritten in place, so that
-    comments stay; and the fork as it is then.
+    Return stack.yaml with *version* in place of the locked release wherever the block of the fork
+    has it in quotes, so that comments stay; and the fork as it is then.
     """
-    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
-    old = before.sources.sdist.version if before.sources.sdist else ""
-    if old in ("", version):
+    sdist, text = project.fork(fork).sources.sdist, project.stack_file.read_text("utf-8")
+    if sdist is None or sdist.version == version:
         raise SourceError(
             "not-provided",
-            f"{fork} is at {old} already."
-            if old
-            else f"{fork} has no release on the package index to bump to.",
-            todo="" if old else "Edit stack.yaml and run `sparkwright lock`.",
+            f"{fork} is at {version} already, or has no release on the package index.",
+            todo="If it has none, edit stack.yaml and run `sparkwright lock`.",
         )
-    after = _bumped(before, old, version)
+    old = re.compile(rf'"(v?){re.escape(sdist.version)}"')
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
-        quoted = rf'(["\'])(v?){re.escape(old)}\1'
-        block = re.sub(quoted, lambda pin: f"{pin[1]}{pin[2]}{version}{pin[1]}", match[1])
-        for machine, base in before.bases.items():
-            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
-        block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
+        block = old.sub(lambda pin: f'"{pin[1]}{version}"', match[1])
+        block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
         text = text[: match.start(1)] + block + text[match.end(1) :]
-    if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
+    after = strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
+    if old.search(msgspec.json.encode(after).decode()):
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {version} instead of {old}"],
+            details=[f"expected: {fork} at {version} instead of {sdist.version}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
             "rebase`.",
         )

@@ -17,7 +17,6 @@ from typing import Annotated
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError
 from sparkwright.core.github import PullState
 from sparkwright.forks.stack import UNRESOLVED, ObjectId
 
@@ -63,12 +62,8 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def __post_init__(self) -> None:
         for day in {self.seen, self.date} - {"never", UNRESOLVED}:
             datetime.date.fromisoformat(day)
-        if bool(self.merge) != (self.state == "merged"):
-            raise ValueError(
-                f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge "
-                f"commit"
-            )
-        if self.stacks and not self.pinned:
+        pins = (self.base, self.sha256, self.patch_id, self.tip)
+        if self.stacks and UNRESOLVED in pins:
             raise ValueError(
                 f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned"
             )
@@ -76,11 +71,6 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     @property
     def name(self) -> str:
         return f"#{self.number}"
-
-    @property
-    def pinned(self) -> bool:
-        """Return True if the pins determine its diff."""
-        return UNRESOLVED not in (self.base, self.sha256, self.patch_id, self.tip)
 
     @property
     def tip(self) -> str:
@@ -98,7 +88,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         records: In the order in which stacks apply them.
     """
 
-    url: str
+    url: Annotated[str, msgspec.Meta(min_length=1)]
     records: tuple[PickRecord, ...] = ()
     branch: str = "main"
 
@@ -185,24 +175,6 @@ def load_ledger(root: Path, fork: str) -> Ledger:
     return strict_yaml.load(path, Ledger) if path.exists() else Ledger("")
 
 
-def require(root: Path, fork: str) -> Ledger:
-    """
-    Return the ledger of *fork*.
-
-    Raises:
-        file-invalid: As `load_ledger`; also when there is none.
-    """
-    ledger = load_ledger(root, fork)
-    if not ledger.url:
-        raise FileError(
-            "file-invalid",
-            f"{fork} has no ledger.",
-            details=[f"expected: {path_of(root, fork)}"],
-            todo="Create it: a file with the field `url`.",
-        )
-    return ledger
-
-
 def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
     data = msgspec.to_builtins(ledger)
@@ -212,11 +184,6 @@ def render(ledger: Ledger) -> str:
         "# Pins of upstream pull requests; `sparkwright patch pick` writes them, people write "
         f"reasons.\n{top}{records}"
     )
-
-
-def write(root: Path, fork: str, ledger: Ledger) -> None:
-    """Write the ledger of *fork*, whole or not at all."""
-    replace_file(path_of(root, fork), render(ledger).encode())
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -26,8 +26,6 @@ from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import SUBMODULE, Objects
 
-#: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
-STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Reason", "Drop-When")
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
@@ -234,8 +232,7 @@ def parse(name: str, data: bytes) -> Patch:
     Return the patch in *data*.
 
     Raises:
-        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown
-            Upstream-Status.
+        patch-invalid: It is not a mail with a diff, or lacks a trailer; or see `sections`.
     """
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
@@ -253,24 +250,16 @@ def parse(name: str, data: bytes) -> Patch:
             f"The header of {name} is incomplete.",
             details=[f"missing trailer: {', '.join(missing)}"],
         )
-    if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        raise PatchError(
-            "patch-invalid",
-            f"{name} has an unknown Upstream-Status.",
-            details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
-        )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
-    try:
-        parts = sections(diff)
-    except PatchError as error:
-        raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
         reason=trailers["Reason"],
         subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
         drop_when=trailers["Drop-When"],
-        files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
+        files=tuple(
+            dict.fromkeys(path for part in sections(diff) for path in (part.old, part.new) if path)
+        ),
         data=diff,
         author=_decoded(str(message.get("From", ""))),
         date=str(message.get("Date", "")),
@@ -393,11 +382,6 @@ def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
     for verb in (b"rename", b"copy"):
         if verb + b" from " in fields:
             old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))
-    if not old or not new:
-        raise PatchError(
-            "patch-invalid",
-            f"A patch has a header without a path: {first.decode('utf-8', 'replace')}",
-        )
     return (
         "" if b"new file mode " in fields else old,
         "" if b"deleted file mode " in fields else new,

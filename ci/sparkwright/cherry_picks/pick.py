@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import msgspec
 
 from sparkwright.cherry_picks import patch, series
-from sparkwright.cherry_picks.ledger import Ledger, PickRecord, require, today, write
+from sparkwright.cherry_picks.ledger import Ledger, PickRecord, path_of, render, replace_file, today
 from sparkwright.cherry_picks.patch import PatchError
-from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log, parents
+from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
 from sparkwright.core.files import sha256_bytes
@@ -139,7 +140,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
                 f"The merge commit of #{number} is not part of {pull.base_ref}.",
                 details=[f"merge: {pull.merge}", f"{pull.base_ref}: {tip or 'no such branch'}"],
             )
-        before = parents(objects, pull.merge)
+        before = objects.text("rev-parse", f"{pull.merge}^@").split()
         # A squash and a merge bring one commit to the branch.
         if len(before) > 1 or log(objects, "-1", pull.merge)[0].number == number:
             base = "".join(before[:1])
@@ -203,7 +204,8 @@ def pin(
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
-        ledger, stack = require(context.project.root, fork), context.project.stack
+        path, stack = path_of(context.project.root, fork), context.project.stack
+        ledger = strict_yaml.load(path, Ledger)
         earlier = ledger.by_number.get(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
@@ -218,11 +220,14 @@ def pin(
             _moved(earlier, seen) if earlier and not accept else {}
         ).items():
             if pinned:
-                page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
                 raise PatchError(
                     "pick-moved",
                     f"The {name} of #{number} moved since it was pinned.",
-                    details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
+                    details=[
+                        f"pinned: {pinned}",
+                        f"now:    {now}",
+                        f"difference: {ledger.url.removesuffix('.git')}/compare/{pinned}..{now}",
+                    ],
                 )
         fresh = record(context, ledger, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
@@ -230,14 +235,12 @@ def pin(
             stacks[stack] = {**stacks.get(stack, {}), **excluded}
         ledger = ledger.with_record(msgspec.structs.replace(fresh, stacks=stacks))
         if stack in stacks:
-            picks = [
-                series.patch_of(context, ledger, pick, stack) for pick in ledger.carried(stack)
-            ]
-            applied = [pick for pick in picks if pick.data]
             series.apply_with_report(
-                Upstream(context, fork, ledger), fetch.fetch(context, fork), applied
+                Upstream(context, fork, ledger),
+                fetch.fetch(context, fork),
+                series.picks(context, ledger),
             )
-        write(context.project.root, fork, ledger)
+        replace_file(path, render(ledger).encode())
     return ledger.by_number[number]
 
 
@@ -246,8 +249,8 @@ def refresh(
 ) -> list[tuple[PickRecord, PickRecord, list[str] | None]]:
     """
     Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
-    write what the pins do not depend on: the day, the state of one that is not merged, and a title
-    and an author that were unresolved. New commits are taken by `pin`.
+    write what the pins do not depend on: the day, and the state of one that is not merged. New
+    commits are taken by `pin`.
 
     Returns:
         Each record before and now, with a line per change; None if it could not be looked at: git
@@ -258,7 +261,8 @@ def refresh(
         offline, source-unreachable: Neither the API nor the repository answers.
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
-        ledger, by_api = require(context.project.root, fork), True
+        path, by_api = path_of(context.project.root, fork), True
+        ledger = strict_yaml.load(path, Ledger)
         watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
         for old in ledger.records:
             try:
@@ -271,7 +275,7 @@ def refresh(
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
             ledger = ledger.with_record(watched[-1][1])
-        write(context.project.root, fork, ledger)
+        replace_file(path, render(ledger).encode())
     return watched
 
 
@@ -286,10 +290,7 @@ def _changes(old: PickRecord, pull: PullRequest) -> list[str]:
 
 
 def _refreshed(old: PickRecord, pull: PullRequest) -> PickRecord:
-    names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
-    fields = {name: getattr(pull, name) for name in names}
-    if pull.state == old.state:
-        fields["seen"] = today()
-    elif "merged" not in (old.state, pull.state) and pull.state != UNRESOLVED:
-        fields |= {"state": pull.state, "seen": today()}
-    return msgspec.structs.replace(old, **fields)
+    merged = "merged" in (old.state, pull.state)
+    if pull.state == old.state or (not merged and pull.state != UNRESOLVED):
+        return msgspec.structs.replace(old, state=pull.state, seen=today())
+    return old

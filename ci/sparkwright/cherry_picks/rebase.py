@@ -124,7 +124,6 @@ def start(
                 f"instead, or with `patch bump --drop '#NUMBER'`.",
             )
         steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-        ours = [patch.name for patch in patches if not patch.pick]
         with context.store.building(folder) as scratch:
             work = git.Objects(scratch / ".git")
             work.borrow(context.objects.path.parent)
@@ -134,9 +133,12 @@ def start(
             for ref, commit in ((BASE, root), (PICKS, tip)):
                 work.run(["update-ref", ref, commit])
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-            state = WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
-            (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
-            stopped = _am(upstream, scratch, ours)
+            (work.path / "sparkwright.json").write_bytes(
+                msgspec.json.encode(
+                    WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
+                )
+            )
+            stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
             # The store may be removed; beyond this copy of it, it serves merges only.
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states = {pick.name: str(reply.status) for pick, reply in tried}
@@ -213,8 +215,8 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
     Return the commits of ours after *base* up to *tip* as files, oldest first: name → content.
 
     Raises:
-        patch-invalid: The name of a commit is taken or no file name, or its message is not a
-            patch's.
+        patch-invalid: The name of a commit is taken or no file name, or its message has a line that
+            ends the text of a patch.
     """
     files: dict[str, bytes] = {}
     words = ["rev-list", "--reverse", "--topo-order", "--no-merges", f"{base}..{tip}", "--"]
@@ -235,7 +237,6 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
             )
         header = head.rstrip("\n").encode("utf-8", "surrogateescape")
         files[name] = header + b"\n---\n" + render(work, f"{commit}^", commit, context=CONTEXT)
-        parse(name, files[name])
     return files
 
 
@@ -284,9 +285,9 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     Raises:
         rebase-unfinished: git am or git rebase is not done, or something is not committed.
         patch-lost: A patch of the series has no commit.
-        patch-invalid: A commit cannot become a patch.
-        export-mismatch: The files would not give the worktree's tree, a pick was changed there, or
-            what they replace changed meanwhile.
+        patch-invalid: A commit cannot become a patch; that of a changed pick cannot.
+        export-mismatch: The files would not give the worktree's tree, or what they replace changed
+            meanwhile.
         not-provided: There is no worktree.
     """
     folder = _require(context, fork)
@@ -304,12 +305,6 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             "rebase-unfinished",
             f"The worktree of {fork} is not ready.",
             details=[str(folder), *details[:20]],
-        )
-    if work.run(["merge-base", "--is-ancestor", PICKS, "HEAD"], check=False)[0]:
-        raise PatchError(
-            "export-mismatch",
-            f"The worktree of {fork} has other picks than the ledger pins.",
-            todo="Put changes into commits of their own, after the picks; they become patches.",
         )
     files = exported(work, PICKS, "HEAD")
     patches, picks = [parse(*item) for item in files.items()], work.resolve(f"{PICKS}^{{tree}}")
@@ -359,16 +354,14 @@ def _write(
     root, folder = context.project.root, context.project.series_folder(fork)
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / "series"
-    old = listing.read_text("utf-8", "replace") if listing.exists() else ""
-    comments = [line for line in old.splitlines() if line.startswith("#")]
     wanted = {folder / name: data for name, data in files.items()}
     wanted |= {root / name: text.encode() for name, text in others.items()}
-    wanted[listing] = "".join(f"{line}\n" for line in (*comments, *files)).encode()
+    wanted[listing] = "".join(f"{name}\n" for name in files).encode()
     before = {path: path.read_bytes() for path in wanted if path.exists()}
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        ledger.replace_file(listing, f"{KILLED_EXPORT}\n{old}".encode())
+        ledger.replace_file(listing, f"{KILLED_EXPORT}\n".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):

@@ -12,8 +12,6 @@ never outlives the state that it was made from.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +24,6 @@ from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import SourceError
 
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -38,7 +35,7 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
 
     Raises:
         backport-stale: A backport is of a pull request that is not carried, or of another state of
-            it, or changes files that it does not; or a pick leaves everything out and has none.
+            it; or a pick leaves everything out and has none.
     """
     carried, faults = {record.number: record for record in ledger.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
@@ -50,10 +47,10 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
         if number and not record:
             faults.append(f"{entry.name}: the stack does not carry #{number}")
         elif record and record.sha256 != sha256:
-            pinned = f"pinned is {record.sha256[:16]}…"
-            faults.append(f"{entry.name}: it was made from the diff {sha256[:16]}…, {pinned}")
-        elif record and (foreign := sorted(set(entry.files) - set(record.files))):
-            faults.append(f"{entry.name}: #{number} does not change {', '.join(foreign)}")
+            faults.append(
+                f"{entry.name}: it was made from the diff {sha256[:16]}…, pinned is "
+                f"{record.sha256[:16]}…"
+            )
     faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
     if faults:
         raise PatchError(
@@ -97,13 +94,6 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
     return data
 
 
-def stored_diff(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
-    """Return what `diff_of` does; nothing if the store lacks it or it does not match its pins."""
-    with contextlib.suppress(SourceError, PatchError):
-        return diff_of(dataclasses.replace(context, offline=True), ledger, record)
-    return b""
-
-
 def patch_of(context: RunContext, ledger: Ledger, record: PickRecord, stack: str) -> Patch:
     """
     Return the patch that *stack* applies for *record*: its diff without the files and hunks that
@@ -129,7 +119,7 @@ def patch_of(context: RunContext, ledger: Ledger, record: PickRecord, stack: str
 
 
 def as_patch(record: PickRecord, data: bytes) -> Patch:
-    """Return the patch of *record* whose diff is *data*; without one it has no hash."""
+    """Return the patch of *record* whose diff is *data*; without one, it has no hash."""
     return Patch(
         name=record.name,
         sha256=sha256_bytes(data) if data else "",
@@ -179,19 +169,28 @@ def load(folder: Path) -> tuple[Patch, ...]:
     return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
 
 
+def picks(context: RunContext, ledger: Ledger) -> list[Patch]:
+    """
+    Return the picks of the stack in the ledger's order, less those of which everything is left out.
+
+    Raises:
+        pick-mismatch, offline, source-unreachable: See `patch_of`.
+    """
+    stack = context.project.stack
+    patches = (patch_of(context, ledger, record, stack) for record in ledger.carried(stack))
+    return [pick for pick in patches if pick.data]
+
+
 def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
     """
-    Return the whole series of *fork*: the picks in the ledger's order, then our patches. A pick of
-    which everything is left out is not part of it.
+    Return the whole series of *fork*: its `picks`, then our patches.
 
     Raises:
         patch-invalid: See `load`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    picks = [patch_of(context, ledger, record, stack) for record in ledger.carried(stack)]
-    ours = load(context.project.series_folder(fork))
-    return (*(pick for pick in picks if pick.data), *ours)
+    carried = picks(context, load_ledger(context.project.root, fork))
+    return (*carried, *load(context.project.series_folder(fork)))
 
 
 def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:

@@ -72,11 +72,6 @@ def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None
     return None if errors or status > 1 else status == 0
 
 
-def parents(objects: Objects, commit: str) -> list[str]:
-    """Return the parents of *commit*, which themselves need not be there."""
-    return objects.text("rev-parse", f"{commit}^@").split()
-
-
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
     """
     Return the states of the file *path* on the branch ending in *tip*, newest first: commit and
@@ -196,27 +191,33 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for release in releases(self.context, spec.name, optional=True) if spec else ():
+        for release in releases(self.context, spec.name) if spec and name[:1].isdigit() else ():
             if release.version == name:
                 return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
-    def later_releases(self, *, optional: bool = False) -> list[FileLock]:
+    def later_releases(self) -> list[FileLock]:
         """Return the releases after the locked one, oldest first; see `releases`."""
         from packaging.version import Version
 
         sdist = self.context.lock.forks[self.fork].sdist
         if sdist is None:
             return []
-        listed = releases(self.context, sdist.name, optional=optional)
-        return [entry for entry in listed if Version(entry.version) > Version(sdist.version)]
+        return [
+            entry
+            for entry in releases(self.context, sdist.name)
+            if Version(entry.version) > Version(sdist.version)
+        ]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
         Yield the newest release (or *every* one) after the locked source, oldest first, and the
         branch's tip if it can be reached.
+
+        Raises:
+            source-unreachable: The index does not answer.
         """
-        listed = self.later_releases(optional=True)
+        listed = self.later_releases()
         for release in listed if every else listed[-1:]:
             yield of_release(self.context, release)
         if self.mirror:
@@ -240,26 +241,17 @@ def of_release(context: RunContext, release: FileLock) -> Base:
         return Base(release.version, package_index.import_file(context, release))
 
 
-def releases(context: RunContext, project: str, *, optional: bool = False) -> list[FileLock]:
+def releases(context: RunContext, project: str) -> list[FileLock]:
     """
     Return the final releases of *project* that have an sdist, oldest first; none with --offline.
-
-    Args:
-        optional: Return none if the index does not answer.
 
     Raises:
         source-unreachable: The index does not answer, or has no such project.
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    by_version, files = {}, tuple[package_index.IndexFile, ...]()
-    try:
-        files = () if context.offline else package_index.files(project)
-    except SourceUnreachable as error:
-        if not optional:
-            raise
-        console.note(error.what)
-    for file in files:
+    by_version = {}
+    for file in () if context.offline else package_index.files(project):
         with contextlib.suppress(InvalidSdistFilename):
             version = parse_sdist_filename(file.name)[1]
             if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
@@ -327,7 +319,7 @@ def _patch_id(
         return None, f"the history of {base.name} is not known here"
     try:
         for name in _same_files(objects, record.files if record else ours.files, base.commit):
-            parent = parents(objects, name)[0]
+            parent = objects.resolve(f"{name}^")
             upstream.mirror.files(patch.blobs(objects, parent, name))
             diff = patch.render(objects, parent, name, context=context)
             if patch.patch_id(objects, diff) == wanted:

@@ -39,7 +39,7 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
 _LOAD, _DYNAMIC = 1, 2
 #: Entries of the dynamic section: strings and their size, names, paths.
-_STRTAB, _STRSZ, _NEEDED, _SONAME, _PATHS = 5, 10, 1, 14, (15, 29)
+_STRTAB, _STRSZ, _NEEDED, _PATHS = 5, 10, 1, (15, 29)
 #: Bindings of a symbol: global, weak, unique; one that is asked for weakly may stay unresolved.
 _DEFINED, _REQUIRED = (1, 2, 10), (1,)
 
@@ -96,7 +96,6 @@ class SharedObject(msgspec.Struct, frozen=True):
         rpath: The entries of DT_RPATH and DT_RUNPATH.
         versions: The highest versions that it needs of glibc (``GLIBC``), libstdc++ (``GLIBCXX``),
             its ABI (``CXXABI``) and GCC's runtime (``GCC``).
-        soname: The name by which the loader knows it; empty without one.
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
         imports: The dynamic symbols of other libraries that it cannot do without.
@@ -106,7 +105,6 @@ class SharedObject(msgspec.Struct, frozen=True):
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
     versions: dict[str, tuple[int, ...]]
-    soname: str
     fatbins: tuple[tuple[int, int], ...]
     symbols: frozenset[str]
     imports: frozenset[str]
@@ -206,7 +204,6 @@ def shared_object(data: Buffer) -> SharedObject:
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
         rpath=tuple(filter(None, (strings.name(value) for tag, value in entries if tag in _PATHS))),
         versions=versions,
-        soname=strings.name(values[_SONAME]) if _SONAME in values else "",
         fatbins=tuple(
             (section.offset, section.size)
             for section in listed
