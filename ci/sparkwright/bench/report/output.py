@@ -13,11 +13,10 @@ from sparkwright.bench.report import charts
 from sparkwright.bench.report.view import (
     View,
     columns,
-    comparisons,
+    comparison,
     interval,
     number,
     over_time,
-    shape_of,
 )
 from sparkwright.bench.results import Result
 from sparkwright.core import pages
@@ -43,8 +42,7 @@ def show(result: Result) -> None:
         console.result(f"  - {gap}")
     for table in view.tables:
         _table(table)
-    cells = sorted(result.cells, key=shape_of)
-    rates = {cell.name: rate.median for cell in cells if (rate := view.value(cell, "rate"))}
+    rates = {c.name: rate.median for c in result.cells if (rate := view.value(c, "rate"))}
     rows = [
         (cell, number(rate), "█" * round(_BARS * rate / max(rates.values())))
         for cell, rate in rates.items()
@@ -70,8 +68,7 @@ def show_quick(look: QuickLook, title: str, cell: str) -> None:
 
 def show_compared(results: Sequence[Result]) -> None:
     """Print the configurations of several results side by side."""
-    for table in comparisons([View(result) for result in results]):
-        _table(table)
+    _table(comparison([View(result) for result in results]))
 
 
 def _table(table: Table) -> None:
@@ -92,5 +89,5 @@ def render(results: Sequence[Result]) -> str:
         title=f"{len(views)} results" if several else f"{views[0].verdict[1]}: {views[0].title}",
         sections=sections, several=several, version=__version__, kinds=TITLES,
         charts=charts.throughput(columns(views), "all"),
-        tables=comparisons(views) if several else [],
+        compared=comparison(views),
     )  # fmt: skip
