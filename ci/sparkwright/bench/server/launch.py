@@ -10,7 +10,6 @@ nor its memory.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import pwd
@@ -126,11 +125,7 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return
-    details = []
-    for name in unread:
-        similar = "".join(difflib.get_close_matches(name, read, 1, 0.75))
-        hint = removed_variable(name) or (f"perhaps {similar}" if similar else "unknown")
-        details.append(f"{name}: {hint}")
+    details = [f"{name}: {removed_variable(name) or 'unknown'}" for name in unread]
     what = f"The installed vLLM does not read {', '.join(unread)}."
     raise VariableError("variable-refused", what, details=details)
 
