@@ -268,9 +268,9 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert prompts.prompt_file(path, store, digest, {}) == lines
     assert lines.stat().st_mtime_ns == written
     shown = capsys.readouterr().err
-    assert (f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in shown, "as ordered" in shown) == (True, True)
+    assert f"2 usable prompts, sha256 {digest}, no file of workloads.yaml" in shown
     prompts.prompt_file(path, store, None, {digest: "sharegpt"})
-    assert "the expected file of sharegpt" in capsys.readouterr().err
+    assert f"sha256 {digest}, sharegpt" in capsys.readouterr().err
     # Lines of prompts give the same.
     assert prompts.prompt_file(lines, store, None, {}).read_bytes() == lines.read_bytes()
 
@@ -284,7 +284,7 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
         (b'{"prompt": " "}\n', "no prompt"),
         (b'{"prompt": "Why?"}\n{"x": ', "Expecting value"),
         (b"[1, 2]", "no prompt"),
-        (b"[{}", "Expecting value"),
+        (b"[{}", "no prompt"),
         (b"[{}, what", "Expecting value"),
         (b'[{"conversations": [{"from": "human"', ""),
         (b'[{"conversations": ' + b"[" * 200_000, "recursion"),
