@@ -207,6 +207,7 @@ class MachineMonitor:
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
+        others = {user.pid for user in computing} - {each.pid for each in own}
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
@@ -215,8 +216,9 @@ class MachineMonitor:
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             available=process.available_megabytes(),
             other_load=other_load,
-            gpu_processes=_process_names(
-                {user.pid for user in computing} - {each.pid for each in own}
+            # Those of another container are not seen here, and may be the server.
+            gpu_processes=tuple(
+                f"process {pid}" for pid in sorted(others) if psutil.pid_exists(pid)
             ),
             on_battery=_on_battery(),
         )
@@ -251,15 +253,6 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text("utf-8", "replace").strip()[:100]
     return ""
-
-
-def _process_names(pids: set[int]) -> tuple[str, ...]:
-    """Return the processes by name; those of another container have none, and may be the server."""
-    names = []
-    for pid in sorted(pids):
-        with contextlib.suppress(psutil.Error):
-            names.append(f"{psutil.Process(pid).name()} ({pid})")
-    return tuple(names)
 
 
 def _other_load(own: Sequence[psutil.Process]) -> float:
