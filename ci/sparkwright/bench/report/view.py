@@ -326,12 +326,11 @@ class View:
             "Read bandwidth": f"{number(band.gigabytes)} GB/s, {band.origin}" if band else "",
             "Measured": f"{moment(result.began)}, {took}{resumed}" if result.began else "",
             "Policy, sha256": result.policy,
+            "Margin": percent(result.margin) if result.margin else "",
+            "Error rate α": percent(result.alpha) if result.alpha else "",
+            "Gate of this wheel and recipe": f"number {result.attempt}" if result.alpha else "",
             **result.host,
         }
-        if result.baseline:
-            attempt = f"gate number {result.attempt} of this wheel and recipe"
-            facts["Margin"] = f"a pass excludes slowdowns of {percent(result.margin)}"
-            facts["Error rate α"] = f"{percent(result.alpha)}, {attempt}"
         return [(name, value) for name, value in facts.items() if value]
 
     @property
@@ -348,25 +347,13 @@ class View:
             yield f"Read bandwidth: {band.origin if band else NOT_MEASURED}."
         if not result.qualified:
             yield "Load generator: not checked against a server of known times."
-        if not any(leg.before for leg in result.legs):
-            yield "State of the machine (clocks, temperature, probe): not read."
         if not result.candidate.sha256:
             yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
         deciding = [(cell.name, series) for cell, series in self._series if series.primary]
-        names = {
-            "Not run, although they decide": [
-                name for name, series in deciding if series.state == "not-run"
-            ],
-            "No A/A block, so that they decide by their own spread alone": [
-                name for name, series in deciding if series.differences and not series.sigma
-            ],
-            "The newest A/A block contradicts the earlier ones, and alone counts": [
-                cell.name for cell, series in self._series if not series.in_band
-            ],
-        }
-        for what, cells in names.items():
-            if cells:
-                yield f"{what}: {', '.join(cells)}."
+        if names := [name for name, series in deciding if series.state == "not-run"]:
+            yield f"Not run, although they decide: {', '.join(names)}."
+        if names := [cell.name for cell, series in self._series if not series.in_band]:
+            yield f"The newest A/A block contradicts the earlier ones: {', '.join(names)}."
         if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."
