@@ -229,18 +229,21 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     slower = [result.name for result in results if result.state == "fail"]
     waiting = [index for index in range(len(series)) if passed[index] > longest]
     names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
-    state: State | None = None
-    text = f"{len(series) - len(waiting)} of {len(series)} series passed"
+    state: State | None
     if slower:
         state, text = "fail", f"slower than tolerated: {', '.join(slower)}"
     elif not waiting:
-        text = f"{len(series)} series passed: slowdowns of their margins are excluded"
-        state = "pass"
+        state, text = (
+            "pass",
+            f"{len(series)} series passed: slowdowns of their margins are excluded",
+        )
     elif not names:
         state, text = "inconclusive", (
             f"{len(waiting)} of {len(series)} series are undecided: neither is a slowdown of the "
             "margin excluded, nor one above the tolerated shown"
         )  # fmt: skip
+    else:
+        state, text = None, f"{len(series) - len(waiting)} of {len(series)} series passed"
     return Decision(state, results, () if state else names, f"{text}, after {end} blocks")
 
 

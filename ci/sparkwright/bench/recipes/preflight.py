@@ -98,9 +98,7 @@ class PreflightFinding(msgspec.Struct, frozen=True):
 
 def setting(flag: str) -> str:
     """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
-    name = flag.partition("=")[0]
-    if name.startswith("--no-"):
-        return "--" + name.removeprefix("--no-")
+    name = "--" + flag.partition("=")[0].removeprefix("--").removeprefix("no-")
     return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
 
 
