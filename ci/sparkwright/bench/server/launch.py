@@ -126,8 +126,11 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     if not read or not unread:
         return
     details = [f"{name}: {removed_variable(name) or 'unknown'}" for name in unread]
-    what = f"The installed vLLM does not read {', '.join(unread)}."
-    raise VariableError("variable-refused", what, details=details)
+    raise VariableError(
+        "variable-refused",
+        f"The installed vLLM does not read {', '.join(unread)}.",
+        details=details,
+    )
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -260,10 +263,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def ready(self) -> bool:
-        return not self.failure
 
     @property
     def running(self) -> bool:
