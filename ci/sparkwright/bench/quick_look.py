@@ -87,8 +87,10 @@ def quick_look(
         left = budget_s - (time.monotonic() - start)
         result = generator.measure(replace(run_spec, timeout_s=max(left, 1.0)))
         if errors := [request.error for request in result.requests if request.error]:
-            message = f"{len(errors)} of {len(result.requests)} requests failed: {errors[0]}"
-            raise LoadError("generator-failed", message)
+            raise LoadError(
+                "generator-failed",
+                f"{len(errors)} of {len(result.requests)} requests failed: {errors[0]}",
+            )
         return result
 
     with console.progress("quick look", MAX_RUNS) as line:

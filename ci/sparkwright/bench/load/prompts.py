@@ -35,8 +35,11 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
     """
     if not path.is_file():
-        todo = "Name a file of prompts with --texts."
-        raise FileError("file-invalid", f"{path} is no regular file.", todo=todo)
+        raise FileError(
+            "file-invalid",
+            f"{path} is no regular file.",
+            todo="Name a file of prompts with --texts.",
+        )
     if (digest := sha256_file(path)) != (sha256 or digest).lower():
         raise FileError(
             "file-invalid",

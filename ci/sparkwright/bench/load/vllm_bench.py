@@ -294,8 +294,9 @@ class VllmBench(msgspec.Struct, frozen=True):
         env = process.clean_environment(**VARIABLES)
         ended = process.run_limited(command, limits, folder / "output.log", env=env)
         if ended.late:
-            message = f"{self.name} did not finish within {spec.timeout_s:g} s"
-            raise LoadError("generator-late", message)
+            raise LoadError(
+                "generator-late", f"{self.name} did not finish within {spec.timeout_s:g} s"
+            )
         if ended.status:
             message = f"ended with status {ended.status}: {one_line(ended.tail[-300:], 300)}"
             raise LoadError("generator-failed", f"{self.name} {message}")
@@ -303,12 +304,14 @@ class VllmBench(msgspec.Struct, frozen=True):
             data = (folder / "result.json").read_bytes()
             detailed = msgspec.json.decode(data, type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
-            message = f"the result cannot be read: {error!s:.200}"
-            raise LoadError("generator-unreadable", message) from None
+            raise LoadError(
+                "generator-unreadable", f"the result cannot be read: {error!s:.200}"
+            ) from None
         counts = {len(getattr(detailed, name)) for name in detailed.__struct_fields__}
         if counts != {spec.requests}:
-            message = f"{min(counts)} of {spec.requests} requests are whole"
-            raise LoadError("generator-failed", message)
+            raise LoadError(
+                "generator-failed", f"{min(counts)} of {spec.requests} requests are whole"
+            )
         return detailed
 
     def _result(self, detailed: _Detailed) -> LoadResult:
@@ -386,8 +389,9 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     machine = platform.machine()
     base = read_lock(Project(root, stack)).forks["vllm"].bases.get(machine)
     if base is None:
-        message = f"Stack {stack} names no official wheel of vLLM for {machine}."
-        raise SourceError("not-provided", message)
+        raise SourceError(
+            "not-provided", f"Stack {stack} names no official wheel of vLLM for {machine}."
+        )
     name = f"vllm-rs-{base.sha256[:16]}"
     folder = store.root / "environments" / name
     program = folder / "vllm-rs"
@@ -398,8 +402,10 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
             )
             with store.building(folder) as new_folder, zip_file(wheel) as archive:
                 if MEMBER not in archive.namelist():
-                    message = f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do."
-                    raise SourceError("not-provided", message)
+                    raise SourceError(
+                        "not-provided",
+                        f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do.",
+                    )
                 extracted = new_folder / "vllm-rs"
                 extracted.write_bytes(archive.read(MEMBER))
                 extracted.chmod(0o755)

@@ -223,15 +223,19 @@ def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason
     if snapshot.gpu_processes:
         yield Reason("gpu-shared", f"on the GPU: {', '.join(snapshot.gpu_processes[:5])}")
     if (load := snapshot.other_load) is not None and load > policy.max_other_load:
-        message = f"others use {load:.0%} of the processors, allowed: {policy.max_other_load:.0%}"
-        yield Reason("machine-busy", message)
+        yield Reason(
+            "machine-busy",
+            f"others use {load:.0%} of the processors, allowed: {policy.max_other_load:.0%}",
+        )
     if snapshot.on_battery:
         yield Reason("on-battery", "the machine runs on its battery")
     if throttling := set(snapshot.throttle_reasons).intersection(policy.throttle_reasons):
         yield Reason("throttled", ", ".join(sorted(throttling)))
     if (celsius := snapshot.temperature) is not None and celsius > policy.max_temperature:
-        message = f"the GPU has {celsius:.0f} °C, allowed are {policy.max_temperature:g} °C"
-        yield Reason("too-hot", message)
+        yield Reason(
+            "too-hot", f"the GPU has {celsius:.0f} °C, allowed are {policy.max_temperature:g} °C"
+        )
     if (available := snapshot.available) is not None and available < policy.memory.floor:
-        message = f"{available} MB are available, {policy.memory.floor} MB must stay"
-        yield Reason("memory-low", message)
+        yield Reason(
+            "memory-low", f"{available} MB are available, {policy.memory.floor} MB must stay"
+        )

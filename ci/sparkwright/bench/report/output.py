@@ -81,10 +81,16 @@ def render(results: Sequence[Result]) -> str:
     """Return the page of *results*."""
     views = [View(result) for result in results]
     several = len(views) > 1
-    sections = []
-    for position, view in enumerate(views, 1):
-        name, mark = f"r{position}", f"#{position} " if several else ""
-        sections.append((name, f"{mark}{view.title}", view, charts.forest(view, name)))
+    mark = "#{} " if several else ""
+    sections = [
+        (
+            f"r{position}",
+            mark.format(position) + view.title,
+            view,
+            charts.forest(view, f"r{position}"),
+        )
+        for position, view in enumerate(views, 1)
+    ]
     return pages.environment("sparkwright.bench.report").get_template("page.html").render(
         title=f"{len(views)} results" if several else f"{views[0].verdict[1]}: {views[0].title}",
         sections=sections, several=several, version=__version__, kinds=TITLES,

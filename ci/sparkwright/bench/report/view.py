@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -209,17 +210,14 @@ class View:
 
     def _measured(self) -> Table:
         """Return the medians of a result without a baseline."""
-        rows = []
-        for cell, series in self._series:
-            metric = series.metric
-            ends = [end and end * METRICS[metric][2] for end in (series.low, series.high)]
-            rows.append(
-                (
-                    cell.name, SHORT[metric], quantity(series.candidate, metric),
-                    interval(ends, number), f"{series.launches}",
-                    self._bandwidth(cell, metric),
-                )
-            )  # fmt: skip
+        rows = [
+            (
+                cell.name, SHORT[series.metric], quantity(series.candidate, series.metric),
+                interval((series.low, series.high), partial(quantity, metric=series.metric)),
+                f"{series.launches}", self._bandwidth(cell, series.metric),
+            )
+            for cell, series in self._series
+        ]  # fmt: skip
         heads = ("Workload", "Metric", ">Median", ">95 % interval", ">Launches", ">Bandwidth")
         return Table("What was measured", heads, rows, 5, "Medians over launches.")
 
@@ -282,9 +280,7 @@ class View:
     def measurements(self, cell: CellResult) -> Table:
         """Return a table of all measurements of *cell*."""
         rows = []
-        for leg in self.result.legs:
-            if leg.cell != cell.name:
-                continue
+        for leg in (leg for leg in self.result.legs if leg.cell == cell.name):
             shot, run = leg.after or leg.before, leg.run
             figures = (
                 quantity(getattr(run, metric) or None, metric) if run else "–" for metric in METRICS
