@@ -384,8 +384,13 @@ class Column(msgspec.Struct, frozen=True):
 
 def columns(views: Sequence[View]) -> list[Column]:
     """Return the configurations of *views*, each with its own name."""
+    marks = {"baseline": " (baseline)"}
     return [
-        Column(" ".join((f"#{position}", view.result.quantization, subject.label)), view, side)
+        Column(
+            f"#{position} {view.result.quantization} {subject.label}{marks.get(side, '')}",
+            view,
+            side,
+        )
         for position, view in enumerate(views, 1)
         for side, subject in view.subjects.items()
     ]
