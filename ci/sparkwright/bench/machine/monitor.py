@@ -113,9 +113,8 @@ class MachineMonitor:
     def __init__(
         self, policy: MachinePolicy, store: Store, *, python: Path | None, elsewhere: bool = False
     ) -> None:
-        self._elsewhere, self._failure = elsewhere, ""
+        self._python, self._elsewhere, self._failure = python, elsewhere, ""
         self._device: ProbeResult | None = None
-        self._probed: Path | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: tuple[Reading, ...] = ()
         try:
@@ -130,7 +129,6 @@ class MachineMonitor:
             gigabytes = round(device.bytes / seconds / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
             store.put(*BANDWIDTH, self.bandwidth)
-            self._probed = python if device.gpu else None
         self._gpu = _gpu(self._device.uuid if self._device else "")
         # A GPU without memory of its own does not report any.
         if not self._gpu or self._query("nvmlDeviceGetMemoryInfo"):
@@ -164,10 +162,10 @@ class MachineMonitor:
 
     def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
-        if self._probed is None:
+        if not self._python or not self._device or not self._device.gpu:
             return ()
         policy = self.policy.probe
-        return probe(self._probed, policy, policy.matrix, count, warmup).readings
+        return probe(self._python, policy, policy.matrix, count, warmup).readings
 
     def settle(self, preheat: float) -> tuple[Reason, ...]:
         """

@@ -79,8 +79,7 @@ def drawing(height: float) -> Iterator[tuple[Figure, Axes]]:
 def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     """Return *figure* as a chart, whose *name* is unique in the page."""
     out = io.StringIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(out, format="svg", metadata=metadata)
+    figure.savefig(out, format="svg")
     body = out.getvalue().partition("<svg")[2].partition(">")[2]
     unused = r'<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->| xmlns(:\w+)?="[^"]*"'
     body = re.sub(unused, "", body, flags=re.S)
@@ -100,10 +99,8 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
 def medians(axes: Axes, points: Sequence[tuple[float, Value]], series: int, label: str) -> None:
     """Draw the median and the interval of each of *points* in the look of that *series*."""
     # Beyond the last colour they begin again, each with another mark.
-    colour, mark = (
-        SERIES[series % len(SERIES)][0],
-        SERIES[sum(divmod(series, len(SERIES))) % len(SERIES)][1],
-    )
+    turn, index = divmod(series, len(SERIES))
+    colour, mark = SERIES[index][0], SERIES[(index + turn) % len(SERIES)][1]
     style: Any = {"color": COLOURS[colour], "lw": 1.5}
     if points:
         places, values = zip(*points, strict=True)
