@@ -13,6 +13,7 @@ Properties of release 0.33.0 that callers must know:
 from __future__ import annotations
 
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -144,8 +145,14 @@ class LoadCurve(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile by linear interpolation; 0 without values."""
-    return float(np.percentile(values, percent)) if values else 0.0
+    """
+    Return a percentile by linear interpolation, 1 to 99 percent; 0 without values.
+
+    A release compares series that were recorded with series computed anew, to the last bit.
+    """
+    if len(values) < 2:
+        return sum(values)
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _over_requests(name: str, percent: int) -> property:
@@ -209,8 +216,8 @@ class LoadResult(msgspec.Struct, frozen=True):
         moments, tokens = np.linspace(0.0, self.seconds, parts + 1), np.zeros(parts + 1)
         for request in self.requests:
             times = request.start + np.array([request.ttft, request.latency])
-            given = [min(1, request.output_tokens), request.output_tokens]
-            tokens += np.interp(moments, times, given, left=0.0)
+            counts = [min(1, request.output_tokens), request.output_tokens]
+            tokens += np.interp(moments, times, counts, left=0.0)
         rates = np.diff(tokens) * (parts / self.seconds) if self.seconds > 0 else np.array([-1.0])
         if not np.isfinite(rates).all() or rates.min() < 0:
             return None

@@ -99,8 +99,8 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
 def medians(axes: Axes, points: Sequence[tuple[float, Value]], series: int, label: str) -> None:
     """Draw the median and the interval of each of *points* in the look of that *series*."""
     # Beyond the last colour they begin again, each with another mark.
-    turn, index = divmod(series, len(SERIES))
-    colour, mark = SERIES[index][0], SERIES[(index + turn) % len(SERIES)][1]
+    cycle, index = divmod(series, len(SERIES))
+    colour, mark = SERIES[index][0], SERIES[(index + cycle) % len(SERIES)][1]
     style: Any = {"color": COLOURS[colour], "lw": 1.5}
     if points:
         places, values = zip(*points, strict=True)
