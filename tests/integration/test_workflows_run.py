@@ -257,7 +257,7 @@ verdicts.write_text("mine")
 variables = {"PYTHONPATH": os.path.abspath("modules"), "VERDICTS": str(verdicts), "GATE": str(os.getpid())}
 plan = LaunchPlan(Path(sys.executable), Path("model"), (), variables, "toy", 60, grace=0.5, user="sparkwright-server")
 with Server(plan, Path("server.log")) as server:
-    assert server.ready, Path("server.log").read_text()
+    assert not server.failure, Path("server.log").read_text()
     facts = json.load(urlopen(f"{server.url}/environment"))
     processes = server.processes()
     print({process.username() for process in processes}, facts["HOME"], facts["GITHUB_OUTPUT"] if "GITHUB_OUTPUT" in facts else "")

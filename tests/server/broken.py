@@ -55,7 +55,7 @@ class Broken(Server):
 def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Broken]:
     """Yield a server that has no fault yet; see `Broken`."""
     with Broken(python, model, folder, *flags) as broken:
-        assert broken.ready, f"{broken.failure}\n{broken.log.read_text(errors='replace')[-4000:]}"
+        assert not broken.failure, f"{broken.failure}\n{broken.log.read_text(errors='replace')[-4000:]}"
         yield broken
 
 

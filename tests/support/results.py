@@ -83,7 +83,6 @@ def _legs(
                 tuple(requests),
                 tpot,
                 1.3 * tpot,
-                None,
                 1.1 * tpot,
             )
             shot = Snapshot(

@@ -107,5 +107,5 @@ def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("server")
     flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", *profiled.flags(folder / "profiles"))
     with Server(launch(vllm_python, toy, *flags), folder / "server.log") as server:
-        assert server.ready, f"{server.failure}\n{server.log.read_text()[-4000:]}"
+        assert not server.failure, f"{server.failure}\n{server.log.read_text()[-4000:]}"
         yield server

@@ -61,8 +61,8 @@ def writes(**changes: object) -> str:
 
 
 def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path: Path) -> None:
-    result = program(tmp_path, writes()).measure(replace(SPEC, request_rate=4.0))
-    assert (result.generator, result.request_rate) == ("vllm-rs 0.33.0", 4.0)
+    result = program(tmp_path, writes()).measure(SPEC)
+    assert result.generator == "vllm-rs 0.33.0"
     assert result.seconds == pytest.approx(1.15)
     assert result.requests == (Request(0.0, 0.0, 0.0, 8, 0, 0, "HTTP 429"), Request(0.25, 0.5, 0.9, 8, 3, 3))
     figures = [result.itl_p50, result.itl_p90, result.itl_p99, result.tpot, result.ttft, result.ttft_p90, result.ttft_p99, result.rate]
@@ -203,33 +203,11 @@ def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFi
     assert shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
 
 
-class Overloaded(Timetable):
-    """A generator at a rate, whose server answers one request in *gap* seconds and the others wait."""
-
-    def __init__(self, gap: float) -> None:
-        super().__init__()
-        self._gap = gap
-
-    def measure(self, spec: LoadSpec) -> LoadResult:
-        self.specs.append(spec)
-        if spec.request_rate is None:
-            return LoadResult(self.name, "", 1.0, (Request(0.0, 0.1, 5.0, 8, spec.output_tokens),))
-        # Five seconds of an answer: the last ones end long after the last request.
-        starts = (number / spec.request_rate for number in range(spec.requests))
-        requests = tuple(
-            Request(start, 0.1, max(self._gap, self._gap * (number + 1) - start) + 5.0, 8, spec.output_tokens)
-            for number, start in enumerate(starts)
-        )
-        return LoadResult(self.name, "", requests[-1].start + requests[-1].latency, requests)
-
-
-@pytest.mark.parametrize(("gap", "warned"), [(0.1, False), (0.45, False), (0.8, True)])
-def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep_up(gap: float, warned: bool) -> None:
+def test_quick_look_at_a_rate_has_no_limit() -> None:
     """Requests arrive at the rate for ten seconds, whatever the cell's concurrency."""
-    generator = Overloaded(gap)
+    generator = Timetable(1.0, 1.0)
     look = quick_look.quick_look(generator, replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0))
     assert look.requests == 20
-    assert ("1.25 of 2 requests per second" in " ".join(look.warnings)) == warned == bool(look.warnings)
     assert "--max-concurrency" not in vllm_bench.arguments(generator.specs[-1], Path())
     assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
 
@@ -290,9 +268,9 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert prompts.prompt_file(path, store, digest, {}) == lines
     assert lines.stat().st_mtime_ns == written
     shown = capsys.readouterr().err
-    assert (f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in shown, "as ordered" in shown) == (True, True)
+    assert f"2 usable prompts, sha256 {digest}, no file of workloads.yaml" in shown
     prompts.prompt_file(path, store, None, {digest: "sharegpt"})
-    assert "the expected file of sharegpt" in capsys.readouterr().err
+    assert f"sha256 {digest}, sharegpt" in capsys.readouterr().err
     # Lines of prompts give the same.
     assert prompts.prompt_file(lines, store, None, {}).read_bytes() == lines.read_bytes()
 
@@ -306,7 +284,7 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
         (b'{"prompt": " "}\n', "no prompt"),
         (b'{"prompt": "Why?"}\n{"x": ', "Expecting value"),
         (b"[1, 2]", "no prompt"),
-        (b"[{}", "Expecting value"),
+        (b"[{}", "no prompt"),
         (b"[{}, what", "Expecting value"),
         (b'[{"conversations": [{"from": "human"', ""),
         (b'[{"conversations": ' + b"[" * 200_000, "recursion"),

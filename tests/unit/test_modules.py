@@ -219,7 +219,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "no layers": {"num_hidden_layers": None},
     "a billion layers": {"num_hidden_layers": 10**9},
     "layers that are no number": {"num_hidden_layers": "4"},
-    "a quantisation that is no object": {"quantization_config": 3},
     "experts without a number taken": {"num_experts_per_tok": None},
     "more taken than there are": {"num_experts_per_tok": 5},
 }

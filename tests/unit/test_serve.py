@@ -93,7 +93,7 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
     plan = make()
     expected = plan.environment()
     with Server(plan, tmp_path / "log") as server:
-        assert (server.ready, server.guard(), server.client().max_model_len()) == (True, True, 64)
+        assert (server.failure, server.guard(), server.client().max_model_len()) == ("", True, 64)
         environment = json.load(urlopen(f"{server.url}/environment"))
         left = server.processes()
     assert (len(left), gone(left), (tmp_path / "log").read_text()[:5]) == (2, True, "ready")
@@ -120,7 +120,7 @@ def test_server_that_may_not_serve_is_ended(
 ) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 4000)
     with Server(make(**case), tmp_path / "log") as server:
-        assert (server.ready, server.reason) == (False, reason), server.failure
+        assert (bool(server.failure), server.reason) == (True, reason), server.failure
         processes.until(lambda: not server.running)
 
 
@@ -137,7 +137,7 @@ def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path
     with Server(make(reserve=1), tmp_path / "log") as server:
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
         processes.until(lambda: not server.running)
-        assert (server.ready, server.reason) == (False, "memory-low")
+        assert (bool(server.failure), server.reason) == (True, "memory-low")
 
 
 @pytest.mark.parametrize(("victim", "reason"), [("server", "server-died"), ("supervisor", ""), ("all", "memory-low")])

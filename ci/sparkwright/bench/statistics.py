@@ -127,17 +127,14 @@ class Decision(msgspec.Struct, frozen=True):
         state: None while another block is needed.
         open: Series that need another block; empty once there is a decision.
         message: The decision in a sentence.
+        culprits: Series that are slower than tolerated.
     """
 
     state: State | None
     series: tuple[SeriesDecision, ...]
     open: tuple[str, ...]
     message: str
-
-    @property
-    def culprits(self) -> tuple[str, ...]:
-        """Series that are slower than tolerated."""
-        return tuple(series.name for series in self.series if series.state == "fail")
+    culprits: tuple[str, ...]
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
@@ -226,22 +223,25 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
                          passed[index] <= end, failed[index] <= end)
         for index, each in enumerate(series)
     )  # fmt: skip
-    slower = [result.name for result in results if result.state == "fail"]
+    slower = tuple(result.name for result in results if result.state == "fail")
     waiting = [index for index in range(len(series)) if passed[index] > longest]
     names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
-    state: State | None = None
-    text = f"{len(series) - len(waiting)} of {len(series)} series passed"
+    state: State | None
     if slower:
         state, text = "fail", f"slower than tolerated: {', '.join(slower)}"
     elif not waiting:
-        text = f"{len(series)} series passed: slowdowns of their margins are excluded"
-        state = "pass"
+        state, text = (
+            "pass",
+            f"{len(series)} series passed: slowdowns of their margins are excluded",
+        )
     elif not names:
         state, text = "inconclusive", (
             f"{len(waiting)} of {len(series)} series are undecided: neither is a slowdown of the "
             "margin excluded, nor one above the tolerated shown"
         )  # fmt: skip
-    return Decision(state, results, () if state else names, f"{text}, after {end} blocks")
+    else:
+        state, text = None, f"{len(series) - len(waiting)} of {len(series)} series passed"
+    return Decision(state, results, () if state else names, f"{text}, after {end} blocks", slower)
 
 
 def _series_decision(

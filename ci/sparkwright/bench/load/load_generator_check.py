@@ -178,8 +178,7 @@ def compare(
     if counts != [expected] * count or len(sent) != count:
         wrong = next((count for count in counts if count != expected), expected)
         message = f"(prompt, output, events, error) are {wrong} instead of {expected}"
-        message += f", in {len(counts)} requests; {len(sent)} of {count} were made"
-        raise LoadError("generator-inaccurate", message)
+        raise LoadError("generator-inaccurate", f"{message}, in {len(counts)} of {count} requests")
     ttft = statistics.median(first - received for received, first, _ in sent)
     tpot = statistics.median((last - first) / following for _, first, last in sent)
     seconds = max(last for _, _, last in sent) - min(received for received, _, _ in sent)

@@ -29,14 +29,17 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
 
     Args:
         sha256: That *path* must have; None for any.
-        datasets: Names by the sha256 of their files. A message says whether *path* is one of them.
+        datasets: Names by the sha256 of their files; a message says which of them *path* is.
 
     Raises:
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
     """
     if not path.is_file():
-        todo = "Name a file of prompts with --texts."
-        raise FileError("file-invalid", f"{path} is no regular file.", todo=todo)
+        raise FileError(
+            "file-invalid",
+            f"{path} is no regular file.",
+            todo="Name a file of prompts with --texts.",
+        )
     if (digest := sha256_file(path)) != (sha256 or digest).lower():
         raise FileError(
             "file-invalid",
@@ -60,9 +63,8 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
         ) from error
     with lines.open("rb") as stream:
         count = sum(1 for _ in stream)
-    expected = f"the expected file of {datasets[digest]}" if digest in datasets else ""
-    checked = expected or ("as ordered" if sha256 else "another file than any of workloads.yaml")
-    console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
+    origin = datasets.get(digest, "no file of workloads.yaml")
+    console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {origin}")
     return lines
 
 
@@ -80,20 +82,17 @@ def _extract(path: Path, output: Path) -> None:
 
 def _entries(text: TextIO) -> Iterator[Any]:
     """Yield the elements of a JSON array, or the values of JSON lines; ValueError for others."""
-    decoder, buffer = json.JSONDecoder(), text.read(CHUNK).lstrip()
-    is_array = buffer.startswith("[")
-    at = int(is_array)
+    decoder, buffer, at = json.JSONDecoder(), "", 0
     while True:
-        while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
+        # The brackets of an array separate no more than its commas.
+        while at < len(buffer) and buffer[at] in " \t\r\n,[]":
             at += 1
-        if is_array and buffer[at : at + 1] == "]":
-            return
         try:
             entry, at = decoder.raw_decode(buffer, at)
         except json.JSONDecodeError:
             # It may be cut off. Reading as much again keeps the repeated parsing linear.
             more = text.read(max(CHUNK, len(buffer) - at))
-            if not (more or is_array or buffer[at:]):
+            if not (more or buffer[at:]):
                 return
             if not more or len(buffer) - at > LONGEST_ENTRY:
                 raise

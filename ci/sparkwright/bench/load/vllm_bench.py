@@ -12,17 +12,16 @@ Properties of release 0.33.0 that callers must know:
 
 from __future__ import annotations
 
-import itertools
-import math
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -131,13 +130,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         following = self.output_tokens - 1
         return (self.latency - self.ttft) / following if following > 0 else 0.0
 
-    def tokens_by(self, moment: float) -> float:
-        """Return the tokens by that *moment*; those after the first are spread evenly."""
-        since = moment - self.start - self.ttft
-        if since < 0 or not self.output_tokens:
-            return 0.0
-        return 1 + (self.output_tokens - 1) * min(1.0, since / max(1e-9, self.latency - self.ttft))
-
 
 class LoadCurve(msgspec.Struct, frozen=True):
     """
@@ -146,12 +138,32 @@ class LoadCurve(msgspec.Struct, frozen=True):
     Attributes:
         seconds: Of the whole load.
         tokens: Output tokens per second of all requests together, in each part.
-        requests: Requests in flight, on average over each part.
     """
 
     seconds: float
     tokens: tuple[float, ...]
-    requests: tuple[float, ...]
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """
+    Return a percentile by linear interpolation, 1 to 99 percent; 0 without values.
+
+    A release compares series that were recorded with series computed anew, to the last bit.
+    """
+    if len(values) < 2:
+        return sum(values)
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _over_requests(name: str, percent: int) -> property:
+    """Return a property: a percentile of *name* over the requests that have it."""
+    fewest = {"tpot": 2, "ttft": 0}[name]
+    return property(
+        lambda result: percentile(
+            [getattr(each, name) for each in result.requests if each.output_tokens >= fewest],
+            percent,
+        )
+    )
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -165,7 +177,8 @@ class LoadResult(msgspec.Struct, frozen=True):
         itl_p50, itl_p90, itl_p99: Percentiles of the gaps between the events of all streams, in
             seconds. An event holds several tokens with speculation. None without gaps, and if the
             version that wrote the record did not measure it.
-        request_rate: Requests per second that were ordered; None for a closed loop.
+        tpot, tpot_p90, tpot_p99: Percentiles over requests of the seconds per token, from the 50th.
+        ttft, ttft_p90, ttft_p99: The same of the seconds to the first token.
     """
 
     generator: str
@@ -174,44 +187,14 @@ class LoadResult(msgspec.Struct, frozen=True):
     requests: tuple[Request, ...]
     itl_p50: float | None = None
     itl_p99: float | None = None
-    request_rate: float | None = None
     itl_p90: float | None = None
 
-    def _tpot(self, percent: int) -> float:
-        return percentile([each.tpot for each in self.requests if each.output_tokens > 1], percent)
-
-    def _ttft(self, percent: int) -> float:
-        return percentile([request.ttft for request in self.requests], percent)
-
-    @property
-    def tpot(self) -> float:
-        """Median over requests of the seconds per token."""
-        return self._tpot(50)
-
-    @property
-    def tpot_p90(self) -> float:
-        """90th percentile over requests of the seconds per token."""
-        return self._tpot(90)
-
-    @property
-    def tpot_p99(self) -> float:
-        """99th percentile over requests of the seconds per token."""
-        return self._tpot(99)
-
-    @property
-    def ttft(self) -> float:
-        """Median over requests of the seconds to the first token."""
-        return self._ttft(50)
-
-    @property
-    def ttft_p90(self) -> float:
-        """90th percentile over requests of the seconds to the first token."""
-        return self._ttft(90)
-
-    @property
-    def ttft_p99(self) -> float:
-        """99th percentile over requests of the seconds to the first token."""
-        return self._ttft(99)
+    tpot = _over_requests("tpot", 50)
+    tpot_p90 = _over_requests("tpot", 90)
+    tpot_p99 = _over_requests("tpot", 99)
+    ttft = _over_requests("ttft", 50)
+    ttft_p90 = _over_requests("ttft", 90)
+    ttft_p99 = _over_requests("ttft", 99)
 
     @property
     def requests_per_second(self) -> float:
@@ -225,31 +208,20 @@ class LoadResult(msgspec.Struct, frozen=True):
         return tokens / self.seconds if self.seconds > 0 else 0.0
 
     def curve(self, parts: int = PARTS) -> LoadCurve | None:
-        """Return how it went in that many parts; None if its times are implausible."""
-        requests = [request for request in self.requests if not request.error]
-        if not requests or not 1e-6 < self.seconds < 1e9:
-            return None
-        width = self.seconds / parts
-        moments = [number * width for number in range(parts + 1)]
-        tokens = [sum(request.tokens_by(moment) for request in requests) for moment in moments]
-        busy = [
-            sum(min(max(0.0, moment - request.start), request.latency) for request in requests)
-            for moment in moments
-        ]
-        rates, in_flight = (
-            tuple((after - before) / width for before, after in itertools.pairwise(total))
-            for total in (tokens, busy)
-        )
-        if not all(math.isfinite(value) and value >= 0 for value in (*rates, *in_flight)):
-            return None
-        return LoadCurve(self.seconds, rates, in_flight)
+        """
+        Return how it went in that many parts; None if its times are implausible.
 
-
-def percentile(values: list[float], percent: int) -> float:
-    """Return a percentile by linear interpolation, 1 to 99 percent; 0 without values."""
-    if len(values) < 2:
-        return sum(values)
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+        The tokens of a request after the first are spread evenly.
+        """
+        moments, tokens = np.linspace(0.0, self.seconds, parts + 1), np.zeros(parts + 1)
+        for request in self.requests:
+            times = request.start + np.array([request.ttft, request.latency])
+            counts = [min(1, request.output_tokens), request.output_tokens]
+            tokens += np.interp(moments, times, counts, left=0.0)
+        rates = np.diff(tokens) * (parts / self.seconds) if self.seconds > 0 else np.array([-1.0])
+        if not np.isfinite(rates).all() or rates.min() < 0:
+            return None
+        return LoadCurve(self.seconds, tuple(rates.tolist()))
 
 
 class LoadGenerator(Protocol):
@@ -319,7 +291,7 @@ class VllmBench(msgspec.Struct, frozen=True):
                 if adds_tokens:
                     missing = spec.prompt_tokens - lengths[0]
                     spec = replace(spec, prompt_tokens=spec.prompt_tokens + missing)
-            return self._result(self._run(Path(folder, "run"), spec, deadline), spec)
+            return self._result(self._run(Path(folder, "run"), spec, deadline))
 
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
         """Run the program in *folder* and return its result; kill it at the *deadline*."""
@@ -329,8 +301,9 @@ class VllmBench(msgspec.Struct, frozen=True):
         env = process.clean_environment(**VARIABLES)
         ended = process.run_limited(command, limits, folder / "output.log", env=env)
         if ended.late:
-            message = f"{self.name} did not finish within {spec.timeout_s:g} s"
-            raise LoadError("generator-late", message)
+            raise LoadError(
+                "generator-late", f"{self.name} did not finish within {spec.timeout_s:g} s"
+            )
         if ended.status:
             message = f"ended with status {ended.status}: {one_line(ended.tail[-300:], 300)}"
             raise LoadError("generator-failed", f"{self.name} {message}")
@@ -338,15 +311,17 @@ class VllmBench(msgspec.Struct, frozen=True):
             data = (folder / "result.json").read_bytes()
             detailed = msgspec.json.decode(data, type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
-            message = f"the result cannot be read: {error!s:.200}"
-            raise LoadError("generator-unreadable", message) from None
+            raise LoadError(
+                "generator-unreadable", f"the result cannot be read: {error!s:.200}"
+            ) from None
         counts = {len(getattr(detailed, name)) for name in detailed.__struct_fields__}
         if counts != {spec.requests}:
-            message = f"{min(counts)} of {spec.requests} requests are whole"
-            raise LoadError("generator-failed", message)
+            raise LoadError(
+                "generator-failed", f"{min(counts)} of {spec.requests} requests are whole"
+            )
         return detailed
 
-    def _result(self, detailed: _Detailed, spec: LoadSpec) -> LoadResult:
+    def _result(self, detailed: _Detailed) -> LoadResult:
         columns = (
             detailed.start_times,
             detailed.ttfts,
@@ -372,7 +347,6 @@ class VllmBench(msgspec.Struct, frozen=True):
             itl_p50=p50,
             itl_p90=p90,
             itl_p99=p99,
-            request_rate=spec.request_rate,
         )
 
 
@@ -422,8 +396,9 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     machine = platform.machine()
     base = read_lock(Project(root, stack)).forks["vllm"].bases.get(machine)
     if base is None:
-        message = f"Stack {stack} names no official wheel of vLLM for {machine}."
-        raise SourceError("not-provided", message)
+        raise SourceError(
+            "not-provided", f"Stack {stack} names no official wheel of vLLM for {machine}."
+        )
     name = f"vllm-rs-{base.sha256[:16]}"
     folder = store.root / "environments" / name
     program = folder / "vllm-rs"
@@ -434,8 +409,10 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
             )
             with store.building(folder) as new_folder, zip_file(wheel) as archive:
                 if MEMBER not in archive.namelist():
-                    message = f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do."
-                    raise SourceError("not-provided", message)
+                    raise SourceError(
+                        "not-provided",
+                        f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do.",
+                    )
                 extracted = new_folder / "vllm-rs"
                 extracted.write_bytes(archive.read(MEMBER))
                 extracted.chmod(0o755)

@@ -113,9 +113,8 @@ class MachineMonitor:
     def __init__(
         self, policy: MachinePolicy, store: Store, *, python: Path | None, elsewhere: bool = False
     ) -> None:
-        self._elsewhere, self._failure = elsewhere, ""
+        self._python, self._elsewhere, self._failure = python, elsewhere, ""
         self._device: ProbeResult | None = None
-        self._probed: Path | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: tuple[Reading, ...] = ()
         try:
@@ -130,7 +129,6 @@ class MachineMonitor:
             gigabytes = round(device.bytes / seconds / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
             store.put(*BANDWIDTH, self.bandwidth)
-            self._probed = python if device.gpu else None
         self._gpu = _gpu(self._device.uuid if self._device else "")
         # A GPU without memory of its own does not report any.
         if not self._gpu or self._query("nvmlDeviceGetMemoryInfo"):
@@ -164,10 +162,10 @@ class MachineMonitor:
 
     def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
-        if self._probed is None:
+        if not self._python or not self._device or not self._device.gpu:
             return ()
         policy = self.policy.probe
-        return probe(self._probed, policy, policy.matrix, count, warmup).readings
+        return probe(self._python, policy, policy.matrix, count, warmup).readings
 
     def settle(self, preheat: float) -> tuple[Reason, ...]:
         """
@@ -207,6 +205,7 @@ class MachineMonitor:
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
+        others = {user.pid for user in computing} - {each.pid for each in own}
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
@@ -215,8 +214,9 @@ class MachineMonitor:
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             available=process.available_megabytes(),
             other_load=other_load,
-            gpu_processes=_process_names(
-                {user.pid for user in computing} - {each.pid for each in own}
+            # Those of another container are not seen here, and may be the server.
+            gpu_processes=tuple(
+                f"process {pid}" for pid in sorted(others) if psutil.pid_exists(pid)
             ),
             on_battery=_on_battery(),
         )
@@ -251,15 +251,6 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text("utf-8", "replace").strip()[:100]
     return ""
-
-
-def _process_names(pids: set[int]) -> tuple[str, ...]:
-    """Return the processes by name; those of another container have none, and may be the server."""
-    names = []
-    for pid in sorted(pids):
-        with contextlib.suppress(psutil.Error):
-            names.append(f"{psutil.Process(pid).name()} ({pid})")
-    return tuple(names)
 
 
 def _other_load(own: Sequence[psutil.Process]) -> float:

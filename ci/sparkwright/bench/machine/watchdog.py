@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import threading
@@ -79,7 +80,7 @@ def finding(text: str) -> Reason | None:
     return Reason(name, shown) if name else None
 
 
-class KernelLog:
+class KernelLog(io.FileIO):
     """
     The kernel's log from now on.
 
@@ -96,19 +97,11 @@ class KernelLog:
     """
 
     def __init__(self, path: Path = KMSG) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        super().__init__(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
         self.lost = 0
-        try:
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-            # Some sandboxes let the device be opened and refuse to read it.
-            list(self.findings())
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+        self.seek(0, os.SEEK_END)
+        # Some sandboxes let the device be opened and refuse to read it.
+        list(self.findings())
 
     def findings(self) -> Iterator[Reason]:
         """
@@ -119,18 +112,16 @@ class KernelLog:
         """
         for _ in range(MOST):
             try:
-                record = os.read(self._descriptor, 8192).decode("utf-8", "replace")
-            except BlockingIOError:
-                return
+                record = self.read(8192)
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
                 self.lost += 1
                 continue
-            if not record:
+            if not record:  # there is none now
                 return
             # ``6,339,5140900,-;NET: Registered``, and lines of further fields, which are indented.
-            for line in record.splitlines():
+            for line in record.decode("utf-8", "replace").splitlines():
                 fault = None if line.startswith(" ") else finding(line.partition(";")[2])
                 if fault:
                     yield fault
@@ -152,8 +143,7 @@ def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: P
     with contextlib.ExitStack() as stack:
         log = None
         with contextlib.suppress(OSError):
-            log = KernelLog(kernel_log)
-            stack.callback(log.close)
+            log = stack.enter_context(KernelLog(kernel_log))
         while not stopped.wait(PERIOD):
             available = process.available_megabytes()
             if available < floor:

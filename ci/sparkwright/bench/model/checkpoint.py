@@ -165,16 +165,21 @@ def header(path: Path) -> dict[str, Tensor]:
         end += count
         tensors[name] = Tensor(entry.dtype, entry.shape, count)
     if end != size - 8 - length:
-        text = f"{path.name} describes {end:,} bytes of data and holds {size - 8 - length:,}."
-        raise invalid(text)
+        raise invalid(
+            f"{path.name} describes {end:,} bytes of data and holds {size - 8 - length:,}."
+        )
     return tensors
 
 
 def _require(path: Path) -> None:
     if not path.exists():
         message = f"The model has no {path.name}."
-        todo = "Name the folder of a whole model: config.json and *.safetensors."
-        raise SourceError("not-provided", message, details=[str(path)], todo=todo)
+        raise SourceError(
+            "not-provided",
+            message,
+            details=[str(path)],
+            todo="Name the folder of a whole model: config.json and *.safetensors.",
+        )
 
 
 def _document(path: Path, limit: int, kind: type[T]) -> T:
@@ -194,6 +199,9 @@ def _shards(folder: Path) -> list[str]:
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
-        todo = "Only models in the safetensors format can be read."
-        raise SourceError("not-provided", f"There is no *.safetensors in {folder}.", todo=todo)
+        raise SourceError(
+            "not-provided",
+            f"There is no *.safetensors in {folder}.",
+            todo="Only models in the safetensors format can be read.",
+        )
     return names

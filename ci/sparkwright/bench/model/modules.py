@@ -342,11 +342,9 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the *config* says that the model is quantised; empty if it is silent."""
-    stated = config.get("quantization_config") or {}
-    if not isinstance(stated, dict):
-        raise invalid("The model's quantization_config is no JSON object.")
-    return stated
+    """Return how the *config* says that the model is quantised; empty if it says nothing."""
+    stated = config.get("quantization_config")
+    return stated if isinstance(stated, dict) else {}
 
 
 def _layers(config: Mapping[str, Any]) -> int:
@@ -362,8 +360,9 @@ def _number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:
         value = config.get(name)
         if value is not None:
             if type(value) is not int or not 0 <= value <= most:
-                message = f"config.json states {name} as {str(value)[:60]!r}, not 0 to {most:,}."
-                raise invalid(message)
+                raise invalid(
+                    f"config.json states {name} as {str(value)[:60]!r}, not 0 to {most:,}."
+                )
             return value
     return 0
 

@@ -98,9 +98,7 @@ class PreflightFinding(msgspec.Struct, frozen=True):
 
 def setting(flag: str) -> str:
     """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
-    name = flag.partition("=")[0]
-    if name.startswith("--no-"):
-        return "--" + name.removeprefix("--no-")
+    name = "--" + flag.partition("=")[0].removeprefix("--").removeprefix("no-")
     return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
 
 
@@ -116,8 +114,11 @@ def require_checkpoint(recipe: Recipe, folder: Path) -> None:
         return
     checkpoint = modules.audit(read(folder))
     if details := [finding.message for finding in _other_model(recipe, checkpoint)]:
-        what = f"{folder} does not hold the checkpoint of {recipe.name}."
-        raise RecipeError("recipe-unfit", what, details=[*details, REASONS["checkpoint-other"]])
+        raise RecipeError(
+            "recipe-unfit",
+            f"{folder} does not hold the checkpoint of {recipe.name}.",
+            details=[*details, REASONS["checkpoint-other"]],
+        )
 
 
 def check(
@@ -148,8 +149,9 @@ def check(
         for finding in findings(recipe, workloads, total=total, checkpoint=audit, servers=servers)
     ]
     if errors:
-        what = f"{recipe.name} cannot be served here as it is."
-        raise RecipeError("recipe-unfit", what, details=errors)
+        raise RecipeError(
+            "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
+        )
 
 
 def findings(
@@ -187,18 +189,22 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightF
     """Yield what shows that *checkpoint* is not the one of *recipe*."""
     model, plan = recipe.model, recipe.plan
     if model.architecture not in (UNRESOLVED, checkpoint.model):
-        message = f"its architecture is {checkpoint.model}, not {model.architecture}"
-        yield PreflightFinding("checkpoint-other", message)
+        yield PreflightFinding(
+            "checkpoint-other", f"its architecture is {checkpoint.model}, not {model.architecture}"
+        )
     name = model.quantization.partition(" ")[0]
     weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
     if not checkpoint.scheme.startswith(FORMATS.get(name, name)) or weights_alone:
         scheme = checkpoint.scheme or "not quantised"
-        message = f"it is {scheme}, and the recipe's model is {model.quantization}"
-        yield PreflightFinding("checkpoint-other", message)
+        yield PreflightFinding(
+            "checkpoint-other", f"it is {scheme}, and the recipe's model is {model.quantization}"
+        )
     size = checkpoint.bytes / 2**30 / recipe.nodes
     if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
-        message = f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}"
-        yield PreflightFinding("checkpoint-other", message)
+        yield PreflightFinding(
+            "checkpoint-other",
+            f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}",
+        )
 
 
 def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:
@@ -206,11 +212,14 @@ def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:
     for variant in recipe.versions:
         for name, count in Counter(setting(flag) for flag in variant.flags).items():
             if count > 1:
-                message = f"{name} is there {count} times for vLLM {variant.vllm}"
-                yield PreflightFinding("flag-twice", message)
+                yield PreflightFinding(
+                    "flag-twice", f"{name} is there {count} times for vLLM {variant.vllm}"
+                )
             if name.partition(".")[0] in PLANNED:
-                message = f"{name} is also said by the recipe's own fields, or by a measurement"
-                yield PreflightFinding("flag-planned", message)
+                yield PreflightFinding(
+                    "flag-planned",
+                    f"{name} is also said by the recipe's own fields, or by a measurement",
+                )
 
 
 def _memory(
@@ -221,16 +230,18 @@ def _memory(
     weights = checkpoint.bytes / 2**30 / recipe.nodes if checkpoint else plan.weights
     needed = servers * (weights + plan.cache + plan.reserve) + plan.floor
     if needed > machine:
-        message = (
+        yield PreflightFinding(
+            "memory-short",
             f"{servers} × ({weights:.1f} of weights, {plan.cache:g} of cache, {plan.reserve:g} in "
             f"reserve) and {plan.floor:g} that stay free are {needed:.1f} GiB; the machine has "
-            f"{machine:.1f}"
+            f"{machine:.1f}",
         )
-        yield PreflightFinding("memory-short", message)
     if share * machine + plan.floor > machine and share:
         left = (1 - share) * machine
-        message = f"{share:g} of {machine:.1f} GiB leaves {left:.1f}; {plan.floor:g} must stay free"
-        yield PreflightFinding("memory-utilization", message)
+        yield PreflightFinding(
+            "memory-utilization",
+            f"{share:g} of {machine:.1f} GiB leaves {left:.1f}; {plan.floor:g} must stay free",
+        )
     tokens = int(plan.cache * 2**30 / plan.token) if plan.token else plan.max_model_len
     if tokens < plan.max_model_len:
         yield PreflightFinding(
@@ -245,8 +256,12 @@ def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFin
     cells = workloads.cells(*recipe.workloads) if workloads else ()
     for cell in cells:
         if cell.prompt + cell.answer > plan.max_model_len:
-            message = f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens"
-            yield PreflightFinding("cell-too-long", message)
+            yield PreflightFinding(
+                "cell-too-long",
+                f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens",
+            )
         if cell.concurrency > plan.max_num_seqs:
-            message = f"{cell.name} has more requests than max_num_seqs, {plan.max_num_seqs}"
-            yield PreflightFinding("cell-too-wide", message)
+            yield PreflightFinding(
+                "cell-too-wide",
+                f"{cell.name} has more requests than max_num_seqs, {plan.max_num_seqs}",
+            )

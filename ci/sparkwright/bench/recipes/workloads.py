@@ -46,10 +46,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: str = ""
     primary: tuple[Metric, ...] = ()
 
-    def __post_init__(self) -> None:
-        if 0 < self.requests < self.concurrency:
-            raise ValueError(f"{self.name}: fewer requests than run at a time")
-
     @classmethod
     def parse(cls, name: str) -> Self:
         """Return the cell called *name*, without primary metrics; raise ValueError if none is."""
@@ -92,9 +88,7 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if cell.requests:
             return cell.requests
         fewest = max(self.least, self.rounds * cell.concurrency)
-        wanted = (
-            math.ceil(self.seconds * cell.concurrency / request_seconds) if request_seconds else 0
-        )
+        wanted = self.seconds * cell.concurrency / request_seconds if request_seconds else 0
         return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
 
 
@@ -127,11 +121,6 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: dict[Name, Dataset]
     workloads: dict[Name, Workload]
 
-    def __post_init__(self) -> None:
-        for name, workload in self.workloads.items():
-            if unknown := {cell.texts for cell in workload.cells} - {"", *self.texts}:
-                raise ValueError(f"{name}: {', '.join(sorted(unknown))} is not among the texts")
-
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:
         """
         Return the cells of the workloads called *names*, or of names of cells, each cell once.
@@ -147,8 +136,9 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     cells.setdefault(cell.name, cell)
             except ValueError:
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                what = f"There is no workload {name!r:.80}."
-                raise UsageError("usage", what, todo=todo) from None
+                raise UsageError(
+                    "usage", f"There is no workload {name!r:.80}.", todo=todo
+                ) from None
         return tuple(cells.values())
 
 
@@ -161,12 +151,14 @@ def check_texts(cells: Sequence[WorkloadCell], texts: Path | None) -> None:
     """
     users = [cell.name for cell in cells if cell.texts]
     if users and not texts:
-        what = f"{users[0]} needs a file of prompts."
-        raise UsageError("usage", what, todo="Name it with --texts FILE.")
+        raise UsageError(
+            "usage", f"{users[0]} needs a file of prompts.", todo="Name it with --texts FILE."
+        )
     if texts and not users:
         what = f"{cells[0].name} is measured with random tokens, and not with the file of --texts."
-        todo = 'Name a cell that has texts: --workload "sharegpt 1024/256 c10".'
-        raise UsageError("usage", what, todo=todo)
+        raise UsageError(
+            "usage", what, todo='Name a cell that has texts: --workload "sharegpt 1024/256 c10".'
+        )
 
 
 def load(root: Path) -> Workloads:

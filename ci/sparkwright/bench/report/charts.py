@@ -18,7 +18,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report.view import Column, Value, View, shape_of, shift
+from sparkwright.bench.report.view import Column, Value, View, shift
 from sparkwright.core.pages import clean
 from sparkwright.core.states import State
 
@@ -79,18 +79,15 @@ def drawing(height: float) -> Iterator[tuple[Figure, Axes]]:
 def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
     """Return *figure* as a chart, whose *name* is unique in the page."""
     out = io.StringIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(out, format="svg", metadata=metadata)
-    start = out.getvalue().index("<svg")
-    head, _, body = out.getvalue()[start:].partition(">")
-    box = re.search(r'viewBox="([^"]*)"', head)
-    body = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", "", body, flags=re.S)
-    body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body)
+    figure.savefig(out, format="svg")
+    body = out.getvalue().partition("<svg")[2].partition(">")[2]
+    unused = r'<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->| xmlns(:\w+)?="[^"]*"'
+    body = re.sub(unused, "", body, flags=re.S)
     body = re.sub(r"(\bid=\"|href=\"#|url\(#)", rf"\g<1>{name}-", body)
     body = re.sub(r"#0101([0-9a-f]{2})\b", lambda m: f"var(--{_NAMES[int(m[1], 16) - 1]})", body)
-    body = body.replace("'DejaVu Sans', sans-serif", "var(--sans)")
+    width, height = 72 * figure.get_size_inches()
     head = (
-        f'<svg class="plot" viewBox="{box[1] if box else ""}" role="img" '
+        f'<svg class="plot" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-labelledby="{name}-t {name}-d"><title id="{name}-t">{escape(clean(title))}</title>'
         f'<desc id="{name}-d">{escape(clean(caption))}</desc>'
     )
@@ -101,7 +98,9 @@ def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
 
 def medians(axes: Axes, points: Sequence[tuple[float, Value]], series: int, label: str) -> None:
     """Draw the median and the interval of each of *points* in the look of that *series*."""
-    colour, mark = SERIES[series]
+    # Beyond the last colour they begin again, each with another mark.
+    cycle, index = divmod(series, len(SERIES))
+    colour, mark = SERIES[index][0], SERIES[(index + cycle) % len(SERIES)][1]
     style: Any = {"color": COLOURS[colour], "lw": 1.5}
     if points:
         places, values = zip(*points, strict=True)
@@ -134,9 +133,9 @@ def forest(view: View, name: str) -> Chart | None:
         axes.axvline(margin, color=COLOURS["bad"], lw=1.4, ls=(0, (4, 2)))
         for at, (_, series, moved) in enumerate(rows):
             colour = COLOURS[_STATES[series.state] if series.primary else "muted"]
-            if moved.low is not None and moved.high is not None:
-                axes.hlines(at, 100 * moved.low, 100 * moved.high, color=colour, lw=3, alpha=0.5)
-            axes.plot([100 * moved.mean], [at], "D" if series.primary else "o", color=colour, ms=5)
+            mean, low, high = (100 * share for share in moved)
+            axes.hlines(at, low, high, color=colour, lw=3, alpha=0.5)
+            axes.plot([mean], [at], "D" if series.primary else "o", color=colour, ms=5)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         labels = [
             f"{clean(cell.name, 24)}, {METRICS[series.metric][0]}" for cell, series, _ in rows
@@ -153,28 +152,29 @@ def forest(view: View, name: str) -> Chart | None:
 
 def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
     """Return the throughput by concurrency of each kind of prompt and answer."""
-    if rest := columns[len(SERIES) :]:
-        return [*throughput(columns[: len(SERIES)], name), *throughput(rest, f"{name}-more")]
-    cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
-    charts = []
-    for prompt, answer in sorted({cell[:2] for cell in cells}):
-        users = sorted(cell[2] for cell in cells if cell[:2] == (prompt, answer))
-        if len(users) > 1:
-            charts.append(_by_concurrency(columns, prompt, answer, users, name))
+    cells = [cell for column in columns for cell in column.view.result.cells]
+    shapes = sorted({(cell.prompt, cell.answer) for cell in cells})
+    charts = (_by_concurrency(columns, *shape, name) for shape in shapes)
     return [drawn for drawn in charts if drawn]
 
 
-def _by_concurrency(
-    columns: Sequence[Column], prompt: int, answer: int, users: Sequence[int], name: str
-) -> Chart | None:
+def _by_concurrency(columns: Sequence[Column], prompt: int, answer: int, name: str) -> Chart | None:
+    """Return the throughput of one kind; None unless it was measured at several concurrencies."""
     with drawing(215 + 15 * len(columns)) as (figure, axes):
+        users = set()
         for series, column in enumerate(columns):
-            values = [(count, column.value((prompt, answer, count), "rate")) for count in users]
-            medians(axes, [(count, value) for count, value in values if value], series, column.name)
-        if not axes.lines:
+            values = {
+                cell.concurrency: column.view.value(cell, "rate", column.side)
+                for cell in column.view.result.cells
+                if (cell.prompt, cell.answer) == (prompt, answer)
+            }
+            points = [(count, value) for count, value in sorted(values.items()) if value]
+            users |= {count for count, _ in points}
+            medians(axes, points, series, column.name)
+        if len(users) < 2:
             return None
         axes.set_xscale("log", base=2)
-        axes.set_xticks(users, [f"{count}" for count in users], minor=False)
+        axes.set_xticks(sorted(users), [f"{count}" for count in sorted(users)], minor=False)
         axes.set_xlabel("users at a time")
         finish(axes, "tok/s of all users together")
         title = f"{prompt}/{answer}: throughput by concurrency"

@@ -13,11 +13,10 @@ from sparkwright.bench.report import charts
 from sparkwright.bench.report.view import (
     View,
     columns,
-    comparisons,
+    comparison,
     interval,
     number,
     over_time,
-    shape_of,
 )
 from sparkwright.bench.results import Result
 from sparkwright.core import pages
@@ -43,8 +42,7 @@ def show(result: Result) -> None:
         console.result(f"  - {gap}")
     for table in view.tables:
         _table(table)
-    cells = sorted(result.cells, key=shape_of)
-    rates = {cell.name: rate.median for cell in cells if (rate := view.value(cell, "rate"))}
+    rates = {c.name: rate.median for c in result.cells if (rate := view.value(c, "rate"))}
     rows = [
         (cell, number(rate), "█" * round(_BARS * rate / max(rates.values())))
         for cell, rate in rates.items()
@@ -70,8 +68,7 @@ def show_quick(look: QuickLook, title: str, cell: str) -> None:
 
 def show_compared(results: Sequence[Result]) -> None:
     """Print the configurations of several results side by side."""
-    for table in comparisons([View(result) for result in results]):
-        _table(table)
+    _table(comparison([View(result) for result in results]))
 
 
 def _table(table: Table) -> None:
@@ -84,13 +81,19 @@ def render(results: Sequence[Result]) -> str:
     """Return the page of *results*."""
     views = [View(result) for result in results]
     several = len(views) > 1
-    sections = []
-    for position, view in enumerate(views, 1):
-        name, mark = f"r{position}", f"#{position} " if several else ""
-        sections.append((name, f"{mark}{view.title}", view, charts.forest(view, name)))
+    mark = "#{} " if several else ""
+    sections = [
+        (
+            f"r{position}",
+            mark.format(position) + view.title,
+            view,
+            charts.forest(view, f"r{position}"),
+        )
+        for position, view in enumerate(views, 1)
+    ]
     return pages.environment("sparkwright.bench.report").get_template("page.html").render(
         title=f"{len(views)} results" if several else f"{views[0].verdict[1]}: {views[0].title}",
         sections=sections, several=several, version=__version__, kinds=TITLES,
         charts=charts.throughput(columns(views), "all"),
-        tables=comparisons(views) if several else [],
+        compared=comparison(views),
     )  # fmt: skip

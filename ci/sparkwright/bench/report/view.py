@@ -8,12 +8,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadCurve, LoadResult
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.bench.results import CellResult, Measurement, Result, Series
+from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.console import duration
 from sparkwright.core.pages import Table
@@ -23,13 +25,17 @@ from sparkwright.core.states import SIGNS
 NOT_MEASURED = "not measured"
 #: Smallest and largest number that a machine may have given.
 _LEAST, _MOST = 1e-9, 1e12
+#: Facts of the machine that make results comparable.
+HOST_FACTS = ("gpu", "driver", "kernel", "memory")
 #: Headings of the metrics.
 SHORT: dict[Metric, str] = {"tpot": "TPOT, ms", "ttft": "TTFT, ms", "rate": "tok/s"}
-#: Heading → median, 90th and 99th percentile of it over requests (or events) in one measurement.
-_PERCENTILES: dict[str, tuple[str, str, str]] = {
-    "TPOT, ms": ("tpot", "tpot_p90", "tpot_p99"),
-    "TTFT, ms": ("ttft", "ttft_p90", "ttft_p99"),
-    "ITL, ms": ("itl_p50", "itl_p90", "itl_p99"),
+#: Heading → factor of its unit; median, 90th and 99th percentile of it over requests (or events) in
+#: one measurement, or the figure of the measurement.
+_PERCENTILES: dict[str, tuple[Any, ...]] = {
+    "TPOT, ms": (1000, "tpot", "tpot_p90", "tpot_p99"),
+    "TTFT, ms": (1000, "ttft", "ttft_p90", "ttft_p99"),
+    "ITL, ms": (1000, "itl_p50", "itl_p90", "itl_p99"),
+    "requests, 1/s": (1, "requests_per_second"),
 }
 #: Headings of what a configuration reached for each user, for all together, to the first token.
 FIGURES = (
@@ -127,36 +133,20 @@ def summary(values: Sequence[float]) -> Value | None:
     return Value(statistics.median(values), math.exp(low), math.exp(high), len(values))
 
 
-class Shift(msgspec.Struct, frozen=True):
-    """The share by which the candidate is worse (0.02: 2 %), and its 95 % interval."""
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def conclusion(self) -> str:
-        """What the interval supports."""
-        if self.low is None or self.high is None:
-            return "too few blocks for a statement"
-        gain = percent(1 / (1 + (self.high if self.high < 0 else self.low)) - 1)
-        if self.high < 0:
-            return f"at least {gain} faster"
-        if self.low > 0:
-            return f"at least {percent(self.low)} slower"
-        return f"no difference shown: {gain} faster to {percent(self.high)} slower"
-
-
-def shift(series: Series) -> Shift | None:
-    """Return how much worse the candidate of *series* is, by its paired blocks; None without."""
+def shift(series: Series) -> tuple[float, float, float] | None:
+    """
+    Return the share by which the candidate of *series* is worse (0.02: 2 %), by its paired blocks,
+    and the ends of its 95 % interval, which is a point with too few; None without any.
+    """
     if not series.differences:
         return None
     mean = math.expm1(max(-20.0, min(20.0, statistics.fmean(series.differences))))
     low, high = series.low, series.high
     if low is None or high is None or not (plausible(low) and plausible(high)):
-        return Shift(mean)
-    ends = (1 / high, 1 / low) if METRICS[series.metric][3] else (low, high)
-    return Shift(mean, ends[0] - 1, ends[1] - 1)
+        return mean, mean, mean
+    if METRICS[series.metric][3]:
+        low, high = 1 / high, 1 / low
+    return mean, low - 1, high - 1
 
 
 class View:
@@ -164,9 +154,9 @@ class View:
 
     def __init__(self, result: Result) -> None:
         self.result = result
-        self.sides: tuple[Side, ...] = (
-            ("baseline", "candidate") if result.baseline else ("candidate",)
-        )
+        self.subjects: dict[Side, Subject] = {"candidate": result.candidate}
+        if result.baseline:
+            self.subjects = {"baseline": result.baseline, **self.subjects}
 
     @property
     def title(self) -> str:
@@ -220,17 +210,14 @@ class View:
 
     def _measured(self) -> Table:
         """Return the medians of a result without a baseline."""
-        rows = []
-        for cell, series in self._series:
-            metric = series.metric
-            ends = [end and end * METRICS[metric][2] for end in (series.low, series.high)]
-            rows.append(
-                (
-                    cell.name, SHORT[metric], quantity(series.candidate, metric),
-                    interval(ends, number), f"{series.launches}",
-                    self._bandwidth(cell, metric),
-                )
-            )  # fmt: skip
+        rows = [
+            (
+                cell.name, SHORT[series.metric], quantity(series.candidate, series.metric),
+                interval((series.low, series.high), partial(quantity, metric=series.metric)),
+                f"{series.launches}", self._bandwidth(cell, series.metric),
+            )
+            for cell, series in self._series
+        ]  # fmt: skip
         heads = ("Workload", "Metric", ">Median", ">95 % interval", ">Launches", ">Bandwidth")
         return Table("What was measured", heads, rows, 5, "Medians over launches.")
 
@@ -238,19 +225,18 @@ class View:
         """Return the changes from the baseline to the candidate."""
         rows = []
         for cell, series in self._series:
-            metric, moved = series.metric, shift(series)
+            metric, moved, change = series.metric, shift(series), "–"
             sign = f"{SIGNS[series.state]} " if series.primary else ""
-            change = conclusion = "–"
             if moved:
-                ratio = 1 / (1 + moved.mean) if METRICS[metric][3] else 1 + moved.mean
-                change, conclusion = signed(ratio - 1), moved.conclusion
+                ratio = 1 / (1 + moved[0]) if METRICS[metric][3] else 1 + moved[0]
+                change = signed(ratio - 1)
             ends = [end and end - 1 for end in (series.low, series.high)]
             rows.append(
                 (
                     cell.name, f"{sign}{SHORT[metric]}", quantity(series.baseline, metric),
                     quantity(series.candidate, metric), change,
                     interval(ends, signed), f"{series.launches}",
-                    series.conclusion or conclusion,
+                    series.conclusion or "–",
                     percent(series.sigma, 2) if series.sigma else "–",
                     self._bandwidth(cell, metric),
                 )
@@ -275,15 +261,15 @@ class View:
 
     def _percentiles(self) -> Table:
         rows = []
-        for cell, side in itertools.product(self.result.cells, self.sides):
+        for cell, side in itertools.product(self.result.cells, self.subjects):
             prefix = f"{side} " if self.result.baseline else ""
             if loads := self._loads(cell, side):
-                for title, names in _PERCENTILES.items():
+                for title, (factor, *names) in _PERCENTILES.items():
                     values = [_median([getattr(load, name) for load in loads]) for name in names]
-                    figures = (number(value and 1000 * value) for value in values)
-                    rows.append((cell.name, f"{prefix}{title}", *figures))
-                rate = _median([load.requests_per_second for load in loads])
-                rows.append((cell.name, f"{prefix}requests, 1/s", number(rate), "–", "–"))
+                    figures = [number(value and factor * value) for value in values]
+                    rows.append(
+                        (cell.name, f"{prefix}{title}", *figures, *["–"] * (3 - len(names)))
+                    )
         note = (
             "TPOT: time per token; TTFT: time to the first token; ITL: gap between events, each of "
             "several tokens with speculation. Medians over the measurements that count."
@@ -294,9 +280,7 @@ class View:
     def measurements(self, cell: CellResult) -> Table:
         """Return a table of all measurements of *cell*."""
         rows = []
-        for leg in self.result.legs:
-            if leg.cell != cell.name:
-                continue
+        for leg in (leg for leg in self.result.legs if leg.cell == cell.name):
             shot, run = leg.after or leg.before, leg.run
             figures = (
                 quantity(getattr(run, metric) or None, metric) if run else "–" for metric in METRICS
@@ -338,12 +322,11 @@ class View:
             "Read bandwidth": f"{number(band.gigabytes)} GB/s, {band.origin}" if band else "",
             "Measured": f"{moment(result.began)}, {took}{resumed}" if result.began else "",
             "Policy, sha256": result.policy,
+            "Margin": percent(result.margin) if result.margin else "",
+            "Error rate α": percent(result.alpha) if result.alpha else "",
+            "Gate of this wheel and recipe": f"number {result.attempt}" if result.alpha else "",
             **result.host,
         }
-        if result.baseline:
-            attempt = f"gate number {result.attempt} of this wheel and recipe"
-            facts["Margin"] = f"a pass excludes slowdowns of {percent(result.margin)}"
-            facts["Error rate α"] = f"{percent(result.alpha)}, {attempt}"
         return [(name, value) for name, value in facts.items() if value]
 
     @property
@@ -360,25 +343,13 @@ class View:
             yield f"Read bandwidth: {band.origin if band else NOT_MEASURED}."
         if not result.qualified:
             yield "Load generator: not checked against a server of known times."
-        if not any(leg.before for leg in result.legs):
-            yield "State of the machine (clocks, temperature, probe): not read."
         if not result.candidate.sha256:
             yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
         deciding = [(cell.name, series) for cell, series in self._series if series.primary]
-        names = {
-            "Not run, although they decide": [
-                name for name, series in deciding if series.state == "not-run"
-            ],
-            "No A/A block, so that they decide by their own spread alone": [
-                name for name, series in deciding if series.differences and not series.sigma
-            ],
-            "The newest A/A block contradicts the earlier ones, and alone counts": [
-                cell.name for cell, series in self._series if not series.in_band
-            ],
-        }
-        for what, cells in names.items():
-            if cells:
-                yield f"{what}: {', '.join(cells)}."
+        if names := [name for name, series in deciding if series.state == "not-run"]:
+            yield f"Not run, although they decide: {', '.join(names)}."
+        if names := [cell.name for cell, series in self._series if not series.in_band]:
+            yield f"The newest A/A block contradicts the earlier ones: {', '.join(names)}."
         if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."
@@ -389,11 +360,10 @@ def over_time(curves: dict[str, LoadCurve]) -> Table:
     rows = [
         (
             cell, f"{curve.seconds:,.0f}", sparkline(curve.tokens), f"{max(curve.tokens):,.0f}",
-            sparkline(curve.requests),
         )
         for cell, curve in curves.items()
     ]  # fmt: skip
-    heads = ("Workload", ">Seconds", "tok/s over time", ">Most", "Requests at a time")
+    heads = ("Workload", ">Seconds", "tok/s over time", ">Most")
     note = "The last measurement that counts; tokens are spread evenly in a request."
     return Table("Over time", heads, rows, 5, note)
 
@@ -404,10 +374,6 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(plain) if plain else None
 
 
-#: Prompt, answer and concurrency.
-Shape = tuple[int, int, int]
-
-
 class Column(msgspec.Struct, frozen=True):
     """A side of a result, and the name that distinguishes it from the other columns."""
 
@@ -415,82 +381,38 @@ class Column(msgspec.Struct, frozen=True):
     view: View
     side: Side
 
-    def cell(self, shape: Shape) -> CellResult | None:
-        """Return the workload of that *shape*; None if it was not measured."""
-        cells = (cell for cell in self.view.result.cells if shape_of(cell) == shape)
-        return next(cells, None)
-
-    def value(self, shape: Shape, metric: Metric) -> Value | None:
-        """Return *metric* of the workload of that *shape*; None if it was not measured."""
-        cell = self.cell(shape)
-        return self.view.value(cell, metric, self.side) if cell else None
-
-
-def shape_of(cell: CellResult) -> Shape:
-    """Return what distinguishes the workload of *cell*."""
-    return cell.prompt, cell.answer, cell.concurrency
-
 
 def columns(views: Sequence[View]) -> list[Column]:
     """Return the configurations of *views*, each with its own name."""
-    result = []
-    for position, view in enumerate(views, 1):
-        for side in view.sides:
-            own = view.result.baseline if side == "baseline" else None
-            label = (own or view.result.candidate).label + (" (baseline)" if own else "")
-            name = " ".join(filter(None, (f"#{position}", view.result.quantization, label)))
-            result.append(Column(name, view, side))
-    return result
+    marks = {"baseline": " (baseline)"}
+    return [
+        Column(
+            f"#{position} {view.result.quantization} {subject.label}{marks.get(side, '')}",
+            view,
+            side,
+        )
+        for position, view in enumerate(views, 1)
+        for side, subject in view.subjects.items()
+    ]
 
 
-def comparisons(views: Sequence[View]) -> list[Table]:
-    """Return all configurations, and the candidate of the first result against each other."""
-    configurations = columns(views)
-    first, *others = (column for column in configurations if column.side == "candidate")
-    return [_all(configurations), *(_pair(first, other) for other in others)]
-
-
-def _all(configurations: Sequence[Column]) -> Table:
+def comparison(views: Sequence[View]) -> Table:
     """Return a row for each configuration that measured a workload, workload by workload."""
-    cells = {shape_of(cell): cell.name for col in configurations for cell in col.view.result.cells}
-    rows = []
-    for shape, name in sorted(cells.items()):
-        for column in configurations:
-            cell = column.cell(shape)
-            if cell and (figures := column.view.figures(cell, column.side)):
-                rows.append((name, column.name, *figures))
-    note = "Medians over blocks; of each user, and of all users together."
-    return Table("All configurations", ("Workload", "Configuration", *FIGURES), rows, 5, note)
-
-
-def _pair(ours: Column, theirs: Column) -> Table:
-    """Return what the intervals of two results support, per token."""
-    first, other = ours.view.result, theirs.view.result
-    shifts = {}
-    for cell in first.cells:
-        a, b = (column.value(shape_of(cell), "tpot") for column in (ours, theirs))
-        if a and b:
-            shifts[cell.name] = _shift(a, b)
-    faster = sum(each.high is not None and each.high < 0 for each in shifts.values())
-    slower = sum(each.low is not None and each.low > 0 for each in shifts.values())
+    rows = [
+        (cell.name, column.name, *figures)
+        for column in columns(views)
+        for cell in column.view.result.cells
+        if (figures := column.view.figures(cell, column.side))
+    ]
+    cells = [cell.name for view in views for cell in view.result.cells]
     note = (
-        f"Per token, faster in {faster} and slower in {slower} of {len(shifts)} workloads; nothing "
-        "is shown for the others. Sessions of their own: drift between them is not in the "
-        "intervals."
+        "Medians over blocks; of each user, and of all users together. Drift between sessions is "
+        "not in the intervals."
     )
-    names = ("gpu", "driver", "kernel", "memory")
-    if differ := [name for name in names if first.host.get(name) != other.host.get(name)]:
-        note += f" Not the same machine or software: {', '.join(differ)} differ."
-    if first.model != other.model:
-        note += f" Other checkpoints: {first.model} and {other.model}."
-    rows = [(name, each.conclusion) for name, each in shifts.items()]
-    title = f"{ours.name} against {theirs.name}"
-    return Table(title, ("Workload", "What it supports"), rows, 2, note)
-
-
-def _shift(ours: Value, theirs: Value) -> Shift:
-    """Return how much slower *ours* is, with the farthest ends that both intervals allow."""
-    mean = ours.median / theirs.median - 1
-    if ours.low is None or ours.high is None or theirs.low is None or theirs.high is None:
-        return Shift(mean)
-    return Shift(mean, ours.low / theirs.high - 1, ours.high / theirs.low - 1)
+    facts = [(view.result.model, *map(view.result.host.get, HOST_FACTS)) for view in views]
+    if len({*facts}) > 1:
+        note += f" Not all of one model on one machine ({', '.join(HOST_FACTS)})."
+    heads = ("Workload", "Configuration", *FIGURES)
+    return Table(
+        "All configurations", heads, sorted(rows, key=lambda row: cells.index(row[0])), 5, note
+    )

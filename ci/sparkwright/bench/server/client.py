@@ -28,7 +28,7 @@ from msgspec import Meta
 from sparkwright.core import http as bounded_http
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
-from sparkwright.core.http import LARGEST, HttpFailure, Reply
+from sparkwright.core.http import LARGEST, HttpFailure
 
 #: Why a reply does not count: stable reference → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -249,7 +249,7 @@ class Client:
         name.
         """
         values: dict[str, float] = defaultdict(float)
-        body = self._exchange("GET", "/metrics", media_type="text/plain")
+        body = self._exchange("GET", "/metrics")
         for line in body.decode("utf-8", "replace").splitlines():
             if not line.strip() or line.startswith("#"):
                 continue
@@ -329,11 +329,14 @@ class Client:
         choice, usage = self._generate("/v1/completions", request, max_tokens, size)
         tokens, read = choice.token_ids or (), choice.prompt_token_ids or codes or []
         if usage.completion_tokens != len(tokens):
-            message = f"the server counts {usage.completion_tokens} tokens, {len(tokens)} came"
-            raise ServerInvalid("usage-mismatch", message)
+            raise ServerInvalid(
+                "usage-mismatch",
+                f"the server counts {usage.completion_tokens} tokens, {len(tokens)} came",
+            )
         if read and (usage.prompt_tokens != len(read) or read != (codes or read)):
-            message = f"{usage.prompt_tokens} tokens of the prompt were read, or others"
-            raise ServerInvalid("usage-mismatch", message)
+            raise ServerInvalid(
+                "usage-mismatch", f"{usage.prompt_tokens} tokens of the prompt were read, or others"
+            )
         if choice.finish_reason == "length" and len(tokens) < max_tokens:
             self._require_room(usage.prompt_tokens, max_tokens)
             message = f"ended for its length after {len(tokens)} of {max_tokens} tokens"
@@ -393,8 +396,9 @@ class Client:
         reply = self._ask(path, _Generated, body, LARGEST + max_tokens * PER_TOKEN + size)
         (choice,), usage = reply.choices, reply.usage
         if reply.model != self.model():
-            message = f"{reply.model!r} answers, {self.model()!r} was asked for"
-            raise ServerInvalid("model-mismatch", message)
+            raise ServerInvalid(
+                "model-mismatch", f"{reply.model!r} answers, {self.model()!r} was asked for"
+            )
         if choice.finish_reason not in ("length", "stop", "tool_calls"):
             raise ServerInvalid("stream-error", f"the server ended it: {choice.finish_reason}")
         if max(len(choice.token_ids or ()), usage.completion_tokens) > max_tokens:
@@ -403,8 +407,10 @@ class Client:
 
     def _require_room(self, prompt_tokens: int, max_tokens: int) -> None:
         if prompt_tokens + max_tokens > (limit := self.max_model_len()):
-            message = f"a prompt of {prompt_tokens} tokens and {max_tokens} more exceed {limit}"
-            raise ServerInvalid("prompt-too-long", message)
+            raise ServerInvalid(
+                "prompt-too-long",
+                f"a prompt of {prompt_tokens} tokens and {max_tokens} more exceed {limit}",
+            )
 
     @cached_property
     def _model(self) -> _Model:
@@ -412,8 +418,10 @@ class Client:
         matching = [model for model in listed if model.id == self._requested or not self._requested]
         if len(matching) != 1:
             names = ", ".join(model.id for model in listed) or "no model"
-            message = f"the server lists {names}; asked for: {self._requested or 'the only one'}"
-            raise ServerInvalid("model-mismatch", message)
+            raise ServerInvalid(
+                "model-mismatch",
+                f"the server lists {names}; asked for: {self._requested or 'the only one'}",
+            )
         return matching[0]
 
     def _ask(
@@ -425,25 +433,24 @@ class Client:
     ) -> T:
         """Return the reply of *path* as a *kind*; with a *request* it is a POST."""
         method = "POST" if request else "GET"
-        body = self._exchange(method, path, request, media_type="application/json", limit=limit)
+        body = self._exchange(method, path, request, limit)
         try:
             return msgspec.json.decode(body, type=kind)
         # The errors of msgspec and of UTF-8 are ValueErrors; deep nesting is not.
         except (ValueError, RecursionError) as error:
             reason = "stream-truncated" if "truncated" in str(error) else "answer-unreadable"
-            message = f"{error}; it begins {body[:80].decode('utf-8', 'replace')!r}"
-            raise ServerInvalid(reason, message) from None
+            raise ServerInvalid(
+                reason, f"{error}; it begins {body[:80].decode('utf-8', 'replace')!r}"
+            ) from None
 
     def _exchange(
         self,
         method: str,
         path: str,
         request: Mapping[str, object] | None = None,
-        *,
-        media_type: str = "",
         limit: int = LARGEST,
     ) -> bytes:
-        """Return the body of a reply with status 200, of *media_type* unless that is empty."""
+        """Return the body of a reply with status 200."""
         body = b"" if request is None else msgspec.json.encode(request)
         try:
             with bounded_http.exchange(
@@ -457,9 +464,12 @@ class Client:
                 # The deadline alone decides: vLLM may compute for minutes before the first byte.
                 stall=self.deadline + 60,
             ) as reply:
-                _require(reply, media_type)
                 reply.read(limit)
-                return reply.body
+                if reply.status == 200:
+                    return reply.body
+                words = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
+                reason = "not-a-number" if NOT_A_NUMBER in words else "server-refused"
+                raise ServerInvalid(reason, f"status {reply.status}: {words[:300]}", reply.status)
         except HttpFailure as failure:
             reasons = {
                 "slow": "server-slow",
@@ -470,20 +480,6 @@ class Client:
             raise ServerInvalid(reason, str(failure)) from None
 
 
-def _require(reply: Reply, media_type: str) -> None:
-    """Raise `ServerInvalid` unless *reply* succeeded with an unpacked body of *media_type*."""
-    if reply.status != 200:
-        reply.read()
-        words = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
-        reason = "not-a-number" if NOT_A_NUMBER in words else "server-refused"
-        raise ServerInvalid(reason, f"status {reply.status}: {words[:300]}", reply.status)
-    actual = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
-    packed = reply.headers.get("content-encoding", "identity").strip().lower()
-    if media_type and (actual, packed) != (media_type, "identity"):
-        message = f"the reply is {actual or 'of no type'} ({packed}) instead of {media_type}"
-        raise ServerInvalid("answer-unreadable", message)
-
-
 def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, float], ...]:
     """Return the distribution of each of *count* tokens, in the form of `Completion`."""
     lists = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) if logprobs else ()
@@ -491,7 +487,7 @@ def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, fl
         raise ServerInvalid("answer-unreadable", f"{count} tokens came without as many logprobs")
     return tuple(
         {
-            int(token.removeprefix("token_id:")): _number(value)
+            int(token.removeprefix("token_id:")): math.nan if value is None else value
             for token, value in {**(others or {}), name: own}.items()
         }
         for name, own, others in zip(*lists, strict=True)
@@ -503,17 +499,18 @@ def _scores(
 ) -> tuple[dict[int, float], ...]:
     """Return the distribution before each token of *prompt* but the first."""
     if len(scores) != len(prompt):
-        message = f"{len(scores)} tokens of a prompt of {len(prompt)} have logprobs"
-        raise ServerInvalid("answer-unreadable", message)
+        raise ServerInvalid(
+            "answer-unreadable", f"{len(scores)} tokens of a prompt of {len(prompt)} have logprobs"
+        )
     for position, (token, top) in enumerate(zip(prompt, scores, strict=True)):
         if position and token not in (top or ()):
-            message = f"token {token} of the prompt, at {position}, has no logprob"
-            raise ServerInvalid("answer-unreadable", message)
+            raise ServerInvalid(
+                "answer-unreadable", f"token {token} of the prompt, at {position}, has no logprob"
+            )
     return tuple(
-        {other: _number(score.logprob) for other, score in (top or {}).items()}
+        {
+            other: math.nan if score.logprob is None else score.logprob
+            for other, score in (top or {}).items()
+        }
         for top in scores[1:]
     )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -10,7 +10,6 @@ nor its memory.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import pwd
@@ -126,13 +125,12 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return
-    details = []
-    for name in unread:
-        similar = "".join(difflib.get_close_matches(name, read, 1, 0.75))
-        hint = removed_variable(name) or (f"perhaps {similar}" if similar else "unknown")
-        details.append(f"{name}: {hint}")
-    what = f"The installed vLLM does not read {', '.join(unread)}."
-    raise VariableError("variable-refused", what, details=details)
+    details = [f"{name}: {removed_variable(name) or 'unknown'}" for name in unread]
+    raise VariableError(
+        "variable-refused",
+        f"The installed vLLM does not read {', '.join(unread)}.",
+        details=details,
+    )
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -265,10 +263,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def ready(self) -> bool:
-        return not self.failure
 
     @property
     def running(self) -> bool:

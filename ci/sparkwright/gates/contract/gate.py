@@ -169,7 +169,7 @@ def profile(server: launch.Server, folder: Path) -> Path | None:
     taken.
     """
     with contextlib.suppress(ServerInvalid):
-        return kernel_trace.record(server.client(), folder) if server.ready else None
+        return None if server.failure else kernel_trace.record(server.client(), folder)
     return None
 
 
