@@ -400,6 +400,7 @@ def test_copies_are_found_by_their_names(tmp_path: Path, name: str, expected: li
         (["ptx sm_121f"], {"ptx-foreign": "files for sm_121f: 1,", "arch-missing": "sm_121f: 0"}),
         (["sm_121f", "sm_80"], {"arch-foreign": "cubins for sm_80: 1,"}),
         (["sm_121f", "ptx sm_80"], {"ptx-foreign": "PTX files for sm_80: 1,"}),
+        (["sm_121f", "sm_121f as sm_121a"], {"arch-contradicted": "the table says sm_121a"}),
         (["sm_121f", " as sm_121f"], {"arch-foreign": "sm_121f?: 1"}),
     ],
 )

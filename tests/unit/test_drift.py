@@ -197,8 +197,8 @@ forks:
     bases:
       x86_64: {{name: "widget-kit", version: "{version}", tag: "{tag}"}}
 """
-#: Of the official wheels.
-TAG = "cp38-abi3-manylinux_2_28_x86_64"
+#: Of the official wheels; a release may name another glibc.
+TAG, OTHER_TAG = "cp38-abi3-manylinux_2_28_x86_64", "cp38-abi3-manylinux_2_35_x86_64"
 OLD = STACK.format(version="1.0.0", tag=TAG)
 
 
@@ -209,14 +209,14 @@ class Upstream:
         self.host, self.offered = host, offered
         self.stack = host.root / "forks" / host.stack / "stack.yaml"
 
-    def release(self, version: str, files: Mapping[str, bytes | None]) -> str:
+    def release(self, version: str, files: Mapping[str, bytes | None], tag: str = TAG) -> str:
         """Commit *files*, tag them, and offer the sdist and a wheel."""
         commit = self.host.work.commit(files, f"Release {version}")
         self.host.work.git("tag", f"v{version}")
         self.host.push("main", f"v{version}")
         tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
         self.offered.release(version, tree)
-        self.offered.add(f"widget_kit-{version}-{TAG}.whl", b"PK\x05\x06" + bytes(18))
+        self.offered.add(f"widget_kit-{version}-{tag}.whl", b"PK\x05\x06" + bytes(18))
         return commit
 
     def bump(self, version: str, *words: str) -> int:
@@ -241,15 +241,15 @@ def _upstream(host: Host, offered: Index) -> Upstream:
 
 
 def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """stack.yaml and lock.yaml name the release; people's comments stay, and no patch changes a byte."""
-    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}), upstream.host.files()
+    """stack.yaml, with the tag of the official wheel, and lock.yaml name the release; people's comments stay, and no patch changes a byte."""
+    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}, OTHER_TAG), upstream.host.files()
     assert upstream.bump("1.1.0") == 0
     after, locked = upstream.host.files(), upstream.host.context().project.lock_file.read_text()
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
-    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=TAG)
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=OTHER_TAG)
     assert f"ref: v1.1.0\n      commit: {commit}\n" in locked
-    assert f"filename: widget_kit-1.1.0-{TAG}.whl" in locked
+    assert f"filename: widget_kit-1.1.0-{OTHER_TAG}.whl" in locked
     assert "1:  " in capsys.readouterr().out.partition("range-diff of both series:")[2]
 
 

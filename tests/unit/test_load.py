@@ -203,11 +203,33 @@ def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFi
     assert shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
 
 
-def test_quick_look_at_a_rate_has_no_limit() -> None:
+class Overloaded(Timetable):
+    """A generator at a rate, whose server answers one request in *gap* seconds and the others wait."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        self._gap = gap
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        self.specs.append(spec)
+        if spec.request_rate is None:
+            return LoadResult(self.name, "", 1.0, (Request(0.0, 0.1, 5.0, 8, spec.output_tokens),))
+        # Five seconds of an answer: the last ones end long after the last request.
+        starts = (number / spec.request_rate for number in range(spec.requests))
+        requests = tuple(
+            Request(start, 0.1, max(self._gap, self._gap * (number + 1) - start) + 5.0, 8, spec.output_tokens)
+            for number, start in enumerate(starts)
+        )
+        return LoadResult(self.name, "", requests[-1].start + requests[-1].latency, requests)
+
+
+@pytest.mark.parametrize(("gap", "warned"), [(0.1, False), (0.45, False), (0.8, True)])
+def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep_up(gap: float, warned: bool) -> None:
     """Requests arrive at the rate for ten seconds, whatever the cell's concurrency."""
-    generator = Timetable(1.0, 1.0)
+    generator = Overloaded(gap)
     look = quick_look.quick_look(generator, replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0))
     assert look.requests == 20
+    assert ("1.25 of 2 requests per second" in " ".join(look.warnings)) == warned == bool(look.warnings)
     assert "--max-concurrency" not in vllm_bench.arguments(generator.specs[-1], Path())
     assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
 
@@ -268,7 +290,7 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert prompts.prompt_file(path, store, digest, {}) == lines
     assert lines.stat().st_mtime_ns == written
     shown = capsys.readouterr().err
-    assert f"2 usable prompts, sha256 {digest}, no file of workloads.yaml" in shown
+    assert f"2 usable prompts, sha256 {digest}, not a file that workloads.yaml names" in shown
     prompts.prompt_file(path, store, None, {digest: "sharegpt"})
     assert f"sha256 {digest}, sharegpt" in capsys.readouterr().err
     # Lines of prompts give the same.

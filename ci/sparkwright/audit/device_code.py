@@ -75,14 +75,16 @@ class DeviceImage(msgspec.Struct, frozen=True):
 
     Attributes:
         container: The number of its fatbin in the library: one per translation unit.
+        listed: The target in the fatbin's table, by which a driver chooses.
         target: The target that the code itself states; ``sm_121?`` if it should and does not, and
-            that of the fatbin's table if it was not unpacked.
+            *listed* if it was not unpacked.
         sha256: Of the unpacked bytes; empty if they were not unpacked whole.
         kernels: The mangled names of a cubin's functions.
     """
 
     kind: Literal["ptx", "cubin"]
     container: int
+    listed: str
     target: str
     sha256: str = ""
     kernels: tuple[str, ...] = ()
@@ -146,7 +148,9 @@ def read(
                 target = match[1].decode()
             sha256 = sha256_bytes(content) if unpacked else ""
             target = target or f"{entry.arch}?"
-            images.append(DeviceImage(entry.kind, entry.container, target, sha256, kernels))
+            images.append(
+                DeviceImage(entry.kind, entry.container, entry.arch, target, sha256, kernels)
+            )
             visit(images[-1], content)
     except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))

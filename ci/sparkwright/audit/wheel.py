@@ -562,6 +562,10 @@ class LibraryAudit:
         kernels = list[tuple[str, Counter[str], DeviceImage]]()
 
         def visit(image: DeviceImage, content: bytes) -> None:
+            stated = image.kind == "cubin" and not image.target.endswith("?")
+            if stated and image.listed != image.target:
+                message = f"the table says {image.listed}, the code {image.target}"
+                self._find("arch-contradicted", f"fatbin {image.container}: {message}", [image])
             if any(re.search(text, name) for text in patterns for name in image.kernels):
                 kernels.extend((*entry, image) for entry in disassemble(content).items())
 

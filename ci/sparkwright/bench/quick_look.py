@@ -28,6 +28,9 @@ MIN_RUNS, MAX_RUNS = 2, 8
 TRIAL_TOKENS = 16
 #: Requests of a run in multiples of the concurrency, at most, and of a run at a rate.
 MAX_ROUNDS, MAX_REQUESTS = 8, 512
+#: Share of the ordered rate below which the server does not keep up, and requests of all runs
+#: together from which on that can be told.
+SUSTAINED, MIN_REQUESTS = 0.9, 10
 
 
 class QuickFigure(msgspec.Struct, frozen=True):
@@ -114,6 +117,10 @@ def quick_look(
                 if error.reason != "generator-late" or len(results) < MIN_RUNS:
                     raise
                 break
+    answered = answered_rate(results)
+    if spec.request_rate and answered and answered < SUSTAINED * spec.request_rate:
+        rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
+        warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []
     for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
         # Answers of one token have neither a time per token nor a gap: None, or 0.
@@ -124,3 +131,21 @@ def quick_look(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
         generator.name, tuple(figures), results[-1].curve(), tuple(warnings),
     )  # fmt: skip
+
+
+def answered_rate(results: Sequence[LoadResult]) -> float | None:
+    """
+    Return the requests per second that are answered while requests arrive, over all *results*.
+
+    That is the rate at which they are sent, over the seconds by which the end of an answer is later
+    for a request that is sent a second later. The time of the last answers does not count, so a
+    server that keeps up has its rate in a short run, too. None for too few requests.
+    """
+    requests = [request for result in results for request in result.requests]
+    seconds = sum(result.requests[-1].start for result in results)
+    starts = [request.start for request in requests]
+    if len(requests) < MIN_REQUESTS or not seconds:
+        return None
+    ends = [request.start + request.latency for request in requests]
+    slope = statistics.linear_regression(starts, ends).slope
+    return (len(requests) - len(results)) / seconds / max(1.0, slope)

@@ -34,13 +34,14 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key
-from sparkwright.forks import fetch, resolve
+from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
     ForkSpec,
     Project,
     SourceError,
     StackSpec,
+    WheelSpec,
     render_lock,
 )
 
@@ -393,6 +394,19 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     return Bump(fork, base, tuple(tried), gone, files)
 
 
+def _tag(base: WheelSpec, version: str) -> str:
+    """
+    Return the tag of the official wheel of *version* in place of that of *base*; only the glibc
+    version in it changes.
+    """
+    glibc = re.sub(r"_2_\d+_", r"_2_\\d+_", re.escape(base.tag))
+    stem = re.escape(f"{base.name.replace('-', '_')}-{version}")
+    name = re.compile(rf"{stem}-({glibc})\.whl")
+    matches = (name.fullmatch(file.name) for file in package_index.files(base.name))
+    tags = [match[1] for match in matches if match]
+    return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
+
+
 def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
     Return stack.yaml with *version* in place of the locked release wherever the block of the fork
@@ -409,6 +423,8 @@ def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, Fork
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
         block = old.sub(lambda pin: f'"{pin[1]}{version}"', match[1])
         block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
+        for base in project.fork(fork).bases.values():
+            block = block.replace(f'"{base.tag}"', f'"{_tag(base, version)}"')
         text = text[: match.start(1)] + block + text[match.end(1) :]
     after = strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
     if old.search(msgspec.json.encode(after).decode()):

@@ -63,7 +63,7 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
         ) from error
     with lines.open("rb") as stream:
         count = sum(1 for _ in stream)
-    origin = datasets.get(digest, "no file of workloads.yaml")
+    origin = datasets.get(digest, "not a file that workloads.yaml names")
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {origin}")
     return lines
 

@@ -170,6 +170,9 @@ class LoadResult(msgspec.Struct, frozen=True):
     """
     The result of one measurement.
 
+    `tpot` and `ttft` are percentiles over requests of the seconds per token and to the first token;
+    a name without a number is the median.
+
     Attributes:
         generator: Name and version. *sha256*: digest of the program.
         seconds: From the start of the first measured request to the end of the last.
@@ -177,8 +180,6 @@ class LoadResult(msgspec.Struct, frozen=True):
         itl_p50, itl_p90, itl_p99: Percentiles of the gaps between the events of all streams, in
             seconds. An event holds several tokens with speculation. None without gaps, and if the
             version that wrote the record did not measure it.
-        tpot, tpot_p90, tpot_p99: Percentiles over requests of the seconds per token, from the 50th.
-        ttft, ttft_p90, ttft_p99: The same of the seconds to the first token.
     """
 
     generator: str
