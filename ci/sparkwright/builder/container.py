@@ -48,7 +48,7 @@ from sparkwright.forks.stack import SourceError
 #: Seconds for one answer of the engine; builds and waits have no limit.
 PATIENCE = 60
 #: Names of containers: the owner (`owner_id`) and a random end.
-_NAME = re.compile(r"sparkwright-run-([0-9a-f-]{36}\.\d+\.\d+)-[0-9a-f]+")
+_NAME = re.compile(r"sparkwright-run-(\d+\.\d+)-[0-9a-f]+")
 #: Prints the fields of an `Interpreter` as JSON, with nothing but the standard library.
 _DESCRIBE = (
     "import json, platform; "
@@ -60,8 +60,6 @@ IMAGE_LABEL = "sparkwright.image"
 #: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands
 #: does so by mistake.
 PROCESSES = 4096
-#: Seconds that an interrupted program has to end by itself, and so to keep its cost records.
-GRACE = 10
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
 #: Path of the program in the builder image (build/builder.Dockerfile).
@@ -218,16 +216,14 @@ def translate_error(
 
 
 def owner_id() -> str:
-    """Return the identity of this process: boot, process namespace and process id."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}.{os.getpid()}"
+    """Return the identity of this process: its process namespace and process id."""
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}.{os.getpid()}"
 
 
 def has_exited(owner: str) -> bool:
     """Return True only if the process *owner* (`owner_id`) has certainly exited."""
-    boot, namespace, process = owner.split(".")
-    here = owner_id().split(".")
-    return boot != here[0] or (namespace == here[1] and not psutil.pid_exists(int(process)))
+    namespace, process = owner.split(".")
+    return owner_id().startswith(f"{namespace}.") and not psutil.pid_exists(int(process))
 
 
 def _remove_stale(engine: docker.DockerClient) -> None:
@@ -297,8 +293,6 @@ def run(
         "pids_limit": PROCESSES,
         # It passes signals on and reaps orphans.
         "init": True,
-        # SIGINT lets the program keep its records; SIGTERM would end Python at once.
-        "stop_signal": "SIGINT",
         # The output is read as it comes; no copy is needed on the engine's disk.
         "log_config": LogConfig(type="none"),
         **(further or {}),
@@ -324,11 +318,6 @@ def run(
         if after:
             after(container, status)
         return status
-    except KeyboardInterrupt:
-        # A second interruption cuts the wait short.
-        with contextlib.suppress(docker.errors.APIError):
-            engine.containers.get(name).stop(timeout=GRACE)
-        raise
     finally:
         # By its name: an interruption may come before the engine has answered.
         with contextlib.suppress(docker.errors.APIError):
@@ -504,8 +493,8 @@ def builder_image(
                 f"wheels/{path.name}": path.read_bytes()
                 for path in program_wheels(context, python, Path(folder), extra="full")
             }
-        hashes = {name: sha256_bytes(data) for name, data in files.items()}
-        key = content_key("image", {"system": system, "files": hashes})
+        inputs = {"system": system, "files": {name: sha256_bytes(files[name]) for name in files}}
+        key = content_key("image", inputs)
         image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
     return system, image, python
 
@@ -581,10 +570,9 @@ def build(
     preflight.check_output(context)
     with connected() as engine:
         base = pinned_base(context, base)
-        needs = {need for fork in context.forks for need in context.project.fork(fork).needs}
-        for fork in dict.fromkeys([*context.forks, *sorted(needs)]):
-            fetch.fetch(context, fork)
         for fork in context.forks:
+            for name in (fork, *context.project.fork(fork).needs):
+                fetch.fetch(context, name)
             if toolchain.settings(context, fork).needs_vendored:
                 configure.fetch_vendored(context, fork)
         system, image, python = builder_image(context, engine, base)
@@ -607,8 +595,7 @@ def run_program(
     Args:
         system: The image below; environments and build folders depend on its compilers and Python.
     """
-    name = system.removeprefix("sha256:")[:16]
-    store = Store(context.store.root / "containers" / name)
+    store = Store(context.store.root / "containers" / system.removeprefix("sha256:")[:16])
     memory = ninja.memory_budget(context.memory) * 10**6
     command = [
         *(PROGRAM, "-m", "sparkwright", *words),
@@ -617,10 +604,6 @@ def run_program(
         *("--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"),
         *(f"--mirror={url}={path}" for url, path in context.mirrors.items()),
     ]
-    # /tmp inside is memory.
-    variables = {"TMPDIR": str(store.folder("tmp"))}
-    if console.github:
-        variables["GITHUB_ACTIONS"] = "true"
     folders = [
         bind(context.project.root),
         bind(context.output, writable=True),
@@ -635,7 +618,11 @@ def run_program(
         image,
         command,
         folders=folders,
-        variables=variables,
+        variables={
+            # /tmp inside is memory.
+            "TMPDIR": str(store.folder("tmp")),
+            "GITHUB_ACTIONS": os.environ.get("GITHUB_ACTIONS", ""),
+        },
         memory=memory + OVERHEAD,
         on_out=lines.append if console.json else console.result,
     )
