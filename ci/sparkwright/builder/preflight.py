@@ -142,8 +142,8 @@ def base_requirements(context: RunContext, source: SourceTree, base: Path) -> It
         versions[name] = f"{release}+{context.project.spec.label}"
     with zip_file(base) as wheel:
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
-    # `graft.write` does this again; an entry without effect must not cost an hour of compiling.
-    changed = change_requirements(metadata, spec.forks[source.fork].requires)
+        # `graft.write` does this again; an entry without effect must not cost an hour of compiling.
+        changed = change_requirements(metadata, spec.forks[source.fork].requires)
     lines = BytesParser().parsebytes(changed, headersonly=True).get_all("Requires-Dist") or []
     for requirement in (Requirement(line) for line in map(str, lines) if "extra ==" not in line):
         version = versions.get(canonicalize_name(requirement.name))

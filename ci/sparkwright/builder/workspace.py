@@ -21,13 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
+from sparkwright.builder import configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes
@@ -124,26 +125,20 @@ class Workspace:
                     sandbox=self.sandbox,
                     fresh=fresh,
                 )
-        except BuildError:
+            record.write_text(identity, "utf-8")
+        finally:
             # The name of a source that CMake could not reach says more than its message.
-            self._check_downloads(complete=False)
-            raise
-        record.write_text(identity, "utf-8")
-        self._check_downloads(complete="all" in self.settings.targets)
+            configure.check_vendored(
+                self._fork,
+                configure.declarations(self.calls()),
+                context.lock.forks[self._fork],
+                context.project.fork(self._fork).ignored,
+            )
         return units
 
     def calls(self) -> list[Call]:
         """Return the calls of the last configure."""
         return configure.calls(self.source, self.build, sandbox=self.sandbox)
-
-    def _check_downloads(self, *, complete: bool) -> None:
-        configure.check_vendored(
-            self._fork,
-            configure.declarations(self.calls()),
-            self._context.lock.forks[self._fork],
-            self._context.project.fork(self._fork).ignored,
-            complete=complete,
-        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile."""
@@ -157,7 +152,7 @@ class Workspace:
             file-invalid: A ``{…}`` is unknown.
         """
         context, tools = self._context, self._tools
-        folders = {"python": tools.python, "cuda": self.target.cuda, "build": self.build}
+        folders = {"python": tools.tool("python"), "cuda": self.target.cuda, "build": self.build}
         for need in context.project.fork(self._fork).needs:
             # One folder for all variants, updated like a workspace.
             folder = self._folder(need, "needed")
@@ -167,7 +162,7 @@ class Workspace:
                 )
             folders[f"source:{need}"] = folder / "src"
         vendored = context.lock.forks[self._fork].fetched if self.settings.needs_vendored else {}
-        launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
+        launcher = f"{tools.tool('python')};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
             "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
@@ -254,9 +249,9 @@ class SourceTree(msgspec.Struct, frozen=True):
 
 
 def rules_of(context: RunContext, fork: str) -> ArchRules:
-    """Return the arch rules of *fork*."""
-    project = context.project
-    return archs.load(project.build_folder / f"archs{project.suffix}.yaml").of(fork)
+    """Return the arch rules of *fork*; raise `file-invalid` if their file is malformed."""
+    path = context.project.build_folder / f"archs{context.project.suffix}.yaml"
+    return strict_yaml.load(path, ArchRules).of(fork)
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:
@@ -266,27 +261,19 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
-    result = _source_tree(context, fork)
-    context.store.put("source-tree", context.source_inputs(fork), result.tree)
-    return result
-
-
-def _source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
     package = toolchain.settings(context, fork).package
     tuned = moe_configs.members(context, fork, package, patched.tree)
-    if not rules.rules and not rules.guards and not tuned:
-        return SourceTree(fork, source, patched.tree, patched.tree, patched.steps, ())
-    with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
-        files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
-        tree = context.objects.with_files(patched.tree, {**files, **tuned})
-        for site in sites:
-            console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-        for name in tuned:
-            console.note(f"{name}: tuned for SM {context.project.spec.arch}")
-        archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
+    tree = context.objects.with_files(patched.tree, {**files, **tuned})
+    for site in sites:
+        console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+    for name in tuned:
+        console.note(f"{name}: tuned for SM {context.project.spec.arch}")
+    archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    context.store.put("source-tree", context.source_inputs(fork), tree)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 
 

@@ -302,7 +302,7 @@ class AotBuilder:
         log = f"{project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {project.spec.arch}"):
             self._sandbox.run(
-                [self._tools.python, "-I", script, source, build, generators],
+                [self._tools.tool("python"), "-I", script, source, build, generators],
                 log=self._context.store.folder("logs") / log,
                 env=self._environment(),
                 failure=partial(BuildError, "module-unknown"),
@@ -328,7 +328,7 @@ class AotBuilder:
         )
 
     def _environment(self) -> dict[str, str]:
-        launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
+        launcher = f"{self._tools.tool('python')} -IS {ninja.install_launcher(self.folder)}"
         compiler = shlex.join(toolchain.compiler_command(self._context))
         user = self._target.environment().items()
         return {
