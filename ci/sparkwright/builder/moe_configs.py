@@ -48,11 +48,6 @@ class TuningError(SparkwrightError):
             "Tune again without --configurations, or remove the file and its record. `model tune` "
             "leaves a slower file in the output folder.",
         ),
-        "tuning-present": Advice(
-            "The source has a configuration of this name already, which would be overwritten.",
-            "Compare both on the device. To replace upstream's, remove it with a patch of the "
-            "series that gives the reason.",
-        ),
     }
 
 
@@ -116,9 +111,10 @@ def faults(context: RunContext, version: str, gpu_capability: str) -> dict[str, 
     }
 
 
-def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str, bytes]:
+def members(context: RunContext, fork: str, package: str) -> dict[str, bytes]:
     """
-    Return the files of the stack by their paths in the source *tree* of *fork*.
+    Return the files of the stack by their paths in the source tree of *fork*, where they replace
+    upstream's.
 
     Args:
         package: The folder of its package.
@@ -126,14 +122,11 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
     Raises:
         file-invalid: A file or record does not have its form.
         tuning-foreign: A file is for another device or release, or its record is another file's.
-        tuning-present: The tree has a file of that name.
         tuning-slower: A batch was slower with the file, by the medians of its record.
     """
     result: dict[str, bytes] = {}
     for path in context.tuned_files(fork):
         if path.suffix != ".json":
-            if not path.with_suffix(".json").exists():
-                raise TuningError("tuning-foreign", f"{path.name} is the record of no file.")
             continue
         record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
         read_json(path, dict[str, str | dict[str, int]])
@@ -151,8 +144,5 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         if slower := [row.tokens for row in record.latencies if not row.faster]:
             what = f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens."
             raise TuningError("tuning-slower", what)
-        member = f"{package}/{MOE_CONFIGS}/{path.name}"
-        if context.objects.blob(tree, member) is not None:
-            raise TuningError("tuning-present", f"The source has {member} already.")
-        result[member] = path.read_bytes()
+        result[f"{package}/{MOE_CONFIGS}/{path.name}"] = path.read_bytes()
     return result

@@ -160,11 +160,11 @@ class Costs:
             "host": platform.machine(),
             "target": context.machine,
         }
+        key = f"{fork}-{content_key('costs', parts)[:16]}"
         # Those of another architecture are a better estimate than a guess.
         path = context.project.build_folder / "costs.yaml"
-        shipped = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
-        units = shipped[fork].units if fork in shipped else {}
-        key = f"{fork}-{content_key('costs', parts)[:16]}"
+        forks = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
+        units = forks[fork].units if fork in forks else {}
         return cls(context.store, key, {unit: Cost(*cost) for unit, cost in units.items()})
 
     def expected(self, unit: str) -> Cost:
@@ -202,7 +202,6 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
     heavy = [size for size in sizes if size > HEAVY]
     light = sizes[len(heavy) :]
-    jobs, left = cores, megabytes
     for depth in range(max(1, min(len(heavy), cores)), 0, -1):
         large = heavy[:depth]
         left, beside = megabytes - sum(large), light[: cores - len(large)]
@@ -452,8 +451,9 @@ class BuildFolder:
         for line in record.read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError):  # cut off, by a full disk for example
                 call = msgspec.json.decode(line, type=CompilerCall)
-                unit = call.unit.removeprefix(self._source)
-                calls.append(msgspec.structs.replace(call, unit=unit))
+                calls.append(
+                    msgspec.structs.replace(call, unit=call.unit.removeprefix(self._source))
+                )
         costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
         record.replace(self._launch / FINISHED)
         return calls

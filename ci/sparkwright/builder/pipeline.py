@@ -46,7 +46,6 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     Attributes:
         key: The digest of its inputs.
         counts: For a graft, CUDA units by verdict of the plan.
-        transplant: For a graft, the changes in the base.
     """
 
     fork: str
@@ -54,9 +53,7 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     filename: str
     sha256: str
     size: int
-    tree: str
     counts: dict[str, int] = {}
-    transplant: graft.GraftManifest | None = None
 
 
 class LastBuild(msgspec.Struct, frozen=True):
@@ -143,8 +140,14 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
 
 def machine_inputs(context: RunContext) -> dict[str, object]:
     """Return what determines a wheel of this machine, and of the machine that it is made for."""
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
-    return {"this machine": here, "--target": context.machine}
+    return {
+        "this machine": (
+            platform.machine(),
+            platform.python_version(),
+            toolchain.compiler(context),
+        ),
+        "--target": context.machine,
+    }
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
@@ -190,15 +193,17 @@ def dist_info(
         **compiled,
     )
     manifest = record.transplant
-    parts = sbom.gather(
-        context,
-        source,
-        base=base,
-        compiled=manifest.libraries if manifest else None,
-        inherited=manifest.base if manifest else {},
-        compiler=record.compiler,
+    return sbom.dist_info(
+        record,
+        **sbom.gather(
+            context,
+            source,
+            base=base,
+            compiled=manifest.libraries if manifest else None,
+            inherited=manifest.base if manifest else {},
+            compiler=record.compiler,
+        ),
     )
-    return sbom.dist_info(record, **parts)
 
 
 # Wheels in the store.
@@ -248,12 +253,8 @@ def reuse(
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        if last:
-            changed = [part for part in parts if last.inputs.get(part) != parts[part]]
-            reason = (
-                f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
-            )
-            console.note(f"{fork}: rebuilding: {reason}")
+        if changed := [part for part in parts if last and last.inputs.get(part) != parts[part]]:
+            console.note(f"{fork}: rebuilding: {', '.join(changed)} changed")
         key = content_key("wheel", parts)
         built = make(key)
         context.store.put("wheel", key, built)
@@ -274,17 +275,15 @@ def reuse(
 
 
 def put(
-    context: RunContext, fork: str, key: str, path: Path, tree: str, **compiled: Any
+    context: RunContext, fork: str, key: str, path: Path, counts: dict[str, int] | None = None
 ) -> BuiltWheel:
     """
     Move the wheel at *path* to the store and return its record.
 
     Args:
-        compiled: Fields of the record that describe the compiling.
+        counts: As in the record.
     """
-    built = BuiltWheel(
-        fork, key, path.name, sha256_file(path), path.stat().st_size, tree, **compiled
-    )
+    built = BuiltWheel(fork, key, path.name, sha256_file(path), path.stat().st_size, counts or {})
     with context.store.building(_stored_path(context, built).parent) as folder:
         wheel = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
@@ -295,9 +294,8 @@ def put(
 def _published(context: RunContext, built: BuiltWheel) -> bool:
     """Return whether the output folder has the very file of *built*."""
     source, path = _stored_path(context, built), wheel_path(context, built)
-    if source.exists() and path.exists() and path.samefile(source):
-        return True
-    return path.exists() and sha256_file(path) == built.sha256
+    linked = source.exists() and path.exists() and path.samefile(source)
+    return linked or (path.exists() and sha256_file(path) == built.sha256)
 
 
 # Building.
@@ -328,7 +326,7 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
         preflight.check(context, source)
         make = source_wheel.build_headers if kind == "headers" else source_wheel.build_by_backend
         path = make(context, source, label, dist_info(context, source), folder)
-        return put(context, fork, key, path, source.tree)
+        return put(context, fork, key, path)
 
 
 def _graft(
@@ -375,12 +373,4 @@ def _graft(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    return put(
-        context,
-        fork,
-        key,
-        path,
-        source.tree,
-        counts=plans.after.counts,
-        transplant=manifest,
-    )
+    return put(context, fork, key, path, plans.after.counts)

@@ -91,8 +91,6 @@ def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
 
 def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
-    if context.project.fork(source.fork).build == "headers":
-        return
     here = platform.python_version()
     locked = {
         canonicalize_name(name): WheelName.of(file).version

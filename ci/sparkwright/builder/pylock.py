@@ -20,7 +20,6 @@ from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
 from sparkwright.core import process
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
@@ -203,17 +202,10 @@ def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = Fal
         source-unreachable, source-mismatch, offline, disk-full: As
             `sparkwright.forks.package_index.obtain`.
     """
-    files: list[Path] = []
-    with (
-        concurrent.futures.ThreadPoolExecutor(4) as pool,
-        console.progress("download", len(wheels)) as line,
-    ):
-        for path in pool.map(
-            lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels
-        ):
-            files.append(path)
-            line.update(len(files), path.name)
-    return files
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return [
+            *pool.map(lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels)
+        ]
 
 
 def required(context: RunContext, python: Interpreter, requirements: Sequence[str]) -> list[Path]:

@@ -66,9 +66,14 @@ class Workspace:
         #: The tools, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
         #: The folder, its needs and the tools, under the same names on every machine.
-        self._names = {self.folder: fork, **self.target.mounts}
-        for need in context.project.fork(fork).needs:
-            self._names[self._folder(need, "needed")] = f"needed/{need}"
+        self._names = {
+            self.folder: fork,
+            **self.target.mounts,
+            **{
+                self._folder(need, "needed"): f"needed/{need}"
+                for need in context.project.fork(fork).needs
+            },
+        }
         self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_vendored)
 
     @staticmethod
@@ -265,7 +270,7 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
     package = toolchain.settings(context, fork).package
-    tuned = moe_configs.members(context, fork, package, patched.tree)
+    tuned = moe_configs.members(context, fork, package)
     files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
     tree = context.objects.with_files(patched.tree, {**files, **tuned})
     for site in sites:

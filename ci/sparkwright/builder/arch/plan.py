@@ -326,8 +326,10 @@ def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) ->
             yield f"kept: {entry.unit} matches no CUDA unit"
         for unit in covered:
             if unit.verdict != "kept":
-                listed = f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run"
-                yield f"{listed}, but CMake gives it {unit.code}"
+                yield (
+                    f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run, but "
+                    f"CMake gives it {unit.code}"
+                )
     for dropped in rules.dropped:
         if any(dropped.covers(unit.source) for unit in units):
             yield f"dropped: {dropped.unit} is compiled"

@@ -222,7 +222,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
             dist_info = _dist_info(context, tools, spec, sources, libraries)
             with console.step(f"pack {len(libraries)} modules"):
                 path = pack(scratch, spec, wheel, context, libraries, dist_info)
-            return pipeline.put(context, spec.distribution, key, path, sources.tree)
+            return pipeline.put(context, spec.distribution, key, path)
 
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
         return pipeline.reuse(context, spec.distribution, inputs(context, spec, sources), make)

@@ -57,11 +57,9 @@ def replaced_members(
         members = zip_members(wheel, base.name)
     named = settings.named_targets
     replaced, faults = dict[str, str](), []
-    for library in libraries:
+    for library in (entry for entry in libraries if not named or entry.target in named):
         name = Path(library.path).name
         matching = [member for member in members if member.rpartition("/")[2] == name]
-        if named and library.target not in named:
-            continue
         if len(matching) == 1:
             replaced[matching[0]] = library.path
         elif named or library.installed or matching:
