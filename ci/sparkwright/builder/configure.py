@@ -310,9 +310,11 @@ def _declaration(call: Call) -> Declaration | None:
     ref = tag if list(methods) == ["GIT_REPOSITORY"] else ""
     modules: tuple[str, ...] | None = None
     if "GIT_SUBMODULES" in values:
-        rest = values[values.index("GIT_SUBMODULES") + 1 :]
-        taken = itertools.takewhile(lambda value: not _KEYWORD.fullmatch(value), rest)
-        modules = tuple(filter(None, taken))
+        listed = itertools.takewhile(
+            lambda value: not _KEYWORD.fullmatch(value),
+            values[values.index("GIT_SUBMODULES") + 1 :],
+        )
+        modules = tuple(filter(None, listed))
     return Declaration(
         require_safe(name, origin),
         next(iter(methods.values())),

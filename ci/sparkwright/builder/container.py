@@ -45,8 +45,6 @@ from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
-#: Seconds for one answer of the engine; builds and waits have no limit.
-PATIENCE = 60
 #: Names of containers: the owner (`owner_id`) and a random end.
 _NAME = re.compile(r"sparkwright-run-(\d+\.\d+)-[0-9a-f]+")
 #: Prints the fields of an `Interpreter` as JSON, with nothing but the standard library.
@@ -57,16 +55,10 @@ _DESCRIBE = (
 )
 #: Label of an image: the key of its inputs.
 IMAGE_LABEL = "sparkwright.image"
-#: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands
-#: does so by mistake.
-PROCESSES = 4096
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
 #: Path of the program in the builder image (build/builder.Dockerfile).
 PROGRAM = "/usr/local/lib/sparkwright/bin/python"
-#: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker
-#: and file pages.
-OVERHEAD = 10**9
 #: Folders of the store that a build in a container shares.
 READ = ("downloads", "mirrors")
 WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
@@ -169,7 +161,8 @@ def connect() -> docker.DockerClient:
     """
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        return docker.DockerClient(base_url=address, version="auto", timeout=PATIENCE)
+        # A minute for one answer of the engine; builds and waits have no limit.
+        return docker.DockerClient(base_url=address, version="auto", timeout=60)
     except docker.errors.DockerException as error:
         # The SDK keeps of the operating system's error the text alone.
         causes = {"FileNotFoundError": "engine-missing", "PermissionError": "engine-forbidden"}
@@ -284,7 +277,8 @@ def run(
         },
         "mem_limit": memory or None,
         "memswap_limit": memory or None,
-        "pids_limit": PROCESSES,
+        # Ninja starts a few per core; a build that starts thousands does so by mistake.
+        "pids_limit": 4096,
         # It passes signals on and reaps orphans.
         "init": True,
         # The output is read as it comes; no copy is needed on the engine's disk.
@@ -617,7 +611,8 @@ def run_program(
             "TMPDIR": str(store.folder("tmp")),
             "GITHUB_ACTIONS": os.environ.get("GITHUB_ACTIONS", ""),
         },
-        memory=memory + OVERHEAD,
+        # The rest is for sparkwright, ninja, the linker and file pages.
+        memory=memory + 10**9,
         on_out=lines.append if console.json else console.result,
     )
     return status, msgspec.json.decode("\n".join(lines)) if lines else {}

@@ -100,12 +100,11 @@ def faults(context: RunContext, version: str, gpu_capability: str) -> dict[str, 
     locked, arch = context.lock.forks["vllm"], context.project.spec.arch
     releases = {file.version for file in (locked.sdist, *locked.bases.values()) if file}
     releases |= {locked.git.ref.removeprefix("v")} if locked.git else set()
-    stated = ", ".join(sorted(releases))
     return {
         f"it is for SM {gpu_capability}, and the stack is for {arch}": (
             gpu_capability != capability(arch)
         ),
-        f"it is for vLLM {version}, and the stack has {stated}": (
+        f"it is for vLLM {version}, and the stack has {', '.join(sorted(releases))}": (
             version.partition("+")[0] not in releases
         ),
     }
@@ -139,10 +138,15 @@ def members(context: RunContext, fork: str, package: str) -> dict[str, bytes]:
             "its record states another sha256": record.sha256 != sha256_file(path),
         }
         if details := [fault for fault, present in wrong.items() if present]:
-            what = f"{path.name} is not a file for stack {context.project.stack}."
-            raise TuningError("tuning-foreign", what, details=details)
+            raise TuningError(
+                "tuning-foreign",
+                f"{path.name} is not a file for stack {context.project.stack}.",
+                details=details,
+            )
         if slower := [row.tokens for row in record.latencies if not row.faster]:
-            what = f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens."
-            raise TuningError("tuning-slower", what)
+            raise TuningError(
+                "tuning-slower",
+                f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens.",
+            )
         result[f"{package}/{MOE_CONFIGS}/{path.name}"] = path.read_bytes()
     return result

@@ -44,14 +44,9 @@ from sparkwright.core.files import content_key
 from sparkwright.core.store import Store, translate_disk_full
 from sparkwright.forks.context import RunContext
 
-#: Of the memory that is available at the start; the rest is left to the system, which shares it
-#: with the GPU on a GB10.
-SHARE = 0.85
 #: The compiler calls of this run, and of the last one that ended, in the folder ``launch``.
 CALLS, FINISHED = "calls.jsonl", "finished.jsonl"
 
-#: Lines of the compiler that an error repeats; the log has all.
-_LINES = 25
 _PROGRESS = re.compile(r"\[(\d+)/(\d+)\] ")
 #: A failed edge names its outputs, since ninja 1.13 after its exit status; then come its command
 #: and what that printed.
@@ -302,7 +297,8 @@ class FailedEdge(msgspec.Struct, frozen=True):
 
 def memory_budget(memory: int) -> int:
     """Return the megabytes for all compilers: *memory* bytes, or most of what is free."""
-    return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
+    # The rest is left to the system, which shares it with the GPU on a GB10.
+    return memory // 1_000_000 or int(process.available_megabytes() * 0.85)
 
 
 def install_launcher(folder: Path) -> Path:
@@ -461,7 +457,7 @@ class BuildFolder:
     @staticmethod
     def _error(reference: str, what: str, edge: FailedEdge, *details: str) -> BuildError:
         """Return the error for a failed edge, with the last lines of its command."""
-        lines = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
+        lines = [line for line in edge.text.splitlines() if line.strip()][-25:]
         return BuildError(reference, what, details=[*lines, *details], data={"unit": edge.name})
 
 

@@ -156,8 +156,11 @@ def _digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
-    shared = ("sparkwright", "--targets")
-    return {name: part for name, part in parts.items() if "/" in name or name in shared}
+    return {
+        name: part
+        for name, part in parts.items()
+        if "/" in name or name in ("sparkwright", "--targets")
+    }
 
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -247,8 +250,8 @@ def reuse(
         early-check-failed: As `preflight.check_output`.
     """
     preflight.check_output(context)
-    output = content_key("output", str(context.output))
-    name = context.named(f"{context.project.stack}-{fork}") + f"-{output[:8]}"
+    output = content_key("output", str(context.output))[:8]
+    name = context.named(f"{context.project.stack}-{fork}") + f"-{output}"
     built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
@@ -314,8 +317,8 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
 
 
 def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
-    out = context.store.root / "work" / context.project.stack / fork / "out"
-    with context.store.building(out) as folder:
+    work = context.store.folder("work", context.project.stack, fork)
+    with context.store.building(work / "out") as folder:
         source = source_tree(context, fork)
         for sentence in deviations(context, source):
             console.note(sentence)

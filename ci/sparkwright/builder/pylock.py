@@ -130,8 +130,9 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    universal = ("--universal", "--python-version=3.11")
-    compiled = tomllib.loads(_compile(store, source, *universal, *options))
+    compiled = tomllib.loads(
+        _compile(store, source, "--universal", "--python-version=3.11", *options)
+    )
     lines = [
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
@@ -140,8 +141,10 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
     }
     for package in compiled["packages"]:
-        urls = [(wheel["url"].partition("#")[0], wheel) for wheel in package.get("wheels", [])]
-        files = {url.rpartition("/")[2]: wheel["hashes"]["sha256"] for url, wheel in urls}
+        files = {
+            wheel["url"].partition("#")[0].rpartition("/")[2]: wheel["hashes"]["sha256"]
+            for wheel in package.get("wheels", [])
+        }
         usable = [name for name in sorted(files) if accepted & parse_wheel_filename(name)[-1]]
         if not usable:
             raise SourceError(
@@ -228,10 +231,12 @@ def required(context: RunContext, python: Interpreter, requirements: Sequence[st
                 f"The requirements of sparkwright on Python {python.version} are not resolved.",
             )
         source = store.write("cache/program.in", "\n".join([*requirements, ""]).encode())
-        options = [
+        text = _compile(
+            store,
+            source,
             "--only-binary=:all:",
             f"--python-version={python.version}",
             f"--python-platform={python.machine}-unknown-linux-gnu",
-        ]
-        store.write(path, _compile(store, source, *options).encode())
+        )
+        store.write(path, text.encode())
     return download(store, select(path, python), offline=context.offline)

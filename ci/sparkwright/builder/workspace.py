@@ -289,16 +289,17 @@ def version_label(context: RunContext, source: SourceTree) -> str:
     Raises:
         file-invalid: pylock.toml does not lock one CUDA release.
     """
-    needs = (source_tree(context, need) for need in context.project.fork(source.fork).needs)
+    needs = context.project.fork(source.fork).needs
     # The patch set follows from the effect, path by path with the blob before and after, not from
     # the patch files: a git source and an sdist of the same release have the same, and so has a
     # series whose comments were reworded.
     options = ["-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
-    changes = {}
-    for tree in (source, *needs):
-        if raw := context.objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
-            changes[tree.fork] = sha256_bytes(raw)
+    raw = {
+        tree.fork: context.objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]
+        for tree in (source, *(source_tree(context, need) for need in needs))
+    }
+    changes = {fork: sha256_bytes(text) for fork, text in raw.items() if text}
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
     patches = f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
-    cuda = pylock.cuda(context.project)
-    return ".".join(filter(None, (context.project.spec.label, patches, cuda)))
+    parts = (context.project.spec.label, patches, pylock.cuda(context.project))
+    return ".".join(filter(None, parts))

@@ -134,7 +134,7 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the lines of *tree* that hold *pattern*, each as ``path:line``."""
         excluded = [f":(exclude,literal){path}" for path in self.exempt]
         command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
-        lines = objects.run(command, check=False)[1].decode("utf-8", "replace").splitlines()
+        lines = objects.text(*command, check=False).splitlines()
         return [":".join(line.split(":")[1:3]) for line in lines]
 
 

@@ -147,14 +147,13 @@ class _Writer:
     """A wheel in the making: its zip at *path*, and the rows of its RECORD."""
 
     def __init__(self, path: Path, name: WheelName) -> None:
-        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6)
+        self._zip = zipfile.ZipFile(path, "w")
         self._record = f"{name.info}/RECORD"
         self._rows: list[tuple[str, str, str]] = []
 
     def add(self, name: str, data: bytes) -> None:
         info = _member(name, executable=name.endswith(".so"))
-        info.compress_type = zipfile.ZIP_DEFLATED
-        self._zip.writestr(info, data)
+        self._zip.writestr(info, data, zipfile.ZIP_DEFLATED)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self._rows.append((name, f"sha256={digest}", str(len(data))))
 

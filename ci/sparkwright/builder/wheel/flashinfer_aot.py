@@ -298,11 +298,17 @@ class AotBuilder:
         objects.checkout(tree, source, self.folder / "index")
         calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
         script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
-        generators = msgspec.json.encode(calls).decode()
         log = f"{project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {project.spec.arch}"):
             self._sandbox.run(
-                [self._tools.tool("python"), "-I", script, source, build, generators],
+                [
+                    self._tools.tool("python"),
+                    "-I",
+                    script,
+                    source,
+                    build,
+                    msgspec.json.encode(calls).decode(),
+                ],
                 log=self._context.store.folder("logs") / log,
                 env=self._environment(),
                 failure=partial(BuildError, "module-unknown"),
@@ -392,10 +398,13 @@ def pack(
     *sources*; return its path.
     """
     origin = archive.WheelName.of(sources.name)
-    licenses = f"{origin.info}/licenses/"
     with zip_file(sources) as opened:
         head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
-        texts = {name: opened.read(name) for name in opened.namelist() if name.startswith(licenses)}
+        added = {
+            name.removeprefix(f"{origin.info}/"): opened.read(name)
+            for name in opened.namelist()
+            if name.startswith(f"{origin.info}/licenses/")
+        }
     tag = graft.platform_tag(f"{PLATFORM}_{context.machine}", libraries.values())
     name = archive.WheelName(spec.package, origin.version, f"py3-none-{tag}")
     # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
@@ -408,12 +417,12 @@ def pack(
     files[f"{spec.package}/__init__.py"] = _PACKAGE.format(
         modules=by_arch, distribution=spec.distribution, **fields
     ).encode()
-    added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
-    added |= dist_info(name)
     lines = "".join(
         f"{key}: {value}\n"
         for key in ("License-Expression", "License-File")
         for value in head.get_all(key, [])
     )
     metadata = _METADATA.format(name=spec.distribution, licenses=lines, fork=head["Name"], **fields)
-    return archive.write(folder, name, files, metadata, pure=False, dist_info=added)
+    return archive.write(
+        folder, name, files, metadata, pure=False, dist_info={**added, **dist_info(name)}
+    )
