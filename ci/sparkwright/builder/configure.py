@@ -202,8 +202,9 @@ def calls(source: Path, build: Path, *, sandbox: Sandbox) -> list[Call]:
                     text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
                     for text in entry["args"]
                 )
-                name = _relative(path, source, build)
-                recorded.append(Call(name, entry["line"], command, tuple(arguments)))
+                recorded.append(
+                    Call(_relative(path, source, build), entry["line"], command, tuple(arguments))
+                )
     return recorded
 
 

@@ -411,8 +411,6 @@ def build_image(
     tag = f"sparkwright-{stage}:{key[:16]}"
     if image := find_image(engine, tag):
         return str(image.id)
-    # The engine gives the caller's proxies to build steps and leaves them out of the image.
-    proxies = {name: text for name, text in os.environ.items() if name.lower().endswith("_proxy")}
     with console.step(f"build the image {tag}"), tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             path = Path(folder, name)
@@ -425,7 +423,16 @@ def build_image(
                 tag=tag,
                 target=stage,
                 platform=target,
-                buildargs={**arguments, **proxies},
+                # The engine gives the caller's proxies to build steps and leaves them out of the
+                # image.
+                buildargs={
+                    **arguments,
+                    **{
+                        variable: text
+                        for variable, text in os.environ.items()
+                        if variable.lower().endswith("_proxy")
+                    },
+                },
                 labels={**(labels or {}), IMAGE_LABEL: key},
                 rm=True,
                 forcerm=True,
@@ -481,8 +488,8 @@ def builder_image(
                 f"wheels/{path.name}": path.read_bytes()
                 for path in program_wheels(context, python, Path(folder), extra="full")
             }
-        inputs = {"system": system, "files": {name: sha256_bytes(files[name]) for name in files}}
-        key = content_key("image", inputs)
+        hashes = {name: sha256_bytes(data) for name, data in files.items()}
+        key = content_key("image", {"system": system, "files": hashes})
         image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
     return system, image, python
 
@@ -505,13 +512,15 @@ def system_image(
         offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
             disk-full: As `prepare_base` and `build_image`.
     """
-    inputs = {
-        # By its id, which a second tag on the same image does not change.
-        "base": prepare_base(context, engine, base, target),
-        "dockerfile": sha256_bytes(files["Dockerfile"]),
-        "platform": target,
-    }
-    key = content_key("image", inputs)
+    key = content_key(
+        "image",
+        {
+            # By its id, which a second tag on the same image does not change.
+            "base": prepare_base(context, engine, base, target),
+            "dockerfile": sha256_bytes(files["Dockerfile"]),
+            "platform": target,
+        },
+    )
     system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
     lines: list[str] = []
     if run(engine, system, ["python3", "-c", _DESCRIBE], on_out=lines.append, on_err=lines.append):

@@ -329,8 +329,9 @@ class BuildFolder:
         self._name, self._path, self._program = fork, work / "build", tools.tool("ninja")
         self._cores = context.jobs or len(os.sched_getaffinity(0))
         self._sandbox, self._megabytes = sandbox, memory_budget(context.memory)
-        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
-        self._log = context.store.folder("logs") / log
+        self._log = context.store.folder("logs").joinpath(
+            f"{context.project.stack}-{context.named(fork)}-compile.log"
+        )
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._env = {
@@ -363,9 +364,10 @@ class BuildFolder:
                 self._cores,
                 self._megabytes,
             )
-            title = f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
-                with console.step(title):
+                with console.step(
+                    f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
+                ):
                     self._make(targets, chosen.jobs)
             finally:
                 calls = self._collect(costs)
@@ -397,12 +399,6 @@ class BuildFolder:
         another one failed, or ninja itself.
         """
         lines: list[str] = []
-        # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
-        # a ninja that is ended by the latter leaves its compilers behind.
-        command = [
-            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
-            *("-C", str(self._path), *options, "-f", SCHEDULE),
-        ]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:
@@ -413,7 +409,12 @@ class BuildFolder:
 
             try:
                 self._sandbox.run(
-                    command,
+                    # If this process is killed, the signal for ninja comes a moment after the end
+                    # of the pipe; a ninja that is ended by the latter leaves its compilers behind.
+                    [
+                        *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
+                        *("-C", str(self._path), *options, "-f", SCHEDULE),
+                    ],
                     on_line=on_line,
                     log=self._log,
                     env=self._env,

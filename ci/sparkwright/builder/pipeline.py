@@ -165,10 +165,10 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield a sentence for each source of a build that is another release than upstream pins."""
-    fork, needs = source.fork, context.project.fork(source.fork).needs
+    needs = context.project.fork(source.fork).needs
     for tree in (source, *(source_tree(context, need) for need in needs)):
         if text := fetch.deviation(context.project, tree.source):
-            yield f"{fork} {'packs' if tree is source else 'compiles against'} {text}."
+            yield f"{source.fork} {'packs' if tree is source else 'compiles against'} {text}."
 
 
 def dist_info(
@@ -371,7 +371,21 @@ def _graft(
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
-        path = graft.write(base, folder, label, changes, manifest, settings, files)
+        official = archive.WheelName.of(base.name)
+        path = archive.rewrite(
+            base,
+            folder,
+            version=archive.labelled(official.version, label),
+            # Raised if the libraries compiled here need a newer system.
+            platform=graft.platform_tag(
+                official.tag.rpartition("-")[2], [changes[name] for name in manifest.libraries]
+            ),
+            replace=changes,
+            remove=manifest.removed,
+            version_files=settings.version_files,
+            requires=manifest.requires,
+            dist_info=files,
+        )
     console.note(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"

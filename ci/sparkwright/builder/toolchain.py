@@ -412,8 +412,10 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
         source.write_text("".join(f"void {name}(void) {{}}\n" for name in sorted(names)))
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        process.run([cc, *options, "-o", stub, source], log=log)
+        process.run(
+            [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub, source],
+            log=log,
+        )
 
 
 # The machine that wheels are made for.
@@ -441,8 +443,11 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
                 folder = crossed.cuda / name
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(tools.cuda / name, folder, copy_function=os.link)
-            log = context.store.folder("logs") / "environment.log"
-            complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
+            complete_cuda(
+                crossed.cuda,
+                context.store.folder("logs") / "environment.log",
+                f"{triple(machine)}-gcc",
+            )
             (root / "toolchain.cmake").write_text(
                 _CROSS.format(machine=machine, triple=triple(machine))
             )

@@ -92,12 +92,12 @@ class Workspace:
             source-mismatch, source-unresolved, source-unreachable, offline: As
                 `configure.fetch_vendored`.
         """
-        checkout = self._context.objects.checkout
+        objects = self._context.objects
         if self.settings.needs_vendored:
             for name, source in configure.fetch_vendored(self._context, self._fork).items():
                 folder = self.build / configure.vendored_folder(name)
-                checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
-        checkout(tree, self.source, self.folder / "index")
+                objects.checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
+        objects.checkout(tree, self.source, self.folder / "index")
 
     def configure(self) -> list[TranslationUnit]:
         """
@@ -108,7 +108,6 @@ class Workspace:
             source-unlocked: CMake asked for a source that the lock does not pin.
         """
         context = self._context
-        log = f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
         # CMake cannot go on with a folder of another path or another compiler.
         record = self.folder / "configured-for"
         identity = f"{self.sandbox.sandbox_path(self.source)}\n{toolchain.compiler(context)}\n"
@@ -123,7 +122,9 @@ class Workspace:
                         self.defines(), {} if self.sandbox.mounts else self._names
                     ),
                     env=self.environment(),
-                    log=context.store.folder("logs") / log,
+                    log=context.store.folder("logs").joinpath(
+                        f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
+                    ),
                     targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
@@ -166,7 +167,6 @@ class Workspace:
                     source_tree(context, need).tree, folder / "src", folder / "index"
                 )
             folders[f"source:{need}"] = folder / "src"
-        vendored = context.lock.forks[self._fork].fetched if self.settings.needs_vendored else {}
         launcher = f"{tools.tool('python')};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
@@ -179,7 +179,8 @@ class Workspace:
             **{
                 f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": "{build}/"
                 + configure.vendored_folder(name)
-                for name in vendored
+                for name in context.lock.forks[self._fork].fetched
+                if self.settings.needs_vendored
             },
             **self.settings.defines,
         }
@@ -269,8 +270,7 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
-    package = toolchain.settings(context, fork).package
-    tuned = moe_configs.members(context, fork, package)
+    tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)
     files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
     tree = context.objects.with_files(patched.tree, {**files, **tuned})
     for site in sites:
@@ -293,9 +293,9 @@ def version_label(context: RunContext, source: SourceTree) -> str:
     # The patch set follows from the effect, path by path with the blob before and after, not from
     # the patch files: a git source and an sdist of the same release have the same, and so has a
     # series whose comments were reworded.
-    options = ["-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
+    command = ["diff-tree", "-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
     raw = {
-        tree.fork: context.objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]
+        tree.fork: context.objects.run([*command, tree.source.tree, tree.tree])[1]
         for tree in (source, *(source_tree(context, need) for need in needs))
     }
     changes = {fork: sha256_bytes(text) for fork, text in raw.items() if text}

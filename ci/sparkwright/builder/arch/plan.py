@@ -124,7 +124,6 @@ def obtain(
         configure-failed, tool-missing: As `Workspace.configure`.
     """
     fork = context.project.fork(source.fork)
-    settings = toolchain.settings(context, source.fork)
     key = content_key(
         "plan",
         {
@@ -134,7 +133,9 @@ def obtain(
             "needs": {need: source_tree(context, need).tree for need in fork.needs},
             "tools": tools.key,
             "rules": rules_of(context, source.fork),
-            "settings": msgspec.structs.replace(settings, requires={}),
+            "settings": msgspec.structs.replace(
+                toolchain.settings(context, source.fork), requires={}
+            ),
             "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
             "arch": context.project.spec.arch,
             "target": toolchain.target_key(context, tools),
@@ -301,8 +302,7 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
         return "native"
     if not gencode:
         return "none"
-    family = any(_generation(entry) == _generation(arch) for entry in gencode)
-    return "folded" if family else "foreign"
+    return "folded" if _generation(arch) in map(_generation, gencode) else "foreign"
 
 
 def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:

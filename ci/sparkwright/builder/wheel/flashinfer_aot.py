@@ -246,10 +246,11 @@ def _dist_info(
         compiler=toolchain.compiler(context),
         modules={module.name: sha256 for module, sha256 in hashes.items()},
     )
-    project = archive.WheelName.of(sources.filename).distribution.replace("_", "-")
     return sbom.dist_info(
         record,
-        bases=[(project, sources.filename, sources.sha256)],
+        bases=[
+            (sources.filename.split("-")[0].replace("_", "-"), sources.filename, sources.sha256)
+        ],
         tools=sbom.compilers(context),
         compiled={
             f"{spec.package}/jit_cache/{module.path}": sha256 for module, sha256 in hashes.items()

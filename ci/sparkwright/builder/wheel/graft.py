@@ -133,37 +133,6 @@ def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
         ) from error
 
 
-def write(
-    base: Path,
-    folder: Path,
-    label: str,
-    changed: Mapping[str, bytes],
-    manifest: GraftManifest,
-    settings: ForkEnvironment,
-    dist_info: archive.DistInfo,
-) -> Path:
-    """
-    Write the grafted wheel to *folder*; its platform tag is raised if the libraries compiled here
-    need a newer system.
-
-    Raises:
-        target-mismatch: See `platform_tag`.
-    """
-    official = archive.WheelName.of(base.name)
-    libraries = [changed[name] for name in manifest.libraries]
-    return archive.rewrite(
-        base,
-        folder,
-        version=archive.labelled(official.version, label),
-        platform=platform_tag(official.tag.rpartition("-")[2], libraries),
-        replace=changed,
-        remove=manifest.removed,
-        version_files=settings.version_files,
-        requires=manifest.requires,
-        dist_info=dist_info,
-    )
-
-
 def unit_manifest(
     build: Path,
     units: Iterable[PlannedUnit],

@@ -155,13 +155,19 @@ def document(
         *(_vendored(*entry) for entry in sorted((vendored or {}).items())),
         *(_file("tool", tool, scope="excluded") for tool in tools),
     ]
-    tool = {"type": "application", "name": "sparkwright", "version": __version__}
     content: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": main, "tools": {"components": [tool]}},
+        "metadata": {
+            "component": main,
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "sparkwright", "version": __version__}
+                ]
+            },
+        },
         "components": parts,
         "dependencies": [{"ref": "wheel", "dependsOn": [part["bom-ref"] for part in parts]}],
     }
