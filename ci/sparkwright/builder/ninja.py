@@ -404,8 +404,9 @@ class BuildFolder:
             def on_line(line: str) -> None:
                 lines.append(line)
                 if match := _PROGRESS.match(line):
+                    # Longest first: the pace of the steps says nothing of the time that is left.
                     step = Path(line.rpartition(" ")[2]).name
-                    progress.update(int(match[1]), step, int(match[2]))
+                    progress.update(int(match[1]), f"of {match[2]}: {step}")
 
             try:
                 self._sandbox.run(

@@ -51,14 +51,13 @@ class Interpreter(msgspec.Struct, frozen=True):
     def selection(self) -> dict[str, Any]:
         """Return its environment and wheel tags, as arguments of `Pylock.select`."""
         major, minor = map(int, self.version.split(".")[:2])
-        environment = {
-            **default_environment(),
-            "platform_machine": self.machine,
-            "python_version": f"{major}.{minor}",
-            "python_full_version": self.version,
-        }
         return {
-            "environment": environment,
+            "environment": {
+                **default_environment(),
+                "platform_machine": self.machine,
+                "python_version": f"{major}.{minor}",
+                "python_full_version": self.version,
+            },
             "tags": tags((major, minor), self.machine, int(self.libc.partition(".")[2] or 17)),
         }
 

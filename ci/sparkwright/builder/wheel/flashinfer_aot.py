@@ -337,9 +337,12 @@ class AotBuilder:
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.tool('python')} -IS {ninja.install_launcher(self.folder)}"
         compiler = shlex.join(toolchain.compiler_command(self._context))
-        user = self._target.environment().items()
         return {
-            **{name: text for name, text in user if not _UNWANTED.fullmatch(name)},
+            **{
+                name: text
+                for name, text in self._target.environment().items()
+                if not _UNWANTED.fullmatch(name)
+            },
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
             "FLASHINFER_NVCC_LAUNCHER": launcher,
