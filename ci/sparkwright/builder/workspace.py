@@ -271,13 +271,16 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
     tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)
-    files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
-    tree = context.objects.with_files(patched.tree, {**files, **tuned})
-    for site in sites:
-        console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-    for name in tuned:
-        console.note(f"{name}: tuned for SM {context.project.spec.arch}")
-    archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    tree, sites = patched.tree, tuple[Site, ...]()
+    if rules.rules or rules.guards or tuned:
+        with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
+            files, sites = archs.rewrite(partial(context.objects.blob, tree), rules.rules)
+            tree = context.objects.with_files(tree, {**files, **tuned})
+            for site in sites:
+                console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+            for name in tuned:
+                console.note(f"{name}: tuned for SM {context.project.spec.arch}")
+            archs.check_guards(context.objects, source.tree, tree, rules.guards)
     context.store.put("source-tree", context.source_inputs(fork), tree)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 
