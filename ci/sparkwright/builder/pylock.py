@@ -89,8 +89,11 @@ def cuda(project: Project) -> str:
     Raises:
         file-invalid: As `select`.
     """
-    versions = [file.split("-")[1] for name, file, _ in wheels(project) if name == NVCC]
-    return "".join("cu" + "".join(version.split(".")[:2]) for version in versions)
+    return "".join(
+        "cu" + "".join(file.split("-")[1].split(".")[:2])
+        for name, file, _ in wheels(project)
+        if name == NVCC
+    )
 
 
 def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:

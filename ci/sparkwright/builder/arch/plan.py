@@ -171,8 +171,9 @@ def _configure_and_examine(
     variant: str = "build",
 ) -> ArchPlan:
     workspace = Workspace(context, tools, source.fork, variant)
-    applied = "with" if variant == "build" else "without"
-    with console.step(f"plan {source.fork} ({applied} the rules)"):
+    with console.step(
+        f"plan {source.fork} ({'with' if variant == 'build' else 'without'} the rules)"
+    ):
         workspace.fill(source.tree)
         units = workspace.configure()
     return examine(
