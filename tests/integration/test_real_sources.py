@@ -13,10 +13,9 @@ from uv import find_uv_bin
 
 from sparkwright.audit import policy, wheel
 from sparkwright.builder import pipeline, toolchain
-from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotSpec, ModuleSpec
-from sparkwright.builder.workspace import source_tree
+from sparkwright.builder.workspace import rules_of, source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.cli import demo
 from sparkwright.core import process, strict_yaml
@@ -42,7 +41,7 @@ def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork:
     locked = context.lock.forks[fork]
     made, file = source_tree(context, fork), locked.sdist or locked.wheel
     patches = series.load(PROJECT.series_folder(fork))
-    rules = archs.load(PROJECT.build_folder / "archs.yaml").of(fork).rules
+    rules = rules_of(context, fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
     named = {path for patch in patches for path in patch.files} | {site.file for site in made.sites}
 

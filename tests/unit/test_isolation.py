@@ -143,15 +143,12 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder, "engine.sock")
 
 
-def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_refused(address: Path) -> None:
     with refusal("engine-missing"):
         container.connect()
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(address))
     with refusal("engine-unreachable"):
-        container.connect()
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
-    with refusal("engine-unreachable", match="not on this machine"):
         container.connect()
 
 
@@ -186,10 +183,9 @@ def test_only_a_process_that_certainly_exited_has_exited() -> None:
     """Not this one, nor one in a process namespace that cannot be seen from here."""
     script = "from sparkwright.builder import container; print(container.owner_id())"
     dead = process.output([sys.executable, "-c", script]).strip()
-    boot, namespace, number = container.owner_id().split(".")
-    owners = [container.owner_id(), f"{boot}.1.{number}", dead, f"another-boot.{namespace}.{number}"]
+    owners = [container.owner_id(), f"1.{dead.partition('.')[2]}", dead]
 
-    assert [container.has_exited(owner) for owner in owners] == [False, False, True, True]
+    assert [container.has_exited(owner) for owner in owners] == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])

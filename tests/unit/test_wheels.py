@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
 from sparkwright.core import process, strict_yaml, zips
+from sparkwright.core.errors import WheelError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
@@ -141,14 +143,13 @@ def test_requirements_are_replaced_and_removed() -> None:
     ("metadata", "requires", "reference"),
     [
         (REQUIRING, {"absent": ""}, "requirement-mismatch"),
-        (REQUIRING, {"numpy": "numpy"}, "requirement-mismatch"),
         *((b"Requires-Dist: " + text, {"a": ""}, "wheel-invalid") for text in (b"numpy (", b"\xff", b"")),
     ],
 )
 def test_a_change_of_requirements_without_effect_or_sense_is_refused(
     metadata: bytes, requires: dict[str, str], reference: str
 ) -> None:
-    with refusal(reference):
+    with refusal(reference), zips.damage_guard("mini", partial(WheelError, "wheel-invalid")):
         archive.change_requirements(metadata, requires)
 
 
@@ -157,10 +158,10 @@ def test_a_change_of_requirements_without_effect_or_sense_is_refused(
     [
         ("numpy: 'numpy=='", "Expected"),
         ("numpy: ' '", "Expected"),
-        ("numpy: 'numpi==1'", "is not a version of numpy"),
-        ("numpy: 'numpy==1; os_name == \"nt\"'", "is not a version of numpy"),
-        ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
-        ("a_b: 'a-b==1'", "is not the normalised name"),
+        ("numpy: 'numpi==1'", "states more than a version of 'numpy'"),
+        ("numpy: 'numpy==1; os_name == \"nt\"'", "states more than a version of 'numpy'"),
+        ("numpy: 'numpy @ https://a.example/numpy.whl'", "states more than a version of 'numpy'"),
+        ("a_b: 'a-b==1'", "states more than a version of 'a_b'"),
         ("numpy: null", "Expected `str`"),
     ],
 )
@@ -178,8 +179,6 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
 @pytest.mark.parametrize(
     ("change", "reference", "words"),
     [
-        ({f"{INFO}/METADATA": b"Name: mini\nVersion: 1.1\n\n"}, "wheel-invalid", "does not state version 1.0 once"),
-        ({f"{INFO}/METADATA": b"Version: 1.0\nVersion: 1.0\n\n"}, "wheel-invalid", "does not state version 1.0 once"),
         ({"mini/__init__.py": b'__version__ = "1.1"\n'}, "wheel-invalid", "does not set __version__ to '1.0'"),
         ({"mini/__init__.py": b'"""__version__ = "1.0" is elsewhere."""\n'}, "wheel-invalid", "does not set __version__"),
         ({"mini/__init__.py": b"\xff\xfe"}, "wheel-invalid", "damaged"),
@@ -206,7 +205,7 @@ def _tools(tmp_path: Path) -> Toolchain:
     tools = Toolchain("key", tmp_path / "tools")
     (tools.root / "lib/python3.11/site-packages/nvidia/cu13").mkdir(parents=True)
     (tools.root / "bin").mkdir()
-    tools.python.symlink_to(sys.executable)
+    tools.tool("python").symlink_to(sys.executable)
     return tools
 
 

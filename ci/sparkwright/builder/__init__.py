@@ -93,8 +93,7 @@ class BuildError(SparkwrightError):
             "reason is known.",
         ),
         "requirement-mismatch": Advice(
-            "The official wheel does not require what environment.yaml would change, or requires "
-            "just that already.",
+            "The official wheel does not require what environment.yaml would change.",
             "Read the wheel's requirements, then correct or remove the entry under `requires` in "
             "environment.yaml.",
         ),

@@ -202,8 +202,9 @@ def calls(source: Path, build: Path, *, sandbox: Sandbox) -> list[Call]:
                     text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
                     for text in entry["args"]
                 )
-                name = _relative(path, source, build)
-                recorded.append(Call(name, entry["line"], command, tuple(arguments)))
+                recorded.append(
+                    Call(_relative(path, source, build), entry["line"], command, tuple(arguments))
+                )
     return recorded
 
 
@@ -310,9 +311,11 @@ def _declaration(call: Call) -> Declaration | None:
     ref = tag if list(methods) == ["GIT_REPOSITORY"] else ""
     modules: tuple[str, ...] | None = None
     if "GIT_SUBMODULES" in values:
-        rest = values[values.index("GIT_SUBMODULES") + 1 :]
-        taken = itertools.takewhile(lambda value: not _KEYWORD.fullmatch(value), rest)
-        modules = tuple(filter(None, taken))
+        listed = itertools.takewhile(
+            lambda value: not _KEYWORD.fullmatch(value),
+            values[values.index("GIT_SUBMODULES") + 1 :],
+        )
+        modules = tuple(filter(None, listed))
     return Declaration(
         require_safe(name, origin),
         next(iter(methods.values())),
@@ -329,36 +332,22 @@ def check_vendored(
     declared: Iterable[Declaration],
     locked: ForkLock,
     ignored: Mapping[str, str],
-    *,
-    complete: bool,
 ) -> None:
     """
     Require that the lock pins every source that CMake asked for.
 
     Args:
         ignored: Sources that no build needs, with the reason.
-        complete: Every target was configured, so that an entry that CMake did not ask for has no
-            effect.
 
     Raises:
-        source-unlocked: A source is neither locked nor ignored, or is locked otherwise; or an entry
-            has no effect.
+        source-unlocked: A source is neither locked nor ignored, or is locked otherwise.
     """
-    sources = {declaration.name: declaration for declaration in declared}
-    faults = [
-        f"{declaration.origin}: {name}: {fault}"
-        for name, declaration in sources.items()
-        if name not in ignored and (fault := mismatch(declaration, locked.fetched.get(name)))
-    ]
-    # An entry with a slash is a submodule, which CMake does not declare.
-    entries = [("lock", name) for name in locked.fetched]
-    entries += [("ignored", name) for name in {*ignored} - {*locked.vendored} if "/" not in name]
-    faults += [
-        f"{where}: {name}: CMake asks for no such source"
-        for where, name in entries
-        if complete and name not in sources
-    ]
-    if faults:
+    if faults := [
+        f"{source.origin}: {source.name}: {fault}"
+        for source in declared
+        if source.name not in ignored
+        and (fault := mismatch(source, locked.fetched.get(source.name)))
+    ]:
         raise SourceError(
             "source-unlocked",
             f"The lock does not pin the sources that CMake asks for in {fork}.",

@@ -45,10 +45,8 @@ from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
-#: Seconds for one answer of the engine; builds and waits have no limit.
-PATIENCE = 60
 #: Names of containers: the owner (`owner_id`) and a random end.
-_NAME = re.compile(r"sparkwright-run-([0-9a-f-]{36}\.\d+\.\d+)-[0-9a-f]+")
+_NAME = re.compile(r"sparkwright-run-(\d+\.\d+)-[0-9a-f]+")
 #: Prints the fields of an `Interpreter` as JSON, with nothing but the standard library.
 _DESCRIBE = (
     "import json, platform; "
@@ -57,18 +55,10 @@ _DESCRIBE = (
 )
 #: Label of an image: the key of its inputs.
 IMAGE_LABEL = "sparkwright.image"
-#: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands
-#: does so by mistake.
-PROCESSES = 4096
-#: Seconds that an interrupted program has to end by itself, and so to keep its cost records.
-GRACE = 10
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
 #: Path of the program in the builder image (build/builder.Dockerfile).
 PROGRAM = "/usr/local/lib/sparkwright/bin/python"
-#: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker
-#: and file pages.
-OVERHEAD = 10**9
 #: Folders of the store that a build in a container shares.
 READ = ("downloads", "mirrors")
 WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
@@ -167,17 +157,12 @@ def connect() -> docker.DockerClient:
     Raises:
         engine-missing: No engine listens.
         engine-forbidden: The user may not open its socket.
-        engine-unreachable: It does not answer, or is on another machine.
+        engine-unreachable: It does not answer.
     """
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not address.startswith("unix://"):
-        raise ContainerError(
-            "engine-unreachable",
-            f"DOCKER_HOST names an engine that is not on this machine: {address}.",
-            todo="Unset it, or name a socket (unix:///var/run/docker.sock): builds mount folders.",
-        )
     try:
-        return docker.DockerClient(base_url=address, version="auto", timeout=PATIENCE)
+        # A minute for one answer of the engine; builds and waits have no limit.
+        return docker.DockerClient(base_url=address, version="auto", timeout=60)
     except docker.errors.DockerException as error:
         # The SDK keeps of the operating system's error the text alone.
         causes = {"FileNotFoundError": "engine-missing", "PermissionError": "engine-forbidden"}
@@ -218,16 +203,14 @@ def translate_error(
 
 
 def owner_id() -> str:
-    """Return the identity of this process: boot, process namespace and process id."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}.{os.getpid()}"
+    """Return the identity of this process: its process namespace and process id."""
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}.{os.getpid()}"
 
 
 def has_exited(owner: str) -> bool:
     """Return True only if the process *owner* (`owner_id`) has certainly exited."""
-    boot, namespace, process = owner.split(".")
-    here = owner_id().split(".")
-    return boot != here[0] or (namespace == here[1] and not psutil.pid_exists(int(process)))
+    namespace, process = owner.split(".")
+    return owner_id().startswith(f"{namespace}.") and not psutil.pid_exists(int(process))
 
 
 def _remove_stale(engine: docker.DockerClient) -> None:
@@ -294,11 +277,10 @@ def run(
         },
         "mem_limit": memory or None,
         "memswap_limit": memory or None,
-        "pids_limit": PROCESSES,
+        # Ninja starts a few per core; a build that starts thousands does so by mistake.
+        "pids_limit": 4096,
         # It passes signals on and reaps orphans.
         "init": True,
-        # SIGINT lets the program keep its records; SIGTERM would end Python at once.
-        "stop_signal": "SIGINT",
         # The output is read as it comes; no copy is needed on the engine's disk.
         "log_config": LogConfig(type="none"),
         **(further or {}),
@@ -324,11 +306,6 @@ def run(
         if after:
             after(container, status)
         return status
-    except KeyboardInterrupt:
-        # A second interruption cuts the wait short.
-        with contextlib.suppress(docker.errors.APIError):
-            engine.containers.get(name).stop(timeout=GRACE)
-        raise
     finally:
         # By its name: an interruption may come before the engine has answered.
         with contextlib.suppress(docker.errors.APIError):
@@ -434,8 +411,6 @@ def build_image(
     tag = f"sparkwright-{stage}:{key[:16]}"
     if image := find_image(engine, tag):
         return str(image.id)
-    # The engine gives the caller's proxies to build steps and leaves them out of the image.
-    proxies = {name: text for name, text in os.environ.items() if name.lower().endswith("_proxy")}
     with console.step(f"build the image {tag}"), tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             path = Path(folder, name)
@@ -448,7 +423,16 @@ def build_image(
                 tag=tag,
                 target=stage,
                 platform=target,
-                buildargs={**arguments, **proxies},
+                # The engine gives the caller's proxies to build steps and leaves them out of the
+                # image.
+                buildargs={
+                    **arguments,
+                    **{
+                        variable: text
+                        for variable, text in os.environ.items()
+                        if variable.lower().endswith("_proxy")
+                    },
+                },
                 labels={**(labels or {}), IMAGE_LABEL: key},
                 rm=True,
                 forcerm=True,
@@ -528,13 +512,15 @@ def system_image(
         offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
             disk-full: As `prepare_base` and `build_image`.
     """
-    inputs = {
-        # By its id, which a second tag on the same image does not change.
-        "base": prepare_base(context, engine, base, target),
-        "dockerfile": sha256_bytes(files["Dockerfile"]),
-        "platform": target,
-    }
-    key = content_key("image", inputs)
+    key = content_key(
+        "image",
+        {
+            # By its id, which a second tag on the same image does not change.
+            "base": prepare_base(context, engine, base, target),
+            "dockerfile": sha256_bytes(files["Dockerfile"]),
+            "platform": target,
+        },
+    )
     system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
     lines: list[str] = []
     if run(engine, system, ["python3", "-c", _DESCRIBE], on_out=lines.append, on_err=lines.append):
@@ -581,10 +567,9 @@ def build(
     preflight.check_output(context)
     with connected() as engine:
         base = pinned_base(context, base)
-        needs = {need for fork in context.forks for need in context.project.fork(fork).needs}
-        for fork in dict.fromkeys([*context.forks, *sorted(needs)]):
-            fetch.fetch(context, fork)
         for fork in context.forks:
+            for name in (fork, *context.project.fork(fork).needs):
+                fetch.fetch(context, name)
             if toolchain.settings(context, fork).needs_vendored:
                 configure.fetch_vendored(context, fork)
         system, image, python = builder_image(context, engine, base)
@@ -607,8 +592,7 @@ def run_program(
     Args:
         system: The image below; environments and build folders depend on its compilers and Python.
     """
-    name = system.removeprefix("sha256:")[:16]
-    store = Store(context.store.root / "containers" / name)
+    store = Store(context.store.root / "containers" / system.removeprefix("sha256:")[:16])
     memory = ninja.memory_budget(context.memory) * 10**6
     command = [
         *(PROGRAM, "-m", "sparkwright", *words),
@@ -617,10 +601,6 @@ def run_program(
         *("--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"),
         *(f"--mirror={url}={path}" for url, path in context.mirrors.items()),
     ]
-    # /tmp inside is memory.
-    variables = {"TMPDIR": str(store.folder("tmp"))}
-    if console.github:
-        variables["GITHUB_ACTIONS"] = "true"
     folders = [
         bind(context.project.root),
         bind(context.output, writable=True),
@@ -635,8 +615,13 @@ def run_program(
         image,
         command,
         folders=folders,
-        variables=variables,
-        memory=memory + OVERHEAD,
+        variables={
+            # /tmp inside is memory.
+            "TMPDIR": str(store.folder("tmp")),
+            "GITHUB_ACTIONS": os.environ.get("GITHUB_ACTIONS", ""),
+        },
+        # The rest is for sparkwright, ninja, the linker and file pages.
+        memory=memory + 10**9,
         on_out=lines.append if console.json else console.result,
     )
     return status, msgspec.json.decode("\n".join(lines)) if lines else {}

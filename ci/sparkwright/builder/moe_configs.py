@@ -48,11 +48,6 @@ class TuningError(SparkwrightError):
             "Tune again without --configurations, or remove the file and its record. `model tune` "
             "leaves a slower file in the output folder.",
         ),
-        "tuning-present": Advice(
-            "The source has a configuration of this name already, which would be overwritten.",
-            "Compare both on the device. To replace upstream's, remove it with a patch of the "
-            "series that gives the reason.",
-        ),
     }
 
 
@@ -105,20 +100,20 @@ def faults(context: RunContext, version: str, gpu_capability: str) -> dict[str, 
     locked, arch = context.lock.forks["vllm"], context.project.spec.arch
     releases = {file.version for file in (locked.sdist, *locked.bases.values()) if file}
     releases |= {locked.git.ref.removeprefix("v")} if locked.git else set()
-    stated = ", ".join(sorted(releases))
     return {
         f"it is for SM {gpu_capability}, and the stack is for {arch}": (
             gpu_capability != capability(arch)
         ),
-        f"it is for vLLM {version}, and the stack has {stated}": (
+        f"it is for vLLM {version}, and the stack has {', '.join(sorted(releases))}": (
             version.partition("+")[0] not in releases
         ),
     }
 
 
-def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str, bytes]:
+def members(context: RunContext, fork: str, package: str) -> dict[str, bytes]:
     """
-    Return the files of the stack by their paths in the source *tree* of *fork*.
+    Return the files of the stack by their paths in the source tree of *fork*, where they replace
+    upstream's.
 
     Args:
         package: The folder of its package.
@@ -126,14 +121,11 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
     Raises:
         file-invalid: A file or record does not have its form.
         tuning-foreign: A file is for another device or release, or its record is another file's.
-        tuning-present: The tree has a file of that name.
         tuning-slower: A batch was slower with the file, by the medians of its record.
     """
     result: dict[str, bytes] = {}
     for path in context.tuned_files(fork):
         if path.suffix != ".json":
-            if not path.with_suffix(".json").exists():
-                raise TuningError("tuning-foreign", f"{path.name} is the record of no file.")
             continue
         record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
         read_json(path, dict[str, str | dict[str, int]])
@@ -146,13 +138,15 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
             "its record states another sha256": record.sha256 != sha256_file(path),
         }
         if details := [fault for fault, present in wrong.items() if present]:
-            what = f"{path.name} is not a file for stack {context.project.stack}."
-            raise TuningError("tuning-foreign", what, details=details)
+            raise TuningError(
+                "tuning-foreign",
+                f"{path.name} is not a file for stack {context.project.stack}.",
+                details=details,
+            )
         if slower := [row.tokens for row in record.latencies if not row.faster]:
-            what = f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens."
-            raise TuningError("tuning-slower", what)
-        member = f"{package}/{MOE_CONFIGS}/{path.name}"
-        if context.objects.blob(tree, member) is not None:
-            raise TuningError("tuning-present", f"The source has {member} already.")
-        result[member] = path.read_bytes()
+            raise TuningError(
+                "tuning-slower",
+                f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens.",
+            )
+        result[f"{package}/{MOE_CONFIGS}/{path.name}"] = path.read_bytes()
     return result

@@ -46,7 +46,6 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     Attributes:
         key: The digest of its inputs.
         counts: For a graft, CUDA units by verdict of the plan.
-        transplant: For a graft, the changes in the base.
     """
 
     fork: str
@@ -54,9 +53,7 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     filename: str
     sha256: str
     size: int
-    tree: str
     counts: dict[str, int] = {}
-    transplant: graft.GraftManifest | None = None
 
 
 class LastBuild(msgspec.Struct, frozen=True):
@@ -143,8 +140,14 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
 
 def machine_inputs(context: RunContext) -> dict[str, object]:
     """Return what determines a wheel of this machine, and of the machine that it is made for."""
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
-    return {"this machine": here, "--target": context.machine}
+    return {
+        "this machine": (
+            platform.machine(),
+            platform.python_version(),
+            toolchain.compiler(context),
+        ),
+        "--target": context.machine,
+    }
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
@@ -153,16 +156,19 @@ def _digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
-    shared = ("sparkwright", "--targets")
-    return {name: part for name, part in parts.items() if "/" in name or name in shared}
+    return {
+        name: part
+        for name, part in parts.items()
+        if "/" in name or name in ("sparkwright", "--targets")
+    }
 
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield a sentence for each source of a build that is another release than upstream pins."""
-    fork, needs = source.fork, context.project.fork(source.fork).needs
+    needs = context.project.fork(source.fork).needs
     for tree in (source, *(source_tree(context, need) for need in needs)):
         if text := fetch.deviation(context.project, tree.source):
-            yield f"{fork} {'packs' if tree is source else 'compiles against'} {text}."
+            yield f"{source.fork} {'packs' if tree is source else 'compiles against'} {text}."
 
 
 def dist_info(
@@ -190,15 +196,17 @@ def dist_info(
         **compiled,
     )
     manifest = record.transplant
-    parts = sbom.gather(
-        context,
-        source,
-        base=base,
-        compiled=manifest.libraries if manifest else None,
-        inherited=manifest.base if manifest else {},
-        compiler=record.compiler,
+    return sbom.dist_info(
+        record,
+        **sbom.gather(
+            context,
+            source,
+            base=base,
+            compiled=manifest.libraries if manifest else None,
+            inherited=manifest.base if manifest else {},
+            compiler=record.compiler,
+        ),
     )
-    return sbom.dist_info(record, **parts)
 
 
 # Wheels in the store.
@@ -242,18 +250,14 @@ def reuse(
         early-check-failed: As `preflight.check_output`.
     """
     preflight.check_output(context)
-    output = content_key("output", str(context.output))
-    name = context.named(f"{context.project.stack}-{fork}") + f"-{output[:8]}"
+    output = content_key("output", str(context.output))[:8]
+    name = context.named(f"{context.project.stack}-{fork}") + f"-{output}"
     built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        if last:
-            changed = [part for part in parts if last.inputs.get(part) != parts[part]]
-            reason = (
-                f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
-            )
-            console.note(f"{fork}: rebuilding: {reason}")
+        if changed := [part for part in parts if last and last.inputs.get(part) != parts[part]]:
+            console.note(f"{fork}: rebuilding: {', '.join(changed)} changed")
         key = content_key("wheel", parts)
         built = make(key)
         context.store.put("wheel", key, built)
@@ -274,17 +278,15 @@ def reuse(
 
 
 def put(
-    context: RunContext, fork: str, key: str, path: Path, tree: str, **compiled: Any
+    context: RunContext, fork: str, key: str, path: Path, counts: dict[str, int] | None = None
 ) -> BuiltWheel:
     """
     Move the wheel at *path* to the store and return its record.
 
     Args:
-        compiled: Fields of the record that describe the compiling.
+        counts: As in the record.
     """
-    built = BuiltWheel(
-        fork, key, path.name, sha256_file(path), path.stat().st_size, tree, **compiled
-    )
+    built = BuiltWheel(fork, key, path.name, sha256_file(path), path.stat().st_size, counts or {})
     with context.store.building(_stored_path(context, built).parent) as folder:
         wheel = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
@@ -295,9 +297,8 @@ def put(
 def _published(context: RunContext, built: BuiltWheel) -> bool:
     """Return whether the output folder has the very file of *built*."""
     source, path = _stored_path(context, built), wheel_path(context, built)
-    if source.exists() and path.exists() and path.samefile(source):
-        return True
-    return path.exists() and sha256_file(path) == built.sha256
+    linked = source.exists() and path.exists() and path.samefile(source)
+    return linked or (path.exists() and sha256_file(path) == built.sha256)
 
 
 # Building.
@@ -316,8 +317,8 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
 
 
 def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
-    out = context.store.root / "work" / context.project.stack / fork / "out"
-    with context.store.building(out) as folder:
+    work = context.store.folder("work", context.project.stack, fork)
+    with context.store.building(work / "out") as folder:
         source = source_tree(context, fork)
         for sentence in deviations(context, source):
             console.note(sentence)
@@ -328,7 +329,7 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
         preflight.check(context, source)
         make = source_wheel.build_headers if kind == "headers" else source_wheel.build_by_backend
         path = make(context, source, label, dist_info(context, source), folder)
-        return put(context, fork, key, path, source.tree)
+        return put(context, fork, key, path)
 
 
 def _graft(
@@ -370,17 +371,23 @@ def _graft(
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
-        path = graft.write(base, folder, label, changes, manifest, settings, files)
+        official = archive.WheelName.of(base.name)
+        path = archive.rewrite(
+            base,
+            folder,
+            version=archive.labelled(official.version, label),
+            # Raised if the libraries compiled here need a newer system.
+            platform=graft.platform_tag(
+                official.tag.rpartition("-")[2], [changes[name] for name in manifest.libraries]
+            ),
+            replace=changes,
+            remove=manifest.removed,
+            version_files=settings.version_files,
+            requires=manifest.requires,
+            dist_info=files,
+        )
     console.note(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    return put(
-        context,
-        fork,
-        key,
-        path,
-        source.tree,
-        counts=plans.after.counts,
-        transplant=manifest,
-    )
+    return put(context, fork, key, path, plans.after.counts)

@@ -43,12 +43,10 @@ def check_output(context: RunContext) -> None:
         with tempfile.TemporaryFile(dir=context.output):
             pass
     except OSError as error:
-        finding = f"output: {context.output} cannot be written: {error.strerror}"
         raise BuildError(
             "early-check-failed",
             "There is no folder for the wheels.",
-            details=[finding],
-            data={"findings": [finding]},
+            details=[f"output: {context.output} cannot be written: {error.strerror}"],
         ) from error
 
 
@@ -77,10 +75,9 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the syntax errors of changed Python files."""
-    for path, status in context.objects.changes(source.source.tree, source.tree).items():
-        if status == "D" or not path.endswith((".py", ".pyi")):
-            continue
-        # A link or a submodule has no content.
+    changes = context.objects.changes(source.source.tree, source.tree)
+    for path in (path for path in changes if path.endswith((".py", ".pyi"))):
+        # A link, a submodule or a removed file has no content.
         text = context.objects.blob(source.tree, path) or b""
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -91,8 +88,6 @@ def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
 
 def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
-    if context.project.fork(source.fork).build == "headers":
-        return
     here = platform.python_version()
     locked = {
         canonicalize_name(name): WheelName.of(file).version
@@ -107,10 +102,9 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
             yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
         for requirement in map(Requirement, tables.get("build-system", {}).get("requires", [])):
             # A graft uses few of the tools that upstream lists; one that is not locked is not used.
-            version = locked.get(canonicalize_name(requirement.name))
-            if requirement.marker and not requirement.marker.evaluate():
-                continue
-            if version and not requirement.specifier.contains(version, prereleases=True):
+            version = locked.get(canonicalize_name(requirement.name), "")
+            applies = version and (not requirement.marker or requirement.marker.evaluate())
+            if applies and not requirement.specifier.contains(version, prereleases=True):
                 yield (
                     f"pyproject.toml: building {source.fork} requires {requirement}, and "
                     f"pylock.toml has {version}"
@@ -142,8 +136,8 @@ def base_requirements(context: RunContext, source: SourceTree, base: Path) -> It
         versions[name] = f"{release}+{context.project.spec.label}"
     with zip_file(base) as wheel:
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
-    # `graft.write` does this again; an entry without effect must not cost an hour of compiling.
-    changed = change_requirements(metadata, spec.forks[source.fork].requires)
+        # The graft does this again; an entry without effect must not cost an hour of compiling.
+        changed = change_requirements(metadata, spec.forks[source.fork].requires)
     lines = BytesParser().parsebytes(changed, headersonly=True).get_all("Requires-Dist") or []
     for requirement in (Requirement(line) for line in map(str, lines) if "extra ==" not in line):
         version = versions.get(canonicalize_name(requirement.name))

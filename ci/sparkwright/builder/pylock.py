@@ -20,7 +20,6 @@ from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
 from sparkwright.core import process
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
@@ -52,14 +51,13 @@ class Interpreter(msgspec.Struct, frozen=True):
     def selection(self) -> dict[str, Any]:
         """Return its environment and wheel tags, as arguments of `Pylock.select`."""
         major, minor = map(int, self.version.split(".")[:2])
-        environment = {
-            **default_environment(),
-            "platform_machine": self.machine,
-            "python_version": f"{major}.{minor}",
-            "python_full_version": self.version,
-        }
         return {
-            "environment": environment,
+            "environment": {
+                **default_environment(),
+                "platform_machine": self.machine,
+                "python_version": f"{major}.{minor}",
+                "python_full_version": self.version,
+            },
             "tags": tags((major, minor), self.machine, int(self.libc.partition(".")[2] or 17)),
         }
 
@@ -91,8 +89,11 @@ def cuda(project: Project) -> str:
     Raises:
         file-invalid: As `select`.
     """
-    versions = [file.split("-")[1] for name, file, _ in wheels(project) if name == NVCC]
-    return "".join("cu" + "".join(version.split(".")[:2]) for version in versions)
+    return "".join(
+        "cu" + "".join(file.split("-")[1].split(".")[:2])
+        for name, file, _ in wheels(project)
+        if name == NVCC
+    )
 
 
 def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:
@@ -131,8 +132,9 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    universal = ("--universal", "--python-version=3.11")
-    compiled = tomllib.loads(_compile(store, source, *universal, *options))
+    compiled = tomllib.loads(
+        _compile(store, source, "--universal", "--python-version=3.11", *options)
+    )
     lines = [
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
@@ -141,8 +143,10 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
     }
     for package in compiled["packages"]:
-        urls = [(wheel["url"].partition("#")[0], wheel) for wheel in package.get("wheels", [])]
-        files = {url.rpartition("/")[2]: wheel["hashes"]["sha256"] for url, wheel in urls}
+        files = {
+            wheel["url"].partition("#")[0].rpartition("/")[2]: wheel["hashes"]["sha256"]
+            for wheel in package.get("wheels", [])
+        }
         usable = [name for name in sorted(files) if accepted & parse_wheel_filename(name)[-1]]
         if not usable:
             raise SourceError(
@@ -203,17 +207,10 @@ def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = Fal
         source-unreachable, source-mismatch, offline, disk-full: As
             `sparkwright.forks.package_index.obtain`.
     """
-    files: list[Path] = []
-    with (
-        concurrent.futures.ThreadPoolExecutor(4) as pool,
-        console.progress("download", len(wheels)) as line,
-    ):
-        for path in pool.map(
-            lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels
-        ):
-            files.append(path)
-            line.update(len(files), path.name)
-    return files
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return [
+            *pool.map(lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels)
+        ]
 
 
 def required(context: RunContext, python: Interpreter, requirements: Sequence[str]) -> list[Path]:
@@ -236,10 +233,12 @@ def required(context: RunContext, python: Interpreter, requirements: Sequence[st
                 f"The requirements of sparkwright on Python {python.version} are not resolved.",
             )
         source = store.write("cache/program.in", "\n".join([*requirements, ""]).encode())
-        options = [
+        text = _compile(
+            store,
+            source,
             "--only-binary=:all:",
             f"--python-version={python.version}",
             f"--python-platform={python.machine}-unknown-linux-gnu",
-        ]
-        store.write(path, _compile(store, source, *options).encode())
+        )
+        store.write(path, text.encode())
     return download(store, select(path, python), offline=context.offline)

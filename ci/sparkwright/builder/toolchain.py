@@ -29,7 +29,6 @@ from pathlib import Path
 
 import msgspec
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from sparkwright.builder import pylock
@@ -116,12 +115,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for project, text in self.requires.items():
             # An invalid requirement is a ValueError, too.
             requirement = Requirement(text or project)
-            more = requirement.url or requirement.extras or requirement.marker
-            if canonicalize_name(requirement.name) != project or more:
-                raise ValueError(
-                    f"requires: {text!r} is not a version of {project} on the package index, or "
-                    f"{project!r} is not the normalised name"
-                )
+            if str(requirement) != f"{project}{requirement.specifier}":
+                raise ValueError(f"requires: {text!r} states more than a version of {project!r}")
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,8 +137,7 @@ def spec(project: Project) -> EnvironmentSpec:
     Return ``build/<stack>/environment.yaml``.
 
     Raises:
-        file-invalid: It is malformed, names other forks than stack.yaml, or has a setting that the
-            fork's kind of build ignores.
+        file-invalid: It is malformed, or names other forks than stack.yaml.
     """
     path = project.build_folder / "environment.yaml"
     read = strict_yaml.load(path, EnvironmentSpec)
@@ -153,13 +147,6 @@ def spec(project: Project) -> EnvironmentSpec:
             f"{path} and {project.stack_file} name different forks.",
             details=sorted(read.forks.keys() ^ project.spec.forks.keys()),
         )
-    for fork, settings in read.forks.items():
-        if settings.targets or (settings.requires and project.fork(fork).build != "graft"):
-            raise FileError(
-                "file-invalid",
-                f"{path} sets targets of {fork}, or requires of {fork}, which is not grafted.",
-                todo="Name targets in stack.yaml or core_targets.",
-            )
     return read
 
 
@@ -258,10 +245,6 @@ class Toolchain(msgspec.Struct, frozen=True):
     key: str
     root: Path
     libraries: Path | None = None
-
-    @property
-    def python(self) -> Path:
-        return self.root / "bin" / "python"
 
     @property
     def cuda(self) -> Path:
@@ -429,8 +412,10 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
         source.write_text("".join(f"void {name}(void) {{}}\n" for name in sorted(names)))
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        process.run([cc, *options, "-o", stub, source], log=log)
+        process.run(
+            [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub, source],
+            log=log,
+        )
 
 
 # The machine that wheels are made for.
@@ -458,19 +443,19 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
                 folder = crossed.cuda / name
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(tools.cuda / name, folder, copy_function=os.link)
-            log = context.store.folder("logs") / "environment.log"
-            complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
+            complete_cuda(
+                crossed.cuda,
+                context.store.folder("logs") / "environment.log",
+                f"{triple(machine)}-gcc",
+            )
             (root / "toolchain.cmake").write_text(
                 _CROSS.format(machine=machine, triple=triple(machine))
             )
             include = Path(sysconfig.get_path("include"))
-            if include.exists():
-                shutil.copytree(include, root / "python")
-                # That of Debian includes the one of the machine, which has the values.
-                multiarch = str(sysconfig.get_config_var("MULTIARCH"))
-                config = include.parent / multiarch / include.name / "pyconfig.h"
-                if config.exists():
-                    shutil.copyfile(config, root / "python" / "pyconfig.h")
+            # Debian's pyconfig.h includes the one of the machine, which has the values.
+            machines = include.parent / str(sysconfig.get_config_var("MULTIARCH")) / include.name
+            for folder in filter(Path.exists, (include, machines)):
+                shutil.copytree(folder, root / "python", dirs_exist_ok=True)
     return crossed
 
 

@@ -21,13 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
+from sparkwright.builder import configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes
@@ -65,9 +66,14 @@ class Workspace:
         #: The tools, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
         #: The folder, its needs and the tools, under the same names on every machine.
-        self._names = {self.folder: fork, **self.target.mounts}
-        for need in context.project.fork(fork).needs:
-            self._names[self._folder(need, "needed")] = f"needed/{need}"
+        self._names = {
+            self.folder: fork,
+            **self.target.mounts,
+            **{
+                self._folder(need, "needed"): f"needed/{need}"
+                for need in context.project.fork(fork).needs
+            },
+        }
         self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_vendored)
 
     @staticmethod
@@ -86,12 +92,12 @@ class Workspace:
             source-mismatch, source-unresolved, source-unreachable, offline: As
                 `configure.fetch_vendored`.
         """
-        checkout = self._context.objects.checkout
+        objects = self._context.objects
         if self.settings.needs_vendored:
             for name, source in configure.fetch_vendored(self._context, self._fork).items():
                 folder = self.build / configure.vendored_folder(name)
-                checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
-        checkout(tree, self.source, self.folder / "index")
+                objects.checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
+        objects.checkout(tree, self.source, self.folder / "index")
 
     def configure(self) -> list[TranslationUnit]:
         """
@@ -102,7 +108,6 @@ class Workspace:
             source-unlocked: CMake asked for a source that the lock does not pin.
         """
         context = self._context
-        log = f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
         # CMake cannot go on with a folder of another path or another compiler.
         record = self.folder / "configured-for"
         identity = f"{self.sandbox.sandbox_path(self.source)}\n{toolchain.compiler(context)}\n"
@@ -117,33 +122,29 @@ class Workspace:
                         self.defines(), {} if self.sandbox.mounts else self._names
                     ),
                     env=self.environment(),
-                    log=context.store.folder("logs") / log,
+                    log=context.store.folder("logs").joinpath(
+                        f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
+                    ),
                     targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
                     sandbox=self.sandbox,
                     fresh=fresh,
                 )
-        except BuildError:
+            record.write_text(identity, "utf-8")
+        finally:
             # The name of a source that CMake could not reach says more than its message.
-            self._check_downloads(complete=False)
-            raise
-        record.write_text(identity, "utf-8")
-        self._check_downloads(complete="all" in self.settings.targets)
+            configure.check_vendored(
+                self._fork,
+                configure.declarations(self.calls()),
+                context.lock.forks[self._fork],
+                context.project.fork(self._fork).ignored,
+            )
         return units
 
     def calls(self) -> list[Call]:
         """Return the calls of the last configure."""
         return configure.calls(self.source, self.build, sandbox=self.sandbox)
-
-    def _check_downloads(self, *, complete: bool) -> None:
-        configure.check_vendored(
-            self._fork,
-            configure.declarations(self.calls()),
-            self._context.lock.forks[self._fork],
-            self._context.project.fork(self._fork).ignored,
-            complete=complete,
-        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile."""
@@ -157,7 +158,7 @@ class Workspace:
             file-invalid: A ``{…}`` is unknown.
         """
         context, tools = self._context, self._tools
-        folders = {"python": tools.python, "cuda": self.target.cuda, "build": self.build}
+        folders = {"python": tools.tool("python"), "cuda": self.target.cuda, "build": self.build}
         for need in context.project.fork(self._fork).needs:
             # One folder for all variants, updated like a workspace.
             folder = self._folder(need, "needed")
@@ -166,8 +167,7 @@ class Workspace:
                     source_tree(context, need).tree, folder / "src", folder / "index"
                 )
             folders[f"source:{need}"] = folder / "src"
-        vendored = context.lock.forks[self._fork].fetched if self.settings.needs_vendored else {}
-        launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
+        launcher = f"{tools.tool('python')};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
             "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
@@ -179,7 +179,8 @@ class Workspace:
             **{
                 f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": "{build}/"
                 + configure.vendored_folder(name)
-                for name in vendored
+                for name in context.lock.forks[self._fork].fetched
+                if self.settings.needs_vendored
             },
             **self.settings.defines,
         }
@@ -254,9 +255,9 @@ class SourceTree(msgspec.Struct, frozen=True):
 
 
 def rules_of(context: RunContext, fork: str) -> ArchRules:
-    """Return the arch rules of *fork*."""
-    project = context.project
-    return archs.load(project.build_folder / f"archs{project.suffix}.yaml").of(fork)
+    """Return the arch rules of *fork*; raise `file-invalid` if their file is malformed."""
+    path = context.project.build_folder / f"archs{context.project.suffix}.yaml"
+    return strict_yaml.load(path, ArchRules).of(fork)
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:
@@ -266,27 +267,21 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
-    result = _source_tree(context, fork)
-    context.store.put("source-tree", context.source_inputs(fork), result.tree)
-    return result
-
-
-def _source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
-    package = toolchain.settings(context, fork).package
-    tuned = moe_configs.members(context, fork, package, patched.tree)
-    if not rules.rules and not rules.guards and not tuned:
-        return SourceTree(fork, source, patched.tree, patched.tree, patched.steps, ())
-    with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
-        files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
-        tree = context.objects.with_files(patched.tree, {**files, **tuned})
-        for site in sites:
-            console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-        for name in tuned:
-            console.note(f"{name}: tuned for SM {context.project.spec.arch}")
-        archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)
+    tree, sites = patched.tree, tuple[Site, ...]()
+    if rules.rules or rules.guards or tuned:
+        with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
+            files, sites = archs.rewrite(partial(context.objects.blob, tree), rules.rules)
+            tree = context.objects.with_files(tree, {**files, **tuned})
+            for site in sites:
+                console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+            for name in tuned:
+                console.note(f"{name}: tuned for SM {context.project.spec.arch}")
+            archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    context.store.put("source-tree", context.source_inputs(fork), tree)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 
 
@@ -297,16 +292,17 @@ def version_label(context: RunContext, source: SourceTree) -> str:
     Raises:
         file-invalid: pylock.toml does not lock one CUDA release.
     """
-    needs = (source_tree(context, need) for need in context.project.fork(source.fork).needs)
+    needs = context.project.fork(source.fork).needs
     # The patch set follows from the effect, path by path with the blob before and after, not from
     # the patch files: a git source and an sdist of the same release have the same, and so has a
     # series whose comments were reworded.
-    options = ["-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
-    changes = {}
-    for tree in (source, *needs):
-        if raw := context.objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
-            changes[tree.fork] = sha256_bytes(raw)
+    command = ["diff-tree", "-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
+    raw = {
+        tree.fork: context.objects.run([*command, tree.source.tree, tree.tree])[1]
+        for tree in (source, *(source_tree(context, need) for need in needs))
+    }
+    changes = {fork: sha256_bytes(text) for fork, text in raw.items() if text}
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
     patches = f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
-    cuda = pylock.cuda(context.project)
-    return ".".join(filter(None, (context.project.spec.label, patches, cuda)))
+    parts = (context.project.spec.label, patches, pylock.cuda(context.project))
+    return ".".join(filter(None, parts))

@@ -155,7 +155,7 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     slower = [row.tokens for row in latencies if not row.faster]
     path = (context.output if slower else context.tuned_folder) / name
-    # A kill between both leaves a record that a build refuses, and not a file that it packs.
+    # A kill between both leaves a record without a file, which a build does not read.
     context.store.write(path.with_suffix(".yaml"), strict_yaml.dump(record).encode())
     context.store.write(path, content)
     _show_latencies(name, latencies)

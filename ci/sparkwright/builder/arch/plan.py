@@ -124,7 +124,6 @@ def obtain(
         configure-failed, tool-missing: As `Workspace.configure`.
     """
     fork = context.project.fork(source.fork)
-    settings = toolchain.settings(context, source.fork)
     key = content_key(
         "plan",
         {
@@ -134,7 +133,9 @@ def obtain(
             "needs": {need: source_tree(context, need).tree for need in fork.needs},
             "tools": tools.key,
             "rules": rules_of(context, source.fork),
-            "settings": msgspec.structs.replace(settings, requires={}),
+            "settings": msgspec.structs.replace(
+                toolchain.settings(context, source.fork), requires={}
+            ),
             "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
             "arch": context.project.spec.arch,
             "target": toolchain.target_key(context, tools),
@@ -170,8 +171,9 @@ def _configure_and_examine(
     variant: str = "build",
 ) -> ArchPlan:
     workspace = Workspace(context, tools, source.fork, variant)
-    applied = "with" if variant == "build" else "without"
-    with console.step(f"plan {source.fork} ({applied} the rules)"):
+    with console.step(
+        f"plan {source.fork} ({'with' if variant == 'build' else 'without'} the rules)"
+    ):
         workspace.fill(source.tree)
         units = workspace.configure()
     return examine(
@@ -301,8 +303,7 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
         return "native"
     if not gencode:
         return "none"
-    family = any(_generation(entry) == _generation(arch) for entry in gencode)
-    return "folded" if family else "foreign"
+    return "folded" if _generation(arch) in map(_generation, gencode) else "foreign"
 
 
 def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
@@ -326,8 +327,10 @@ def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) ->
             yield f"kept: {entry.unit} matches no CUDA unit"
         for unit in covered:
             if unit.verdict != "kept":
-                listed = f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run"
-                yield f"{listed}, but CMake gives it {unit.code}"
+                yield (
+                    f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run, but "
+                    f"CMake gives it {unit.code}"
+                )
     for dropped in rules.dropped:
         if any(dropped.covers(unit.source) for unit in units):
             yield f"dropped: {dropped.unit} is compiled"

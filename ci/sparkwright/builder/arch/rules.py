@@ -21,14 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import msgspec
 
 from sparkwright.builder import BuildError
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError
 from sparkwright.core.git import Objects
 
 _OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "macro", "block"))
@@ -136,7 +134,7 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the lines of *tree* that hold *pattern*, each as ``path:line``."""
         excluded = [f":(exclude,literal){path}" for path in self.exempt]
         command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
-        lines = objects.run(command, check=False)[1].decode("utf-8", "replace").splitlines()
+        lines = objects.text(*command, check=False).splitlines()
         return [":".join(line.split(":")[1:3]) for line in lines]
 
 
@@ -166,24 +164,6 @@ class Site(msgspec.Struct, frozen=True):
     line: int
     before: str
     after: str
-
-
-def load(path: Path) -> ArchRules:
-    """
-    Return the rules of the file at *path*.
-
-    Raises:
-        file-invalid: It is malformed, or two rules or guards have the same name.
-    """
-    rules = strict_yaml.load(path, ArchRules)
-    names = [*(rule.name for rule in rules.rules), *(guard.name for guard in rules.guards)]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise FileError(
-            "file-invalid",
-            f"{path} has two rules of one name; guards count, too.",
-            details=duplicates,
-        )
-    return rules
 
 
 # CMake.
@@ -227,16 +207,15 @@ class CMakeCommand(msgspec.Struct, frozen=True):
 
 def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     """
-    Return the commands of *data* in document order, without those that close a scope.
+    Return the commands of *data* in document order, without those that close a scope. Whether every
+    scope is closed is left to CMake.
 
     Raises:
         rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
     """
     # One letter a byte, so that offsets count bytes, and bytes of any encoding survive.
     text = data.decode("latin-1")
-    commands, arguments = list[CMakeCommand](), list[Argument]()
-    # Each as its text and the offset of the command that opens it.
-    scopes = list[tuple[str, int]]()
+    commands, arguments, scopes = list[CMakeCommand](), list[Argument](), list[str]()
     name, position, start, opening, depth = "", 0, 0, 0, 0
     while position < len(text):
         token = _TOKEN.match(text, position)
@@ -256,19 +235,16 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
         elif token[0] == "(" or depth > 1:
             depth += 1 if token[0] == "(" else -1
         else:
-            if name in _CLOSERS and not scopes:
-                _refuse_cmake(text, origin, start)
             if name in _CLOSERS:
-                scopes.pop()
+                del scopes[-1:]
             if name in _OPENERS or name not in _CLOSERS:
-                line, around = text.count("\n", 0, start) + 1, tuple(scope for scope, _ in scopes)
-                commands.append(CMakeCommand(name, line, tuple(arguments), around))
+                line = text.count("\n", 0, start) + 1
+                commands.append(CMakeCommand(name, line, tuple(arguments), tuple(scopes)))
             if name in _OPENERS:
-                inside = " ".join(text[opening : token.start()].split())
-                scopes.append((f"{name}({inside})", start))
+                scopes.append(f"{name}({' '.join(text[opening : token.start()].split())})")
             name, depth, arguments = "", 0, []
-    if name or scopes:
-        _refuse_cmake(text, origin, start if name else scopes[-1][1])
+    if name:
+        _refuse_cmake(text, origin, start)
     return tuple(commands)
 
 

@@ -222,7 +222,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
             dist_info = _dist_info(context, tools, spec, sources, libraries)
             with console.step(f"pack {len(libraries)} modules"):
                 path = pack(scratch, spec, wheel, context, libraries, dist_info)
-            return pipeline.put(context, spec.distribution, key, path, sources.tree)
+            return pipeline.put(context, spec.distribution, key, path)
 
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
         return pipeline.reuse(context, spec.distribution, inputs(context, spec, sources), make)
@@ -246,10 +246,11 @@ def _dist_info(
         compiler=toolchain.compiler(context),
         modules={module.name: sha256 for module, sha256 in hashes.items()},
     )
-    project = archive.WheelName.of(sources.filename).distribution.replace("_", "-")
     return sbom.dist_info(
         record,
-        bases=[(project, sources.filename, sources.sha256)],
+        bases=[
+            (sources.filename.split("-")[0].replace("_", "-"), sources.filename, sources.sha256)
+        ],
         tools=sbom.compilers(context),
         compiled={
             f"{spec.package}/jit_cache/{module.path}": sha256 for module, sha256 in hashes.items()
@@ -298,11 +299,17 @@ class AotBuilder:
         objects.checkout(tree, source, self.folder / "index")
         calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
         script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
-        generators = msgspec.json.encode(calls).decode()
         log = f"{project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {project.spec.arch}"):
             self._sandbox.run(
-                [self._tools.python, "-I", script, source, build, generators],
+                [
+                    self._tools.tool("python"),
+                    "-I",
+                    script,
+                    source,
+                    build,
+                    msgspec.json.encode(calls).decode(),
+                ],
                 log=self._context.store.folder("logs") / log,
                 env=self._environment(),
                 failure=partial(BuildError, "module-unknown"),
@@ -328,11 +335,14 @@ class AotBuilder:
         )
 
     def _environment(self) -> dict[str, str]:
-        launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
+        launcher = f"{self._tools.tool('python')} -IS {ninja.install_launcher(self.folder)}"
         compiler = shlex.join(toolchain.compiler_command(self._context))
-        user = self._target.environment().items()
         return {
-            **{name: text for name, text in user if not _UNWANTED.fullmatch(name)},
+            **{
+                name: text
+                for name, text in self._target.environment().items()
+                if not _UNWANTED.fullmatch(name)
+            },
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
             "FLASHINFER_NVCC_LAUNCHER": launcher,
@@ -392,10 +402,13 @@ def pack(
     *sources*; return its path.
     """
     origin = archive.WheelName.of(sources.name)
-    licenses = f"{origin.info}/licenses/"
     with zip_file(sources) as opened:
         head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
-        texts = {name: opened.read(name) for name in opened.namelist() if name.startswith(licenses)}
+        added = {
+            name.removeprefix(f"{origin.info}/"): opened.read(name)
+            for name in opened.namelist()
+            if name.startswith(f"{origin.info}/licenses/")
+        }
     tag = graft.platform_tag(f"{PLATFORM}_{context.machine}", libraries.values())
     name = archive.WheelName(spec.package, origin.version, f"py3-none-{tag}")
     # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
@@ -408,12 +421,12 @@ def pack(
     files[f"{spec.package}/__init__.py"] = _PACKAGE.format(
         modules=by_arch, distribution=spec.distribution, **fields
     ).encode()
-    added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
-    added |= dist_info(name)
     lines = "".join(
         f"{key}: {value}\n"
         for key in ("License-Expression", "License-File")
         for value in head.get_all(key, [])
     )
     metadata = _METADATA.format(name=spec.distribution, licenses=lines, fork=head["Name"], **fields)
-    return archive.write(folder, name, files, metadata, pure=False, dist_info=added)
+    return archive.write(
+        folder, name, files, metadata, pure=False, dist_info={**added, **dist_info(name)}
+    )

@@ -17,6 +17,7 @@ import importlib.util
 import itertools
 import json
 import pathlib
+import pkgutil
 import re
 import sys
 import types
@@ -47,21 +48,17 @@ def open_package(package: pathlib.Path, build: pathlib.Path) -> None:
     env.FLASHINFER_GEN_SRC_DIR.mkdir(parents=True, exist_ok=True)
 
 
-def named(dotted: str) -> Any:
-    """Return the object of the dotted name, such as ``torch.bfloat16``."""
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 def generate(call: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Write the ninja files of the modules of one generator, and yield their descriptions."""
     lists = [value if isinstance(value, list) else [value] for value in arguments.values()]
     for chosen in itertools.product(*lists):
         values = [
-            named(value) if isinstance(value, str) and value.startswith("torch.") else value
+            pkgutil.resolve_name(value)
+            if isinstance(value, str) and value.startswith("torch.")
+            else value
             for value in chosen
         ]
-        specs = named(call)(**dict(zip(arguments, values, strict=True)))
+        specs = pkgutil.resolve_name(call)(**dict(zip(arguments, values, strict=True)))
         for spec in specs if isinstance(specs, (list, tuple, types.GeneratorType)) else [specs]:
             spec.write_ninja()
             text = spec.ninja_path.read_text("utf-8")
@@ -80,8 +77,7 @@ def main() -> None:
         except Exception as error:  # whatever FlashInfer raises is its reason
             sys.exit(f"{entry['call']}: {type(error).__name__}: {error}")
     files = dict.fromkeys(f"subninja {module['ninja']}\n" for module in modules)
-    text = "".join(["ninja_required_version = 1.3\n", *files])
-    (build / "build.ninja").write_text(text, "utf-8")
+    (build / "build.ninja").write_text("".join(["ninja_required_version = 1.3\n", *files]), "utf-8")
     (build / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 

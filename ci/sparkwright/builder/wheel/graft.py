@@ -57,11 +57,9 @@ def replaced_members(
         members = zip_members(wheel, base.name)
     named = settings.named_targets
     replaced, faults = dict[str, str](), []
-    for library in libraries:
+    for library in (entry for entry in libraries if not named or entry.target in named):
         name = Path(library.path).name
         matching = [member for member in members if member.rpartition("/")[2] == name]
-        if named and library.target not in named:
-            continue
         if len(matching) == 1:
             replaced[matching[0]] = library.path
         elif named or library.installed or matching:
@@ -133,37 +131,6 @@ def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
         raise BuildError(
             "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
         ) from error
-
-
-def write(
-    base: Path,
-    folder: Path,
-    label: str,
-    changed: Mapping[str, bytes],
-    manifest: GraftManifest,
-    settings: ForkEnvironment,
-    dist_info: archive.DistInfo,
-) -> Path:
-    """
-    Write the grafted wheel to *folder*; its platform tag is raised if the libraries compiled here
-    need a newer system.
-
-    Raises:
-        target-mismatch: See `platform_tag`.
-    """
-    official = archive.WheelName.of(base.name)
-    libraries = [changed[name] for name in manifest.libraries]
-    return archive.rewrite(
-        base,
-        folder,
-        version=archive.labelled(official.version, label),
-        platform=platform_tag(official.tag.rpartition("-")[2], libraries),
-        replace=changed,
-        remove=manifest.removed,
-        version_files=settings.version_files,
-        requires=manifest.requires,
-        dist_info=dist_info,
-    )
 
 
 def unit_manifest(

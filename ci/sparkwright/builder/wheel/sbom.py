@@ -59,12 +59,19 @@ def gather(
     Raises:
         file-invalid: pylock.toml cannot be read.
     """
-    project = context.project
+    project, vendored = context.project, source.source.submodules
+    # A build of targets beyond the core takes those that FetchContent asks for, and the sources
+    # below them. Submodules are part of a git source; in an archive of the package index they are
+    # covered by its hash.
+    if toolchain.settings(context, source.fork).needs_vendored:
+        locked = context.lock.forks[source.fork]
+        others = locked.vendored.keys() - locked.submodules.keys()
+        vendored = vendored | {name: locked.vendored[name] for name in others}
     return {
         "source": source,
         "needs": [source_tree(context, need) for need in project.fork(source.fork).needs],
         "bases": [(base.name, base.filename, base.sha256)] if base else [],
-        "vendored": _vendored_sources(context, source),
+        "vendored": vendored,
         "tools": compilers(context) if compiled is not None else [],
         "compiled": compiled or {},
         "inherited": {
@@ -78,22 +85,6 @@ def gather(
             "cuda": pylock.cuda(project) if compiled is not None else "",
             **properties,
         },
-    }
-
-
-def _vendored_sources(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
-    """
-    Return the vendored sources that the build of *source* takes, by name.
-
-    A build of targets beyond the core takes those that FetchContent asks for, and the sources below
-    them. Submodules are part of a git source; in an archive of the package index they are covered
-    by its hash.
-    """
-    if not toolchain.settings(context, source.fork).needs_vendored:
-        return source.source.submodules
-    locked = context.lock.forks[source.fork]
-    return source.source.submodules | {
-        name: entry for name, entry in locked.vendored.items() if name not in locked.submodules
     }
 
 
@@ -128,7 +119,6 @@ def document(
         inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
     """
     project = canonicalize_name(name.distribution)
-    libraries = {"compiled": compiled or {}, "base": inherited or {}}
     ancestors = [_file("base", base) for base in bases]
     pedigree: dict[str, Any] = {"ancestors": ancestors}
     if source:
@@ -154,8 +144,8 @@ def document(
                 sha256=sha256,
                 properties={"library:origin": origin},
             )
-            for origin, hashes in libraries.items()
-            for member, sha256 in sorted(hashes.items())
+            for origin, hashes in (("compiled", compiled), ("base", inherited))
+            for member, sha256 in sorted((hashes or {}).items())
         ],
         pedigree=pedigree,
     )
@@ -165,13 +155,19 @@ def document(
         *(_vendored(*entry) for entry in sorted((vendored or {}).items())),
         *(_file("tool", tool, scope="excluded") for tool in tools),
     ]
-    tool = {"type": "application", "name": "sparkwright", "version": __version__}
     content: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": main, "tools": {"components": [tool]}},
+        "metadata": {
+            "component": main,
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "sparkwright", "version": __version__}
+                ]
+            },
+        },
         "components": parts,
         "dependencies": [{"ref": "wheel", "dependsOn": [part["bom-ref"] for part in parts]}],
     }

@@ -91,7 +91,7 @@ def build_by_backend(
     ):
         context.objects.archive(source.tree, tree)
         Sandbox.create({tree: f"{fork}/src", scratch: f"{fork}/wheel", tools.root: "tools"}).run(
-            [tools.python, "-c", _HOOK, scratch, tree],
+            [tools.tool("python"), "-c", _HOOK, scratch, tree],
             cwd=tree,
             env=tools.environment(PIP_NO_INDEX="1", **settings.variables),
             log=log,
