@@ -24,6 +24,7 @@ from sparkwright.builder import ninja
 from sparkwright.builder.ninja import HEAVY, BuildFolder, CompileOrder, Cost, Costs
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
+from sparkwright.core.console import Console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -238,7 +239,9 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
-    assert ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2) == CompileOrder(4, 1)
+
+    expected = {"/in/b.o": costs["/src/b.cu"], "/in/a.o": costs["/src/a.cu"]}
+    assert ninja.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2) == (CompileOrder(4, 1), expected)
     names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
     assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
     assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
@@ -266,6 +269,23 @@ def test_a_build_for_another_architecture_starts_from_the_costs_of_the_stack(tmp
     ]
 
     assert costs[0].total == costs[1].total > 3600
+
+
+def test_the_time_left_follows_the_work_and_not_the_number_of_units(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Longest first, the first steps of a build take most of its time."""
+    monkeypatch.setattr(Console, "interval", 0)
+    work.add("short.cu", "", 10)
+    work.compile(1)
+    work.add("long.cu", "sleep 0.1", 80)
+    work.add("middle.cu", "", 20)
+    capfd.readouterr()
+    work.compile(1)
+
+    lines = [line.strip() for line in capfd.readouterr().err.splitlines() if "work:" in line]
+    assert [line.split(", about")[0] for line in lines] == ["work: 1 min 20 s of 1 min 40 s", "work: 1 min 40 s of 1 min 40 s"]
+    assert lines[0].endswith("left  1 of 2: long.cu.o")
 
 
 def test_a_step_whose_inputs_another_step_writes_is_built(work: Work) -> None:

@@ -27,7 +27,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePath
@@ -44,9 +44,14 @@ from sparkwright.core.files import content_key
 from sparkwright.core.store import Store, translate_disk_full
 from sparkwright.forks.context import RunContext
 
+#: Of the memory that is available at the start; the rest is left to the system, which shares it
+#: with the GPU on a GB10.
+SHARE = 0.85
 #: The compiler calls of this run, and of the last one that ended, in the folder ``launch``.
 CALLS, FINISHED = "calls.jsonl", "finished.jsonl"
 
+#: Lines of the compiler that an error repeats; the log has all.
+_LINES = 25
 _PROGRESS = re.compile(r"\[(\d+)/(\d+)\] ")
 #: A failed edge names its outputs, since ninja 1.13 after its exit status; then come its command
 #: and what that printed.
@@ -75,10 +80,8 @@ BUSY = 0.9
 #: A line with its continuations; a dollar escapes what follows it.
 _LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
 _STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
-#: Its first output is an object.
-_BUILD = re.compile(
-    r"build +(?:\$.|[^$ :|\n])+?\.o(?=[ :|])(?:\$.|[^$:\n]++)*+: *\S+ +((?:\$.|[^$ :|\n]++)++)"
-)
+_PATH = r"((?:\$.|[^$ :|\n]++)++)"
+_BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
 _SUBNINJA = re.compile(r"subninja +(.+)\n")
 
 
@@ -155,11 +158,11 @@ class Costs:
             "host": platform.machine(),
             "target": context.machine,
         }
-        key = f"{fork}-{content_key('costs', parts)[:16]}"
         # Those of another architecture are a better estimate than a guess.
         path = context.project.build_folder / "costs.yaml"
-        forks = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
-        units = forks[fork].units if fork in forks else {}
+        shipped = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
+        units = shipped[fork].units if fork in shipped else {}
+        key = f"{fork}-{content_key('costs', parts)[:16]}"
         return cls(context.store, key, {unit: Cost(*cost) for unit, cost in units.items()})
 
     def expected(self, unit: str) -> Cost:
@@ -197,6 +200,7 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
     heavy = [size for size in sizes if size > HEAVY]
     light = sizes[len(heavy) :]
+    jobs, left = cores, megabytes
     for depth in range(max(1, min(len(heavy), cores)), 0, -1):
         large = heavy[:depth]
         left, beside = megabytes - sum(large), light[: cores - len(large)]
@@ -209,40 +213,41 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
 
 def write_schedule(
     build: Path, inside: Path, cost: Callable[[str], Cost], cores: int, megabytes: int
-) -> CompileOrder:
+) -> tuple[CompileOrder, dict[str, Cost]]:
     """
-    Write the schedule of the build folder, and return the order of its units.
+    Write the schedule of the build folder; return the order of its units, and the expected cost of
+    each by the name of its object.
 
     Args:
         inside: The name that the folder has for ninja.
         cost: Returns the expected cost of a unit, by its path as the compiler sees it.
     """
     text, costs = _schedule(build / "build.ninja", build, inside, cost)
-    chosen = order(costs, cores, megabytes)
+    chosen = order([*costs.values()], cores, megabytes)
     (build / SCHEDULE).write_text(f"pool heavy\n  depth = {chosen.heavy}\n{text}", "utf-8")
-    return chosen
+    return chosen, costs
 
 
 def _schedule(
     path: Path, build: Path, inside: Path, cost: Callable[[str], Cost]
-) -> tuple[str, list[Cost]]:
-    """Return the text of a ninja file with its units longest first, and the cost of each unit."""
+) -> tuple[str, dict[str, Cost]]:
+    """Return the text of a ninja file with its units longest first, and the cost of each object."""
     statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
-    seconds, costs = dict[int, float](), list[Cost]()
+    seconds, costs = dict[int, float](), dict[str, Cost]()
     for slot, statement in enumerate(statements):
-        if unit := _unit(statement):
-            costs.append(cost(unit))
-            seconds[slot] = costs[-1].seconds
+        if edge := _compile_edge(statement):
+            costs[edge[0]] = expected = cost(edge[1])
+            seconds[slot] = expected.seconds
             # Of two values for a variable, ninja takes the last.
-            statements[slot] += "  pool = heavy\n" if costs[-1].megabytes > HEAVY else ""
+            statements[slot] += "  pool = heavy\n" if expected.megabytes > HEAVY else ""
         elif match := _SUBNINJA.fullmatch(statement):
             nested = build / (inside / _unescaped(match[1])).relative_to(inside)
             text, nested_costs = _schedule(nested, build, inside, cost)
             target = nested.with_suffix(f".{SCHEDULE}")
             target.write_text(text, "utf-8")
             statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
-            seconds[slot] = max((expected.seconds for expected in nested_costs), default=0.0)
-            costs += nested_costs
+            seconds[slot] = max((unit.seconds for unit in nested_costs.values()), default=0.0)
+            costs |= nested_costs
     # Every other statement keeps its place; rules stand before the edges that use them.
     result = list(statements)
     for slot, source in zip(seconds, sorted(seconds, key=lambda slot: -seconds[slot]), strict=True):
@@ -250,11 +255,14 @@ def _schedule(
     return "".join(result), costs
 
 
-def _unit(statement: str) -> str:
-    """Return the source that *statement* compiles; empty if it is no compile edge."""
+def _compile_edge(statement: str) -> tuple[str, str] | None:
+    """Return the object and the source of *statement*, or None if it is no compile edge."""
     match = _BUILD.match(re.sub(r"\$\n[ \t]*", "", statement))
-    source = _unescaped(match[1]) if match else ""
-    return source if PurePath(source).suffix in SUFFIXES else ""
+    if match is None:
+        return None
+    output, source = map(_unescaped, match.groups())
+    is_unit = PurePath(output).suffix == ".o" and PurePath(source).suffix in SUFFIXES
+    return (output, source) if is_unit else None
 
 
 def _unescaped(text: str) -> str:
@@ -297,8 +305,7 @@ class FailedEdge(msgspec.Struct, frozen=True):
 
 def memory_budget(memory: int) -> int:
     """Return the megabytes for all compilers: *memory* bytes, or most of what is free."""
-    # The rest is left to the system, which shares it with the GPU on a GB10.
-    return memory // 1_000_000 or int(process.available_megabytes() * 0.85)
+    return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
 
 
 def install_launcher(folder: Path) -> Path:
@@ -329,11 +336,10 @@ class BuildFolder:
         self._name, self._path, self._program = fork, work / "build", tools.tool("ninja")
         self._cores = context.jobs or len(os.sched_getaffinity(0))
         self._sandbox, self._megabytes = sandbox, memory_budget(context.memory)
-        self._log = context.store.folder("logs").joinpath(
-            f"{context.project.stack}-{context.named(fork)}-compile.log"
-        )
+        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
+        self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._launch = work / "launch"
+        self._launch, self._expected = work / "launch", dict[str, Cost]()
         self._env = {
             **cache_variables(context, env, None if sandbox.mounts else context.store.root),
             "NINJA_STATUS": "[%f/%t] ",
@@ -357,17 +363,16 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            chosen = write_schedule(
+            chosen, self._expected = write_schedule(
                 self._path,
                 self._sandbox.sandbox_path(self._path),
                 lambda path: costs.expected(path.removeprefix(self._source)),
                 self._cores,
                 self._megabytes,
             )
+            title = f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
-                with console.step(
-                    f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
-                ):
+                with console.step(title):
                     self._make(targets, chosen.jobs)
             finally:
                 calls = self._collect(costs)
@@ -399,32 +404,40 @@ class BuildFolder:
         another one failed, or ninja itself.
         """
         lines: list[str] = []
-        with console.progress("steps", 0) as progress:
+        # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
+        # a ninja that is ended by the latter leaves its compilers behind.
+        command = [
+            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
+            *("-C", str(self._path), *options, "-f", SCHEDULE),
+        ]
+        run = partial(
+            self._sandbox.run,
+            log=self._log,
+            env=self._env,
+            network=REMOTE in self._env,
+            failure=partial(BuildError, "compile-failed"),
+            what=f"{self._name} does not compile.",
+        )
+        with console.progress("work", 0, "seconds") as progress:
+
+            def plan(line: str) -> None:
+                progress.total += self._seconds(line)
 
             def on_line(line: str) -> None:
                 lines.append(line)
                 if match := _PROGRESS.match(line):
-                    # Longest first: the pace of the steps says nothing of the time that is left.
-                    step = Path(line.rpartition(" ")[2]).name
-                    progress.update(int(match[1]), f"of {match[2]}: {step}")
+                    step = f"{match[1]} of {match[2]}: {Path(line.rpartition(' ')[2]).name}"
+                    progress.update(progress.done + self._seconds(line), step)
 
             try:
-                self._sandbox.run(
-                    # If this process is killed, the signal for ninja comes a moment after the end
-                    # of the pipe; a ninja that is ended by the latter leaves its compilers behind.
-                    [
-                        *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
-                        *("-C", str(self._path), *options, "-f", SCHEDULE),
-                    ],
-                    on_line=on_line,
-                    log=self._log,
-                    env=self._env,
-                    network=bool(self._env.get(REMOTE)),
-                    failure=partial(BuildError, "compile-failed"),
-                    what=f"{self._name} does not compile.",
-                )
+                run([*command, "-n"], on_line=plan)
+            except BuildError:
+                # It needs a file that an edge writes (dyndep): the whole is not known.
+                progress.total = 0
+            try:
+                run(command, on_line=on_line)
             except BuildError as error:
-                failed = [*self._failed_edges("\n".join([*lines, ""]))]
+                failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
                     raise
                 for edge in failed:
@@ -435,12 +448,19 @@ class BuildFolder:
                 return failed
         return []
 
-    def _failed_edges(self, text: str) -> Iterator[FailedEdge]:
-        """Yield the failed edges in the *text* that ninja printed, in their order."""
+    def _seconds(self, line: str) -> float:
+        """Return the expected seconds of CPU of the edge of a *line* of ninja."""
+        words = line.split() if _PROGRESS.match(line) else ()
+        return next((self._expected[word].seconds for word in words if word in self._expected), 0)
+
+    def _failed_edges(self, text: str) -> list[FailedEdge]:
+        """Return the failed edges in the *text* that ninja printed, in their order."""
+        failed = []
         for output, command, printed in _FAILED.findall(text):
             unit = _SOURCE.search(command)
             name = unit[1].removeprefix(self._source) if unit else output
-            yield FailedEdge(output, name, printed)
+            failed.append(FailedEdge(output, name, printed))
+        return failed
 
     def _collect(self, costs: Costs) -> list[CompilerCall]:
         """Add the recorded calls to *costs*, set their file aside, and return them."""
@@ -449,9 +469,8 @@ class BuildFolder:
         for line in record.read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError):  # cut off, by a full disk for example
                 call = msgspec.json.decode(line, type=CompilerCall)
-                calls.append(
-                    msgspec.structs.replace(call, unit=call.unit.removeprefix(self._source))
-                )
+                unit = call.unit.removeprefix(self._source)
+                calls.append(msgspec.structs.replace(call, unit=unit))
         costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
         record.replace(self._launch / FINISHED)
         return calls
@@ -459,7 +478,7 @@ class BuildFolder:
     @staticmethod
     def _error(reference: str, what: str, edge: FailedEdge, *details: str) -> BuildError:
         """Return the error for a failed edge, with the last lines of its command."""
-        lines = [line for line in edge.text.splitlines() if line.strip()][-25:]
+        lines = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
         return BuildError(reference, what, details=[*lines, *details], data={"unit": edge.name})
 
 
@@ -481,11 +500,16 @@ def cache_variables(
     """
     clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
     wanted, program = config.config().compiler_cache, shutil.which("ccache")
-    if wanted.tool == "none" or not context.cached or not program:
+    if wanted.tool == "none" or not context.cached:
+        return clean
+    if not program:
+        console.note(
+            "ccache is not installed: units that are compiled here are compiled again in the next "
+            "checkout (sudo apt-get install ccache)"
+        )
         return clean
     compilers = content_key("compilers", toolchain.code_generators(context))
-    return {
-        **clean,
+    settings = {
         "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
@@ -497,7 +521,9 @@ def cache_variables(
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
         "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),
-        # Empty is unset.
-        "CCACHE_BASEDIR": str(base or ""),
-        REMOTE: os.environ.get(REMOTE, ""),
     }
+    if base:
+        settings["CCACHE_BASEDIR"] = str(base)
+    if remote := os.environ.get(REMOTE):
+        settings[REMOTE] = remote
+    return {**clean, **settings}
