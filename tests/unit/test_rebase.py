@@ -275,7 +275,7 @@ def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, repo
             f"Subject\n\n{TRAILERS}\nPatch-File: {name}"
             for name in ("../x.patch", "/etc/x.patch", ".x.patch", "series", "-x.patch", "a#b.patch", "x\x07.patch", "ü" * 120 + ".patch")
         ),
-        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}",
+        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}", f"Subject\n\n{TRAILERS.replace('Pending', 'Perhaps')}",
         f"Subject\n\nText\n---\nmore\n\n{TRAILERS}",
     ],
 )  # fmt: skip

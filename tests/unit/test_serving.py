@@ -218,7 +218,7 @@ def test_refusals_name_the_successor(world: World) -> None:
         Server(LaunchPlan(world.python, world.model, variables={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}), world.folder / "log")
     with refusal("flag-unknown") as flag:
         world.plan(flags=("--max-model-length=5", "--api_key=x"))
-    assert flag.value.details[0] == "--max-model-length: unknown"
+    assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"
     assert "VLLM_API_KEY" in flag.value.details[1]
 
 

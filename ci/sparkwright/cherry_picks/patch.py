@@ -26,6 +26,8 @@ from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import SUBMODULE, Objects
 
+#: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
+STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Reason", "Drop-When")
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
@@ -232,7 +234,8 @@ def parse(name: str, data: bytes) -> Patch:
     Return the patch in *data*.
 
     Raises:
-        patch-invalid: It is not a mail with a diff, or lacks a trailer; or see `sections`.
+        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown
+            Upstream-Status; or see `sections`.
     """
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
@@ -249,6 +252,12 @@ def parse(name: str, data: bytes) -> Patch:
             "patch-invalid",
             f"The header of {name} is incomplete.",
             details=[f"missing trailer: {', '.join(missing)}"],
+        )
+    if trailers["Upstream-Status"].split()[0] not in STATUSES:
+        raise PatchError(
+            "patch-invalid",
+            f"{name} has an unknown Upstream-Status.",
+            details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     return Patch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,4 +146,5 @@ def _unknown(arguments: Iterable[VllmArgument], flags: frozenset[str]) -> Iterat
         if name in RESERVED:
             yield f"{flag}: {RESERVED[name]}"
         elif flags and name not in flags and not re.match("-(O|cc)", name):
-            yield f"{flag:.80}: unknown"
+            similar = difflib.get_close_matches(name, flags, 1, 0.7)
+            yield f"{flag:.80}: unknown" + "".join(f"; perhaps {match}" for match in similar)
