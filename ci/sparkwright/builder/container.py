@@ -619,8 +619,6 @@ def run_program(
     ]
     # /tmp inside is memory.
     variables = {"TMPDIR": str(store.folder("tmp"))}
-    if console.github:
-        variables["GITHUB_ACTIONS"] = "true"
     folders = [
         bind(context.project.root),
         bind(context.output, writable=True),

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import locked, translate_disk_full
+from sparkwright.core.store import locked, writing
 
 
 def own_folder(base: Path, *parts: str) -> Path:
@@ -21,18 +21,13 @@ def own_folder(base: Path, *parts: str) -> Path:
             a link, or may be changed by somebody else.
     """
     path = base
-    try:
-        with translate_disk_full(path):
-            base.mkdir(parents=True, exist_ok=True)
-            _check_own(base)
-            for part in parts:
-                path /= part
-                path.mkdir(exist_ok=True)
-                _check_own(path)
-    except OSError as error:
-        raise StoreError(
-            "cache-unusable", f"{path} cannot be used.", details=[str(error)]
-        ) from error
+    with writing(base.joinpath(*parts)):
+        base.mkdir(parents=True, exist_ok=True)
+        _check_own(base)
+        for part in parts:
+            path /= part
+            path.mkdir(exist_ok=True)
+            _check_own(path)
     return path
 
 

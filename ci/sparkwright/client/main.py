@@ -315,7 +315,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"sparkwright-install {__version__}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON document")
-    shared.add_argument("--verbose", action="store_true", help="show details")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_arguments(
         {
@@ -324,7 +323,7 @@ def run(words: Sequence[str]) -> int:
         }
     )
     arguments = parser.parse_args(words)
-    console.json, console.verbose = arguments.json, arguments.verbose
+    console.json = arguments.json
     outcome = arguments.run(arguments)
     if isinstance(outcome, dict):
         console.document(outcome)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import platformdirs
@@ -28,19 +27,6 @@ PACKAGE = Path(__file__).parents[1]
 DATA = PACKAGE / "data"
 
 
-class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The cache of compiled units, beside the build folder.
-
-    Attributes:
-        tool: ``auto`` takes ccache if it is installed.
-        size: The most that the local cache may hold, as ccache spells it.
-    """
-
-    tool: Literal["auto", "none"] = "auto"
-    size: str = "10G"
-
-
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The user's configuration.
@@ -50,7 +36,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     mirrors: dict[str, str] = {}
-    compiler_cache: CompilerCache = CompilerCache()
 
 
 def config() -> Config:

@@ -2,8 +2,7 @@
 Print all output of the program.
 
 Messages go to standard error; standard output carries results, or one JSON document with
-``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
-failures become annotations.
+``--json``. Without a terminal the lines are plain.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ def printable(text: str) -> str:
     Return *text* with every character escaped that a terminal might take for a command; line ends
     and tabs stay.
     """
-    if text.isprintable():
-        return text
     return "".join(
         letter
         if letter.isprintable() or letter in "\n\t\xa0\u200b\u202f"
@@ -99,17 +96,12 @@ class Progress:
 
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
         self._console, self._title, self.total, self._unit = console, title, total, unit
-        self.done = self._first = 0.0
+        self.done = 0.0
         self._began = self._updated = time.monotonic()
 
-    def update(self, done: float, note: str = "", total: float | None = None) -> None:
-        """
-        Show the amount *done*; another *total* begins a part with a pace of its own, of which
-        *done* was there before.
-        """
-        self.done, now = done, time.monotonic()
-        if total not in (None, self.total):
-            self.total, self._began, self._first = total or 0, now, done
+    def update(self, done: float, note: str = "", total: float = 0) -> None:
+        """Show the amount *done*, of *total* if that became known since."""
+        self.done, self.total, now = done, total or self.total, time.monotonic()
         if now - self._updated < self._console.interval:
             return
         self._updated = now
@@ -117,8 +109,8 @@ class Progress:
         text = f"{self._title}: {amount(done)}"
         if self.total:
             text += f" of {amount(self.total)}"
-        if self.total and done > self._first:
-            remaining = (now - self._began) / (done - self._first) * (self.total - done)
+        if self.total and done:
+            remaining = (now - self._began) / done * (self.total - done)
             text += f", about {duration(remaining)} left"
         self._console.live(f"{text}  {note}" if note else text)
 
@@ -130,8 +122,6 @@ class Console:
 
     def __init__(self) -> None:
         self.json = False
-        self.verbose = False
-        self.github = os.environ.get("GITHUB_ACTIONS") == "true"
         self._depth = 0
         self._document: dict[str, Any] = {}
 
@@ -185,14 +175,9 @@ class Console:
         """Print a message."""
         self._say("  " * self._depth + text)
 
-    def detail(self, text: str) -> None:
-        """Print a message that only ``-v`` shows."""
-        if self.verbose:
-            self.note(text)
-
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._say(f"::warning::{text}" if self.github else "  " * self._depth + f"warning: {text}")
+        self.note(f"warning: {text}")
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -200,8 +185,8 @@ class Console:
         Print *title*, indent the messages of the block, and print its duration if that is more than
         two seconds.
         """
-        began, group = time.monotonic(), self.github and self._depth == 0
-        self.note(f"::group::{title}" if group else title)
+        began = time.monotonic()
+        self.note(title)
         self._depth += 1
         try:
             yield
@@ -210,8 +195,6 @@ class Console:
             took = time.monotonic() - began
             if took > 2:
                 self.note(f"  {title}: {duration(took)}")
-            if group:
-                self.note("::endgroup::")
 
     @contextlib.contextmanager
     def progress(self, title: str, total: float, unit: str = "") -> Iterator[Progress]:
@@ -302,8 +285,6 @@ class Console:
             *(f"    {line}" for line in error.details),
             f"  what to do: {error.todo}",
         ]
-        if self.github:
-            self._say(f"::error title={error.reference}::{error.what}")
         self._say("\n".join(lines))
 
 
@@ -334,12 +315,10 @@ def open_streams() -> None:
     One that was closed becomes the null device: the next file to be opened would take its number,
     and hold what is printed. A text that the encoding of the output lacks is escaped.
     """
-    for name in ("stdin", "stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # This takes the lowest free number. Programs that are started get it, too.
+            # This takes the lowest free number.
             descriptor = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(descriptor, True)
-            mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace"))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -84,7 +83,6 @@ class _Base(msgspec.Struct, frozen=True):
 class _Pull(msgspec.Struct, frozen=True):
     """The fields of GitHub's record that are used."""
 
-    number: int
     title: str
     state: Literal["open", "closed"]
     merged: bool
@@ -125,18 +123,14 @@ def limited(reply: Reply) -> bool:
     """
     Return True if *reply* refuses because of a rate limit; GitHub has four forms of such a reply.
     """
-    stated = "retry-after" in reply.headers or b"rate limit" in reply.body.lower()
-    used_up = reply.headers.get("x-ratelimit-remaining") == "0"
-    return reply.status == 429 or (reply.status == 403 and (stated or used_up))
-
-
-def limit_ends(reply: Reply) -> str:
-    """Return the time at which the rate limit of *reply* ends, as text."""
-    reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    announced = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
-    ends = announced if wait is None else time.time() + wait
-    text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return text if ends else "GitHub does not say"
+    return reply.status == 429 or (
+        reply.status == 403
+        and (
+            "retry-after" in reply.headers
+            or reply.headers.get("x-ratelimit-remaining") == "0"
+            or b"rate limit" in reply.body.lower()
+        )
+    )
 
 
 class GitHub:
@@ -170,14 +164,10 @@ class GitHub:
         Return the API at *address* with *token*, else with that of ``GITHUB_TOKEN`` or
         ``GH_TOKEN``; without one over plain http.
         """
-        tokens = (
-            token,
-            *(os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN")),
-        )
+        own = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
-        token = next(filter(None, tokens), "") if encrypted else ""
-        return cls(address, token, seconds=seconds)
+        return cls(address, next(filter(None, (token, *own)), "") * encrypted, seconds=seconds)
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """
@@ -198,10 +188,6 @@ class GitHub:
                 details=self._details(reply),
             )
         pull = self.decode(reply, _Pull, what)
-        if pull.number != number:
-            raise GitHubError(
-                "github-unreachable", f"The reply for {what} is about number {pull.number}."
-            )
         return PullRequest(
             number,
             self.shown(pull.title, 300),
@@ -270,9 +256,12 @@ class GitHub:
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
         details, reference = self._details(reply), "github-unreachable"
+        reset = reply.headers.get("x-ratelimit-reset", "")
         if limited(reply):
             reference = "github-limited"
-            details = [f"the limit ends: {limit_ends(reply)}", *details]
+            if re.fullmatch("[0-9]{1,11}", reset):
+                ends = datetime.datetime.fromtimestamp(int(reset), datetime.UTC)
+                details.append(f"the limit ends: {ends:%Y-%m-%d %H:%M:%S} UTC")
         elif reply.status in (401, 403, 422, *_GONE):
             reference = "github-refused"
         return GitHubError(reference, f"GitHub answers {reply.status} for {what}.", details=details)

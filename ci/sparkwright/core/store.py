@@ -9,7 +9,6 @@ to the disk first, folders are not.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -26,8 +25,6 @@ T = TypeVar("T")
 
 #: What a killed run leaves beside the file that it was writing begins so.
 UNFINISHED = ".unfinished-"
-#: Bytes read of a file of JSON lines.
-LARGEST_LINES = 1024**3
 
 
 def flush(path: Path) -> None:
@@ -42,20 +39,29 @@ def flush(path: Path) -> None:
 @contextlib.contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
     """
-    Raise `disk-full`, with *folder* and its free space, for "no space left on device" and "disk
-    quota exceeded" within the block.
+    Raise `disk-full`, with *folder*, for "no space left on device" and "disk quota exceeded" within
+    the block.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        present = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(present).free
+        raise StoreError("disk-full", f"There is no room left under {folder}.") from error
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """
+    Raise `disk-full` or `cache-unusable` for what the operating system refuses to write below
+    *folder* within the block.
+    """
+    try:
+        with translate_disk_full(folder):
+            yield
+    except OSError as error:
         raise StoreError(
-            "disk-full",
-            f"There is no room left under {folder}.",
-            details=[f"free: {free / 1e6:,.0f} MB"],
+            "cache-unusable", f"{folder} cannot be used.", details=[str(error)]
         ) from error
 
 
@@ -136,12 +142,10 @@ def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
         what: The name of such a file, for people.
 
     Raises:
-        file-invalid: It cannot be read, is larger than `LARGEST_LINES`, or has other contents.
+        file-invalid: It cannot be read, or has other contents.
     """
     decoder = msgspec.json.Decoder(kind)
     try:
-        if path.stat().st_size > LARGEST_LINES:
-            raise ValueError(f"it is larger than {LARGEST_LINES} bytes")
         *lines, _ = path.read_bytes().split(b"\n")
         return [decoder.decode(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
@@ -160,39 +164,20 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        with self._writing(self.root):
+        with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            # The signature that backup programs look for (bford.info/cachedir).
-            if not (self.root / "CACHEDIR.TAG").exists():
-                self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
-            if not os.access(self.root, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "it cannot be written")
-
-    @contextlib.contextmanager
-    def _writing(self, folder: Path) -> Iterator[None]:
-        """
-        Raise `disk-full` or `cache-unusable` for what the operating system refuses to write below
-        *folder* within the block.
-        """
-        try:
-            with translate_disk_full(folder):
-                yield
-        except OSError as error:
-            raise StoreError(
-                "cache-unusable", f"{folder} cannot be used.", details=[str(error)]
-            ) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""
         path = self.root.joinpath(*parts)
-        with self._writing(self.root):
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         return path
 
     def write(self, name: str | Path, data: bytes) -> Path:
         """Write *data* to the file *name* (absolute, or below the root), whole or not at all."""
         path = self.root / name
-        with self._writing(path.parent):
+        with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, data)
         return path

@@ -377,5 +377,5 @@ class Experiment:
                 if step >= self.policy.ceiling_min_bytes:
                     ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
         except (checkpoint.ModelError, SourceError) as error:
-            console.detail(f"no roofline: {error.what}")
+            console.note(f"no roofline: {error.what}")
         return ceilings
