@@ -38,7 +38,7 @@ import msgspec
 from sparkwright.builder import BuildError, launcher, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.core import config, process, strict_yaml
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store, translate_disk_full
