@@ -294,17 +294,13 @@ def test_folder_of_somebody_else_is_refused(user: User, script: str, reference: 
     assert list((user.folder / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("prefix", "reference"),
-    [("~nobody-of-that-name/x", "environment-unusable"), ("closed/x", "access-denied")],
-)
-def test_prefix_that_cannot_be_read_is_named(user: User, prefix: str, reference: str) -> None:
+def test_prefix_that_cannot_be_read_is_named(user: User) -> None:
     """The error names it. Root runs the command without the right to read everything."""
     unprivileged = [] if os.geteuid() else ["setpriv", "--bounding-set=-all"]
-    command = shlex.join([*unprivileged, *CLIENT, "list", "--prefix", prefix])
+    command = shlex.join([*unprivileged, *CLIENT, "list", "--prefix", "closed/x"])
     script = f"cd {shlex.quote(str(user.folder))} && mkdir --mode=0 closed && {command}"
 
-    assert f"error: {reference}: " in subprocess.getoutput(script)
+    assert "error: access-denied: " in subprocess.getoutput(script)
 
 
 @pytest.mark.parametrize("place", ["cache", "prefix"])

@@ -32,7 +32,6 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core import files, http
-from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError, WheelError
 from sparkwright.core.store import write_file
 
@@ -178,15 +177,9 @@ class Index:
             # The library lists targets nowhere; what it wrote, it has verified.
             signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
         self.states: dict[str, ReleaseState] = {}
-        unreadable = []
         for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
-            try:
+            with contextlib.suppress(msgspec.ValidationError):  # it needs a later client
                 self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
-            except msgspec.ValidationError:
-                unreadable.append(name)
-        if unreadable:
-            names = ", ".join(unreadable[:5])
-            console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
 
     def __str__(self) -> str:
         return self.address.removeprefix("file://")
@@ -270,11 +263,11 @@ class Index:
 
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
     """Return the names of releases, those of the latest stack and the latest of each first."""
-
-    def key(name: str) -> tuple[str, str, int]:
-        return states[name].stack, states[name].made, number(name)
-
-    return sorted(states, key=key, reverse=True)
+    return sorted(
+        states,
+        key=lambda name: (states[name].stack, states[name].made, number(name)),
+        reverse=True,
+    )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ check; uv hashes every wheel that it unpacks. The wheels of an index in a folder
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -210,12 +209,10 @@ def _path(cache: Path, wheel: LockedWheel) -> Path:
 def _is_valid(wheel: LockedWheel, path: Path, time: int) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
-    with contextlib.suppress(OSError):
-        # A file with holes could be larger than any disk.
-        state = path.stat()
-        sized = regular and wheel.size in (0, state.st_size)
-        if sized and (state.st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
-            return True
+    # A file with holes could be larger than any disk.
+    sized = regular and wheel.size in (0, path.stat().st_size)
+    if sized and (path.stat().st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
+        return True
     if local:
         raise ClientError("index-damaged", f"{path} is not the file that the index names.")
     path.unlink(missing_ok=True)
@@ -228,31 +225,27 @@ def _download(
     on_progress: Callable[[int, int], None],
     stopped: threading.Event,
 ) -> None:
-    """Download *wheel* to *path*; if it is wrong, once more from its beginning."""
-    partial, arrived = path.with_name(f"{path.name}.part"), ""
-    for _ in range(2):
-        if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
-            partial.unlink()
-        try:
-            http.download(
-                wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped
-            )
-        except http.HttpFailure as failure:
-            reference = "index-unreachable"
-            if failure.status in (404, 410):
-                reference = "index-damaged"
-            elif failure.kind in ("broken", "redirect", "size"):
-                reference = "download-invalid"
-            what = f"{http.redact_credentials(wheel.url)} cannot be downloaded."
-            raise ClientError(reference, what, details=[str(failure)]) from None
-        arrived = files.sha256_file(partial)
-        if arrived == wheel.sha256:
-            os.replace(partial, path)
-            flush(path.parent)
-            return
+    """Download *wheel* to *path*."""
+    partial = path.with_name(f"{path.name}.part")
+    if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
-    raise ClientError(
-        "download-invalid",
-        f"{wheel.name} arrived with other bytes than the signed release names.",
-        details=[f"expected: {wheel.sha256}", f"arrived:  {arrived}"],
-    )
+    try:
+        http.download(wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped)
+    except http.HttpFailure as failure:
+        invalid = failure.kind in ("broken", "redirect", "size")
+        reference = "download-invalid" if invalid else "index-unreachable"
+        raise ClientError(
+            "index-damaged" if failure.status in (404, 410) else reference,
+            f"{http.redact_credentials(wheel.url)} cannot be downloaded.",
+            details=[str(failure)],
+        ) from None
+    arrived = files.sha256_file(partial)
+    if arrived != wheel.sha256:
+        partial.unlink()
+        raise ClientError(
+            "download-invalid",
+            f"{wheel.name} arrived with other bytes than the signed release names.",
+            details=[f"expected: {wheel.sha256}", f"arrived:  {arrived}"],
+        )
+    os.replace(partial, path)
+    flush(path.parent)

@@ -8,9 +8,10 @@ distribution `sparkwright-install`.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import platformdirs
 from sparkwright import __version__
 from sparkwright.client import COMMANDS
 from sparkwright.client import install as installation
-from sparkwright.client.environment import Prefix, default_prefix
+from sparkwright.client.environment import Marker, Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS
@@ -29,7 +30,7 @@ from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
 
-#: Seconds that `rollback` and `doctor` wait for an index, which they can do without.
+#: Seconds that `rollback` waits for an index, which it can do without.
 PATIENCE = 15.0
 
 
@@ -57,6 +58,64 @@ def add_index(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: Commands → the words and options of an argument that they have.
+_ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
+    (
+        ("install", "list"),
+        "--channel",
+        {"choices": CHANNELS, "default": "verified", "help": "default: %(default)s"},
+    ),
+    (
+        ("install", "list"),
+        "--stack",
+        {
+            "type": nonempty,
+            "help": "only releases of this stack; `install` stays with the current one's",
+        },
+    ),
+    (
+        ("install",),
+        "--version",
+        {"type": nonempty, "metavar": "NAME", "help": "this release, even if it was yanked"},
+    ),
+    (
+        ("install",),
+        "--python",
+        {"type": nonempty, "help": "the interpreter, by version or path"},
+    ),
+    (
+        ("install",),
+        "--renew",
+        {
+            "action": "store_true",
+            "help": "make the environment of the current release, or of --version, again",
+        },
+    ),
+    (
+        ("install",),
+        "--dry-run",
+        {"action": "store_true", "help": "check everything, and create nothing"},
+    ),
+    (("rollback",), "--yes", {"action": "store_true", "help": "even if that release was yanked"}),
+    (
+        ("uninstall",),
+        "name",
+        {"type": nonempty, "nargs": "?", "metavar": "NAME", "help": "default: the current one"},
+    ),
+    (("verify",), "wheels", {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "a file"}),
+    (("doctor",), "--deep", {"action": "store_true", "help": "read every file"}),
+    (
+        ("run",),
+        "program",
+        {
+            "nargs": argparse.REMAINDER,
+            "metavar": "-- PROGRAM ...",
+            "help": "and its arguments",
+        },
+    ),
+)
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands in *parsers*."""
     functions = {
@@ -68,51 +127,20 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "doctor": doctor,
         "run": run_program,
     }
-    for name, parser in parsers.items():
-        add = parser.add_argument
-        parser.set_defaults(run=functions[name])
-        add(
+    for command, parser in parsers.items():
+        parser.set_defaults(run=functions[command])
+        parser.add_argument(
             "--prefix",
             type=nonempty,
             metavar="DIR",
             default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
-        if name not in ("uninstall", "run"):
+        if command in ("install", "list", "rollback", "verify"):
             add_index(parser)
-        if name in ("install", "list"):
-            add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
-            what = "only releases of this stack; `install` stays with the current one's"
-            add("--stack", type=nonempty, help=what)
-        if name == "install":
-            add(
-                "--version",
-                type=nonempty,
-                metavar="NAME",
-                help="this release, even if it was yanked",
-            )
-            add("--python", type=nonempty, help="the interpreter, by version or path")
-            add(
-                "--renew",
-                action="store_true",
-                help="make the environment of the current release, or of --version, again",
-            )
-            add("--dry-run", action="store_true", help="check everything, and create nothing")
-        elif name == "rollback":
-            add("--yes", action="store_true", help="even if that release was yanked")
-        elif name == "uninstall":
-            add("name", type=nonempty, nargs="?", metavar="NAME", help="default: the current one")
-        elif name == "verify":
-            add("wheels", nargs="+", type=Path, metavar="WHEEL", help="a file")
-        elif name == "doctor":
-            add("--deep", action="store_true", help="read every file")
-        elif name == "run":
-            add(
-                "program",
-                nargs=argparse.REMAINDER,
-                metavar="-- PROGRAM ...",
-                help="and its arguments",
-            )
+        for commands, name, options in _ARGUMENTS:
+            if command in commands:
+                parser.add_argument(name, **options)
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
@@ -121,29 +149,22 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, str]:
+def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> str:
     """
-    Return why installed releases were yanked, each asked of the index that it came from.
+    Return why the release of *marker* was yanked, asked of the index that it came from.
 
     An index that does not answer states nothing, because going back must not need one.
     """
-    installed, reasons = prefix.installed(), dict[str, str]()
     # Markers hold addresses without credentials.
     named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    for address in {marker.index for marker in installed.values()}:
-        url, trust = (arguments.index, arguments.trust) if address == named else (address, None)
-        try:
-            index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
-        except SparkwrightError as error:
-            why = f"{error.what} ({error.reference})"
-            console.warn(f"whether a release was yanked is not known: {why}")
-            continue
-        reasons |= {
-            name: index.states[name].yanked
-            for name, marker in installed.items()
-            if marker.index == address and name in index.states
-        }
-    return reasons
+    url, trust = (arguments.index, arguments.trust) if marker.index == named else (marker.index, "")
+    try:
+        index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
+    except SparkwrightError as error:
+        why = f"{error.what} ({error.reference})"
+        console.warn(f"whether {marker.name} was yanked is not known: {why}")
+        return ""
+    return index.states[marker.name].yanked if marker.name in index.states else ""
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -217,7 +238,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = _yanked(arguments, prefix)
+    yanked = functools.partial(_yanked, arguments, prefix)
     return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
 
 
@@ -248,11 +269,9 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = _yanked(arguments, prefix)
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,
-            "yanked": yanked.get(name, ""),
             "faults": installation.find_changes(prefix, name, deep=arguments.deep),
         }
         for name in sorted(path.name for path in prefix.root.glob("releases/[!.]*"))
@@ -260,12 +279,11 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = [
         [
             ("* " if release["current"] else "  ") + name,
-            f"yanked: {release['yanked']}" if release["yanked"] else "",
             "; ".join(release["faults"][:3]) or "intact",
         ]
         for name, release in releases.items()
     ]
-    console.table(str(prefix.root), ["  release", "", "condition"], rows, result=True)
+    console.table(str(prefix.root), ["  release", "condition"], rows, result=True)
     faults = [f"{name}: {fault}" for name, item in releases.items() for fault in item["faults"]]
     if faults:
         raise ClientError(
