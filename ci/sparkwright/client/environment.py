@@ -309,10 +309,19 @@ def make(
     log = own_folder(cache, "logs") / "install.log"
     log.unlink(missing_ok=True)
     options = ["--no-config", "--offline", "--no-python-downloads"]
-    environment = _uv_environment(cache)
-    uv = functools.partial(process.run, log=log, env=environment)
-    words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
-    uv([*words, folder])
+    uv = functools.partial(process.run, log=log, env=_uv_environment(cache))
+    uv(
+        [
+            find_uv_bin(),
+            "venv",
+            *options,
+            "--relocatable",
+            "--quiet",
+            "--python",
+            python.path,
+            folder,
+        ]
+    )
     base = describe(folder, contents=False).keys() | {".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "requirements.txt"
@@ -339,9 +348,12 @@ def make(
 def _uv_environment(cache: Path) -> dict[str, str]:
     """Return an environment without what would make uv install another thing, or elsewhere."""
     unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
-    clean = process.clean_environment()
-    variables = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
-    return {**variables, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
+    variables = process.clean_environment().items()
+    return {
+        **{name: value for name, value in variables if not name.startswith(unwanted)},
+        "UV_CACHE_DIR": str(own_folder(cache, "uv")),
+        "UV_NO_PROGRESS": "1",
+    }
 
 
 def describe(
@@ -433,10 +445,9 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
         if file.endswith(".so") or ".so." in file
     ]
     modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
-    request = msgspec.json.encode({"modules": modules, "libraries": libraries})
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"
-        words.write_bytes(request)
+        words.write_bytes(msgspec.json.encode({"modules": modules, "libraries": libraries}))
         environment = process.clean_environment(HOME=home, TMPDIR=home, **cache_variables(folder))
         command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
         ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)

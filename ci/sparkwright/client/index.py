@@ -72,9 +72,12 @@ def parse_address(text: str) -> str:
             return text.rstrip("/") + "/"
         folder = unquote(parts.path) if parts.scheme == "file" else text
     if not text or not os.path.isdir(folder):  # noqa: PTH112  it raises nothing for any text
-        shown = http.redact_credentials(text)
-        what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
-        raise ClientError("index-missing", what)
+        raise ClientError(
+            "index-missing",
+            f"{http.redact_credentials(text)} is neither a URL nor a folder."
+            if text
+            else "No index is named.",
+        )
     return Path(folder).absolute().as_uri() + "/"
 
 
@@ -95,16 +98,18 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     try:
         reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1), redirects=True)
     except http.HttpFailure as error:
-        invalid = error.kind in ("size", "redirect")
-        reference = "index-invalid" if invalid else "index-unreachable"
-        raise ClientError(reference, f"{name} cannot be fetched.", details=[str(error)]) from None
+        raise ClientError(
+            "index-invalid" if error.kind in ("size", "redirect") else "index-unreachable",
+            f"{name} cannot be fetched.",
+            details=[str(error)],
+        ) from None
     if reply.status in (403, 404, 410):
         return None
     if reply.status != 200:
-        reference = (
-            "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid"
+        passing = reply.status in (429, *range(500, 600))
+        raise ClientError(
+            "index-unreachable" if passing else "index-invalid", f"{name} answers {reply.status}."
         )
-        raise ClientError(reference, f"{name} answers {reply.status}.")
     return reply.body
 
 
@@ -206,8 +211,9 @@ class Index:
             index-invalid: It is not a release of this format.
         """
         target, sha256 = self._target(name), self.sha256(name)
-        path = f"targets/releases/{sha256}.{name}.json"
-        data = self._bytes(path, target.length, sha256, LARGEST_RELEASE)
+        data = self._bytes(
+            f"targets/releases/{sha256}.{name}.json", target.length, sha256, LARGEST_RELEASE
+        )
         try:
             release = msgspec.json.decode(data, type=Release)
         except ValueError as error:
@@ -252,11 +258,13 @@ class Index:
         url = self.join(name)
         data = fetch(url, min(size, limit), FILE_SECONDS)
         if data is None or files.sha256_bytes(data) != sha256:
-            arrived = files.sha256_bytes(data) if data is not None else "nothing"
             raise ClientError(
                 "index-damaged",
                 f"{http.redact_credentials(url)} is not the file that the index names.",
-                details=[f"expected: {sha256}", f"arrived:  {arrived}"],
+                details=[
+                    f"expected: {sha256}",
+                    f"arrived:  {'nothing' if data is None else files.sha256_bytes(data)}",
+                ],
             )
         return data
 

@@ -61,8 +61,11 @@ def select_release(
     ]
     if not names:
         wanted = " ".join(filter(None, (version or stack, "for", machine, python)))
-        what = f"{index} has no release {wanted}."
-        raise ClientError("release-unknown", what, details=newest_first(states)[:10])
+        raise ClientError(
+            "release-unknown",
+            f"{index} has no release {wanted}.",
+            details=newest_first(states)[:10],
+        )
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
         raise ClientError(
@@ -72,8 +75,11 @@ def select_release(
         )
     offered = [name for name in proved if version or not states[name].yanked]
     if not offered:
-        reasons = [f"{name}: {states[name].yanked}" for name in proved[:10]]
-        raise ClientError("release-yanked", "Every release that fits was yanked.", details=reasons)
+        raise ClientError(
+            "release-yanked",
+            "Every release that fits was yanked.",
+            details=[f"{name}: {states[name].yanked}" for name in proved[:10]],
+        )
     if reason := states[offered[0]].yanked:
         console.warn(f"{offered[0]} was yanked: {reason}")
     return offered[0]
@@ -130,13 +136,10 @@ def install(
     )
     release = index.release(name)
     if release.missing and index.states[name].channel == "verified":
-        missing = [
-            f"{file}: {item.gate}" for file, items in release.missing.items() for item in items
-        ]
         raise ClientError(
             "release-unproved",
             f"{name} is called verified, and its own record lacks gates.",
-            details=missing[:20],
+            details=[f"of {file}" for file in release.missing],
         )
     locks = {str(lock.machine): lock for lock in release.locks}
     lock = locks.get(machine) or locks.get("any")
@@ -335,8 +338,11 @@ def _switch(
 ) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
-        what = f"{prefix.environment_folder(name)} was changed."
-        raise ClientError("environment-broken", what, details=changes[:20])
+        raise ClientError(
+            "environment-broken",
+            f"{prefix.environment_folder(name)} was changed.",
+            details=changes[:20],
+        )
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
     if dry_run:

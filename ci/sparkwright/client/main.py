@@ -144,8 +144,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
-    markers = [prefix.marker(prefix.current), *prefix.installed().values()]
-    address = arguments.index or next((marker.index for marker in markers if marker), "")
+    marker = prefix.marker(prefix.current) or next(iter(prefix.installed().values()), None)
+    address = arguments.index or (marker.index if marker else "")
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
@@ -161,8 +161,7 @@ def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> st
     try:
         index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
     except SparkwrightError as error:
-        why = f"{error.what} ({error.reference})"
-        console.warn(f"whether {marker.name} was yanked is not known: {why}")
+        console.warn(f"whether {marker.name} was yanked is not known: {error.what}")
         return ""
     return index.states[marker.name].yanked if marker.name in index.states else ""
 
@@ -170,21 +169,23 @@ def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> st
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release."""
     prefix = Prefix(Path(arguments.prefix))
-    result = installation.install(
-        prefix,
-        Path(
-            os.environ.get("SPARKWRIGHT_CACHE_DIR") or platformdirs.user_cache_path("sparkwright"),
-            "client",
-        ).resolve(),
-        _open_index(arguments, prefix),
-        channel=arguments.channel,
-        stack=arguments.stack or "",
-        version=arguments.version or "",
-        python=arguments.python or "",
-        renew=arguments.renew,
-        dry_run=arguments.dry_run,
+    return _show(
+        installation.install(
+            prefix,
+            Path(
+                os.environ.get("SPARKWRIGHT_CACHE_DIR")
+                or platformdirs.user_cache_path("sparkwright"),
+                "client",
+            ).resolve(),
+            _open_index(arguments, prefix),
+            channel=arguments.channel,
+            stack=arguments.stack or "",
+            version=arguments.version or "",
+            python=arguments.python or "",
+            renew=arguments.renew,
+            dry_run=arguments.dry_run,
+        )
     )
-    return _show(result)
 
 
 def _show(result: dict[str, Any]) -> dict[str, Any]:
@@ -223,8 +224,12 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         for name, state in states.items()
     ]
-    columns = ["  release", "channel", "made", "Python", "machine", "missing for verified", ""]
-    console.table(str(index), columns, rows, result=True)
+    console.table(
+        str(index),
+        ["  release", "channel", "made", "Python", "machine", "missing for verified", ""],
+        rows,
+        result=True,
+    )
     if others := len(index.states) - len(states):
         console.note(f"{others} more with --channel candidate, or another --stack")
     return {
@@ -257,8 +262,9 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
         files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
-        links = [index.join(file.url or file.path) for file in files if file]
-        evidence = [http.redact_credentials(link) for link in links]
+        evidence = [
+            http.redact_credentials(index.join(file.url or file.path)) for file in files if file
+        ]
         lines = [f"yanked: {state.yanked}"] if state.yanked else []
         lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
         console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
@@ -321,8 +327,11 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606  it is the user's command
     except OSError as error:
-        what = f"{words[0]} cannot be started; it was looked for in {folder / 'bin'} and in PATH."
-        raise CommandError("tool-missing", what, details=[str(error)]) from error
+        raise CommandError(
+            "tool-missing",
+            f"{words[0]} cannot be started; it was looked for in {folder / 'bin'} and in PATH.",
+            details=[str(error)],
+        ) from error
 
 
 def run(words: Sequence[str]) -> int:

@@ -16,8 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from sparkwright.core.errors import SparkwrightError, StoreError
 
@@ -214,7 +213,7 @@ class Console:
         result: bool = False,
     ) -> None:
         """
-        Print a table with aligned columns; a column without text in any row is left out.
+        Print a table with aligned columns.
 
         Args:
             columns: The headings; one that begins with ``>`` is aligned to the right.
@@ -232,12 +231,13 @@ class Console:
             box=box.SIMPLE_HEAD,
             pad_edge=False,
         )
-        parts = zip_longest(columns, *rows, fillvalue="")
-        shown = [part for part in parts if any(part[1:]) or not rows]
-        for column, *_ in shown:
-            justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-            table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
-        for row in zip(*(cells for _, *cells in shown), strict=True):
+        for column in columns:
+            table.add_column(
+                column.removeprefix(">"),
+                justify="right" if column.startswith(">") else "left",
+                overflow="fold",
+            )
+        for row in rows:
             table.add_row(*map(printable, row))
         # Rich would end the program on its own where the stream cannot be written.
         text, terminal = io.StringIO(), stream.isatty()

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,12 +73,22 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         disk-full: There is no room.
     """
+    with translate_disk_full(path.parent), replacing(path) as temporary:
+        temporary.write_bytes(data)
+        flush(temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """
+    Yield a temporary file path beside *path* that takes its place when the block ends without an
+    error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     try:
-        with translate_disk_full(path.parent):
-            temporary.write_bytes(data)
-            flush(temporary)
-            temporary.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -98,18 +109,16 @@ def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout as error:
         if not wait:
             raise StoreError(
                 "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]
             ) from error
         console.note(f"another sparkwright works on {what}; waiting for it to end")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def append_line(path: Path, record: msgspec.Struct) -> None:
@@ -178,23 +187,8 @@ class Store:
         """Write *data* to the file *name* (absolute, or below the root), whole or not at all."""
         path = self.root / name
         with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, data)
         return path
-
-    @contextlib.contextmanager
-    def replacing(self, path: Path) -> Iterator[Path]:
-        """
-        Yield a temporary file path beside *path* that takes its place when the block ends without
-        an error.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def building(self, path: Path) -> Iterator[Path]:
@@ -235,8 +229,7 @@ class Store:
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
-    @contextlib.contextmanager
-    def lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
+    def lock(self, name: str, *, wait: bool = True) -> AbstractContextManager[None]:
         """
         Hold the lock *name* for the block; the operating system frees it when the process dies.
 
@@ -246,5 +239,4 @@ class Store:
         Raises:
             store-busy: Another process holds it, and *wait* is not set.
         """
-        with locked(self.folder("locks") / f"{name}.lock", name, wait=wait):
-            yield
+        return locked(self.folder("locks") / f"{name}.lock", name, wait=wait)

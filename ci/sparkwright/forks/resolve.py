@@ -86,8 +86,9 @@ def resolve_fork(
             sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.sdist and specs.sdist.generated and locked.whole:
-            proof = prove(context, name, locked, specs.sdist.generated)
-            locked = msgspec.structs.replace(locked, proof=proof)
+            locked = msgspec.structs.replace(
+                locked, proof=prove(context, name, locked, specs.sdist.generated)
+            )
         return locked
 
 
@@ -122,9 +123,6 @@ def pin(
         source: Its kind, address and ref; commit and tree are asked for.
         modules: The submodules that the build takes; None for all.
     """
-    if not source.url:
-        console.warn(f"{name}: {MODULES} names no address: not locked")
-        return {}
     without = fork.vendored[name].without if name in fork.vendored else ()
     commit = source.ref if len(source.ref) == 40 else ""
     git = _git(context, GitSpec(source.url, source.ref, commit, without))
@@ -165,8 +163,9 @@ def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, s
     Raises:
         declaration-unsafe: git cannot read the file, or an address in it is unsafe.
     """
-    words = ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"]
-    status, out, _ = objects.run(words, check=False)
+    status, out, _ = objects.run(
+        ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"], check=False
+    )
     if status and objects.blob(tree, MODULES) is not None:
         raise SourceError("declaration-unsafe", f"git cannot read {MODULES} of tree {tree}.")
     entries = (entry.partition("\n") for entry in out.decode("utf-8", "replace").split("\0"))
@@ -289,8 +288,10 @@ def unresolved(project: Project, lock: Lock) -> list[str]:
             for inner, entry in sources.items()
             if not entry.resolved
         ]
-        missing = project.fork(name).bases.keys() - fork.bases.keys()
-        lines += [f"{name}: base wheel for {machine}" for machine in sorted(missing)]
+        lines += [
+            f"{name}: base wheel for {machine}"
+            for machine in sorted(project.fork(name).bases.keys() - fork.bases.keys())
+        ]
     return lines
 
 
