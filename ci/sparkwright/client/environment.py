@@ -99,8 +99,10 @@ def find_python(named: str) -> Python:
     if not named:
         own = sys._base_executable  # type: ignore[attr-defined]
         return Python(own, platform.python_version())
-    options = ["--no-config", "--system", "--no-python-downloads"]
-    find = [find_uv_bin(), "--directory", str(Path.cwd()), "python", "find", *options]
+    find = [
+        *(find_uv_bin(), "--directory", str(Path.cwd()), "python", "find"),
+        *("--no-config", "--system", "--no-python-downloads"),
+    ]
     # uv keeps in memory whatever a program prints.
     ask = functools.partial(process.ask_python, f"There is no usable Python {named}.", memory=2048)
     path = ask([*find, named])
@@ -325,9 +327,11 @@ def make(
     base = describe(folder, contents=False).keys() | {".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "requirements.txt"
-        with lock.open("w") as stream:
-            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels):
-                stream.write(f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n")
+        lines = [
+            f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
+            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
+        ]
+        lock.write_text("".join(lines))
         options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
         uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
@@ -421,12 +425,14 @@ def _compare_with_wheels(
         *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
     )
     wrong = [
-        file
-        for file, sha256 in expected.items()
-        if file not in actual or actual[file].sha256 != sha256
+        *(
+            file
+            for file, sha256 in expected.items()
+            if file not in actual or actual[file].sha256 != sha256
+        ),
+        *sorted(actual.keys() - expected.keys() - others),
+        *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
     ]
-    wrong += sorted(actual.keys() - expected.keys() - others)
-    wrong += sorted(file for wheel in wheels for file in wheel.scripts - actual.keys())
     if wrong:
         raise ClientError(
             "environment-broken",

@@ -319,8 +319,8 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         trust-missing: The root of an unknown index is not confirmed.
         index-missing: No address is given, or there is no index; and as `Index`.
     """
-    carried = CARRIED_ADDRESS.read_text("utf-8").splitlines() if CARRIED_ADDRESS.exists() else []
-    own, first = carried or ("", "")
+    text = CARRIED_ADDRESS.read_text("utf-8") if CARRIED_ADDRESS.exists() else "\n\n"
+    own, first = text.splitlines()
     url, wanted = parse_address(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
     shown = http.redact_credentials(url)
     with locked_folder(folder):

@@ -188,10 +188,17 @@ def install(
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         lines = [f'{variable}="{value}"\n' for variable, value in cache_variables(folder).items()]
         replaced["caches.env"] = "".join(lines).encode()
-        projects = {wheel.project for wheel in release.wheels}
         with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
             hashes = environment.unchanged_files(prefix, before.name) if before else {}
-            states = environment.make(new, cache, interpreter, checked, replaced, projects, hashes)
+            states = environment.make(
+                new,
+                cache,
+                interpreter,
+                checked,
+                replaced,
+                {wheel.project for wheel in release.wheels},
+                hashes,
+            )
             listing = msgspec.json.encode(states)
             write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
@@ -276,8 +283,9 @@ def _prepare_wheels(
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
             earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
-    times = {sha256: checked.time for sha256, checked in earlier.items()}
-    paths = locked_wheels.obtain(cache, wheels, times)
+    paths = locked_wheels.obtain(
+        cache, wheels, {sha256: checked.time for sha256, checked in earlier.items()}
+    )
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
         old = earlier.get(wheel.sha256)

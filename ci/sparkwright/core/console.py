@@ -159,14 +159,13 @@ class Console:
             ) from error
 
     def _say(self, text: str, end: str = "\n") -> None:
-        wipe = "\r\x1b[K" if self.terminal else ""
-        self._write(sys.stderr, f"{wipe}{printable(text)}{end}")
+        # The first characters wipe a live line.
+        self._write(sys.stderr, "\r\x1b[K" * self.terminal + printable(text) + end)
 
     def live(self, text: str) -> None:
         """Replace the live line; on anything but a terminal, print it as a line."""
         if self.terminal:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            self._say(text[: columns - 1], end="")
+            self._say(text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1], end="")
         elif text:
             self._say("  " + text)
 
@@ -241,11 +240,14 @@ class Console:
             table.add_row(*map(printable, row))
         # Rich would end the program on its own where the stream cannot be written.
         text, terminal = io.StringIO(), stream.isatty()
-        # Files and pipes have no width of their own; 80 columns would fold paths that people grep
-        # for.
-        width = None if terminal else 200
         RichConsole(
-            file=text, width=width, force_terminal=terminal, highlight=False, markup=False
+            file=text,
+            # Files and pipes have no width of their own; 80 columns would fold paths that people
+            # grep for.
+            width=None if terminal else 200,
+            force_terminal=terminal,
+            highlight=False,
+            markup=False,
         ).print(table)
         self._write(stream, text.getvalue())
 

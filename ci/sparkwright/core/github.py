@@ -96,10 +96,6 @@ class _Pull(msgspec.Struct, frozen=True):
             raise ValueError("merged, but open or without a merge commit")
 
 
-class _Message(msgspec.Struct, frozen=True):
-    message: str
-
-
 def repository_of(url: str) -> tuple[str, str] | None:
     """
     Return owner and name of the GitHub repository at *url* (https, ssh, git, scp form), or None for
@@ -269,7 +265,8 @@ class GitHub:
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""
         try:
-            return self.shown(msgspec.json.decode(reply.body, type=_Message).message, 200)
+            body = msgspec.json.decode(reply.body, type=dict[str, Any])
+            return self.shown(str(body.get("message", "")), 200)
         except (ValueError, RecursionError):
             return ""
 

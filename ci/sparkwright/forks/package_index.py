@@ -151,9 +151,9 @@ def obtain(
             return path
         offer = next((file for file in files(project) if file.name == filename), None)
         if not offer:
-            index = http.redact_credentials(index_url())
             raise SourceUnreachable(
-                "source-unreachable", f"The index at {index} does not offer {filename}."
+                "source-unreachable",
+                f"The index at {http.redact_credentials(index_url())} does not offer {filename}.",
             )
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceError(
@@ -204,8 +204,9 @@ class _ArchiveHeader(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         # Every Python calls this for every header; newer ones do not call `frombuf`.
-        long = not self.isreg() and self.size > MOST_HEADER_BYTES
-        if long or self.type == tarfile.GNUTYPE_SPARSE:
+        if self.type == tarfile.GNUTYPE_SPARSE or (
+            self.size > MOST_HEADER_BYTES and not self.isreg()
+        ):
             raise tarfile.ReadError("it has a sparse file or an endless header")
         # git writes one, with the commit; the values of all of them would be kept.
         if self.type == tarfile.XGLTYPE and tar.pax_headers:
@@ -277,8 +278,11 @@ def wheel_members(archive: Path, folder: str) -> Iterator[tuple[str, str, bytes]
     """
     failure = partial(FileError, "archive-unsafe")
     with zip_file(archive, failure) as zipped:
-        members = zip_members(zipped, archive.name, failure)
-        below = [name for name in members if name.startswith(f"{folder}/")]
+        below = [
+            name
+            for name in zip_members(zipped, archive.name, failure)
+            if name.startswith(f"{folder}/")
+        ]
         for name in below:
             yield name.removeprefix(f"{folder}/"), REGULAR, zipped.read(name)
     if not below:

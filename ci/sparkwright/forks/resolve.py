@@ -104,8 +104,9 @@ def pin_commit(
     """
     tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
-    vendored = {**_pin_submodules(context, fork, git), **locked.vendored}
-    return msgspec.structs.replace(locked, git=git, vendored=vendored)
+    return msgspec.structs.replace(
+        locked, git=git, vendored={**_pin_submodules(context, fork, git), **locked.vendored}
+    )
 
 
 def pin(
@@ -305,7 +306,7 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
         if not commit:
             raise SourceUnreachable(
                 "source-unreachable",
-                f"{spec.ref} of {redact_credentials(mirror.address)} is not there",
+                f"{spec.ref} of {redact_credentials(mirror.address)} is not there.",
             )
         if not commit.startswith(spec.commit):
             raise SourceError(
@@ -315,8 +316,8 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
             )
         tree = mirror.commit(commit)
     except SourceUnreachable as error:
-        reason = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
-        console.warn(f"{reason}: left unresolved")
+        why = " · ".join([error.what, *error.details[-1:]])
+        console.warn(f"left unresolved: {redact_credentials(why)}")
         return GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     console.note(f"{spec.ref}: commit {commit}, tree {tree}")
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
@@ -326,8 +327,11 @@ def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     """Return the lock of a file of the package index."""
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     wanted = f"{spec.name}-{spec.version}{suffix}".replace("-", "_").lower()
-    listed = package_index.files(spec.name)
-    offers = [file for file in listed if file.name.replace("-", "_").lower() == wanted]
+    offers = [
+        file
+        for file in package_index.files(spec.name)
+        if file.name.replace("-", "_").lower() == wanted
+    ]
     if not offers or not offers[0].sha256:
         raise SourceUnreachable(
             "source-unreachable",
