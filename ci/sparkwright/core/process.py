@@ -76,8 +76,13 @@ def wrap_with_limits(
             raise CommandError(
                 "tool-missing", "prlimit is not installed; it is part of util-linux."
             )
-        limits = {f"--as={memory}": memory, f"--fsize={written}": written}
-        words = [prlimit, *(option for option in limits if limits[option]), "--core=0", *words]
+        words = [
+            prlimit,
+            *([f"--as={memory}"] if memory else []),
+            *([f"--fsize={written}"] if written else []),
+            "--core=0",
+            *words,
+        ]
     # A program that is not there (a bare container) is done without: then an orphan merely ends
     # later.
     setpriv = _util("setpriv")
