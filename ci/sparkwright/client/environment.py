@@ -75,8 +75,10 @@ class Python(NamedTuple):
 
         major, minor = map(int, self.short.split("."))
         abi = f"cp{major}{minor}"
-        own = tags.cpython_tags((major, minor), [abi])
-        return [*own, *tags.compatible_tags((major, minor), abi)]
+        return [
+            *tags.cpython_tags((major, minor), [abi]),
+            *tags.compatible_tags((major, minor), abi),
+        ]
 
     def markers(self) -> Environment:
         """Return the values of environment markers (PEP 508) for it on this machine."""
@@ -97,8 +99,7 @@ def find_python(named: str) -> Python:
         environment-unusable: There is none.
     """
     if not named:
-        own = sys._base_executable  # type: ignore[attr-defined]
-        return Python(own, platform.python_version())
+        return Python(sys._base_executable, platform.python_version())  # type: ignore[attr-defined]
     find = [
         *(find_uv_bin(), "--directory", str(Path.cwd()), "python", "find"),
         *("--no-config", "--system", "--no-python-downloads"),
@@ -205,15 +206,13 @@ class Prefix:
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
-        names = self.environments()
-        return {name: marker for name in names if (marker := self.marker(name))}
+        return {name: marker for name in self.environments() if (marker := self.marker(name))}
 
     def environments(self) -> list[str]:
         """Return the names of the environments that an installation made, also of damaged ones."""
-        folders = sorted(self.root.glob("releases/[!.]*"))
         return [
             folder.name
-            for folder in folders
+            for folder in sorted(self.root.glob("releases/[!.]*"))
             if os.path.lexists(folder / MARKER) or os.path.lexists(folder / LISTING)
         ]
 

@@ -127,8 +127,9 @@ def check_wheel(
 
 
 def _unsafe(name: str, what: str, *members: str) -> WheelError:
-    lines = [f"member: {member!r}" for member in members]
-    return WheelError("wheel-unsafe", f"{name} {what}.", details=lines)
+    return WheelError(
+        "wheel-unsafe", f"{name} {what}.", details=[f"member: {member!r}" for member in members]
+    )
 
 
 def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:

@@ -46,9 +46,8 @@ def config() -> Config:
         file-invalid: The file is damaged, or ``SPARKWRIGHT_CONFIG`` names one that does not exist.
     """
     named = os.environ.get("SPARKWRIGHT_CONFIG")
-    folder = platformdirs.user_config_path("sparkwright", appauthor=False)
-    path = Path(named) if named else folder / "config.yaml"
-    return strict_yaml.load(path, Config) if named or path.is_file() else Config()
+    own = platformdirs.user_config_path("sparkwright", appauthor=False) / "config.yaml"
+    return strict_yaml.load(Path(named or own), Config) if named or own.is_file() else Config()
 
 
 def mirror_map(options: list[str]) -> dict[str, str]:
@@ -101,8 +100,8 @@ def carried() -> dict[str, bytes]:
     """
     own = PACKAGE.parents[1]
     source = own if (own / "ci" / "recipes").is_dir() else DATA
-    files = sorted(path for pattern in CARRIED for path in source.glob(pattern))
     return {
         f"{PACKAGE.name}/data/{path.relative_to(source).as_posix()}": path.read_bytes()
-        for path in files
+        for pattern in CARRIED
+        for path in sorted(source.glob(pattern))
     }

@@ -242,11 +242,13 @@ class GitHub:
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (ValueError, RecursionError) as error:
-            begins = self.shown(reply.body[:400].decode("utf-8", "replace"), 80)
             raise GitHubError(
                 "github-unreachable",
                 f"What came for {what} is not GitHub's answer.",
-                details=[self.shown(str(error), 200), f"it begins: {begins}"],
+                details=[
+                    self.shown(str(error), 200),
+                    self.shown(f"it begins: {reply.body[:400].decode('utf-8', 'replace')}", 100),
+                ],
             ) from None
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:

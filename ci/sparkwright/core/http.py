@@ -370,9 +370,13 @@ def _resume(
     stopped: threading.Event,
 ) -> None:
     have = _size(partial)
-    headers = {"Range": f"bytes={have}-"} if have else {}
     with exchange(
-        "GET", url, headers=headers, redirects=True, seconds=STALL, stopped=stopped
+        "GET",
+        url,
+        headers={"Range": f"bytes={have}-"} if have else {},
+        redirects=True,
+        seconds=STALL,
+        stopped=stopped,
     ) as reply:
         if reply.status == 416 and have:
             return  # the server has no byte after these; the hash decides

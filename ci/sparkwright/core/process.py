@@ -329,12 +329,11 @@ def run_limited(
     Raises:
         tool-missing: The program does not exist.
     """
-    wrapped = wrap_with_limits(
-        command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
-    )
     with log.open("wb") as sink:
         child = subprocess.Popen(
-            wrapped,
+            wrap_with_limits(
+                command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
+            ),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,

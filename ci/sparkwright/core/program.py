@@ -84,8 +84,9 @@ def _translated_refusals() -> Iterator[None]:
         # Without a name it is about a process, and not about a file.
         if error.filename is None or error.errno not in _REFUSALS:
             raise
-        what = f"This user may not use {error.filename}."
-        raise FileError("access-denied", what, details=[str(error)]) from error
+        raise FileError(
+            "access-denied", f"This user may not use {error.filename}.", details=[str(error)]
+        ) from error
 
 
 def _write_log(words: Sequence[str]) -> str:

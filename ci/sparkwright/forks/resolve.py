@@ -146,7 +146,9 @@ def _pin_submodules(
     context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
     for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
         path = parent + module
-        if path not in fork.ignored and (modules is None or module in modules):
+        wanted = path not in fork.ignored and (modules is None or module in modules)
+        # Without an address it stays unlocked, and is an error where it is fetched.
+        if url and wanted:
             entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
             locked |= pin(context, fork, path, entry)
     return locked
