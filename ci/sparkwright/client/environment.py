@@ -84,10 +84,12 @@ class Python(NamedTuple):
         """Return the values of environment markers (PEP 508) for it on this machine."""
         from packaging.markers import default_environment
 
-        values = default_environment()
-        values["python_version"], values["python_full_version"] = self.short, self.version
-        values["implementation_version"] = self.version
-        return values
+        return {
+            **default_environment(),
+            "python_version": self.short,
+            "python_full_version": self.version,
+            "implementation_version": self.version,
+        }
 
 
 def find_python(named: str) -> Python:
