@@ -247,7 +247,8 @@ class GitHub:
                 f"What came for {what} is not GitHub's answer.",
                 details=[
                     self.shown(str(error), 200),
-                    self.shown(f"it begins: {reply.body[:400].decode('utf-8', 'replace')}", 100),
+                    # The token is taken out before the text is cut.
+                    self.shown(f"it begins: {reply.body.decode('utf-8', 'replace')}", 90),
                 ],
             ) from None
 
