@@ -331,12 +331,12 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
         return [f"it was made for {marker.folder}"]
     actual = environment.describe(folder, contents=deep)
     state = operator.attrgetter("sha256") if deep else operator.attrgetter("size", "time")
-    made, present = expected.keys() - {".lock"}, actual.keys() - {MARKER, LISTING, ".lock"}
-    changed = (file for file in made & present if state(actual[file]) != state(expected[file]))
+    listed, present = expected.keys() - {".lock"}, actual.keys() - {MARKER, LISTING, ".lock"}
+    changed = (file for file in listed & present if state(actual[file]) != state(expected[file]))
     return [
         *([] if (folder / "bin/python").exists() else [f"its Python {marker.python} is gone"]),
-        *(f"added: {file}" for file in sorted(present - made) if "__pycache__/" not in file),
-        *(f"removed: {file}" for file in sorted(made - present)),
+        *(f"added: {file}" for file in sorted(present - listed) if "__pycache__/" not in file),
+        *(f"removed: {file}" for file in sorted(listed - present)),
         *(f"changed: {file}" for file in sorted(changed)),
     ]
 
