@@ -91,7 +91,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    for name, value in {"json": False, "verbose": False, "_depth": 0, "_document": {}}.items():
+    for name, value in {"json": False, "_depth": 0, "_document": {}}.items():
         monkeypatch.setattr(console, name, value)
     home = tmp_path / "home"
     home.mkdir()

@@ -279,20 +279,6 @@ def test_environment_of_other_contents_or_without_a_readable_marker(installed: U
     assert list((installed.prefix / "releases").iterdir()) == []
 
 
-def test_uninstall_tells_what_cannot_be_removed(both: User) -> None:
-    """What stays is reported, is in no new environment's way, and goes with a later run."""
-    mounted = both.prefix / "releases" / ONE / "caches/triton"
-    mounted.mkdir()
-    script = f"{shlex.join(CLIENT)} uninstall {ONE} 2>&1; {shlex.join(CLIENT)} install --version {ONE} 2>&1"
-    mount = f"mount -t tmpfs none {shlex.quote(str(mounted))}"
-    command = [*mounts.mounting_shell(), f"{mount} && {{ {script}; true; }}"]
-    said = subprocess.check_output(command, env=both.environment, text=True)
-
-    assert (said.count("environment-unusable"), both.current) == (1, ONE), said
-    assert both.run("uninstall", ONE).code == 0
-    assert {path.name for path in (both.prefix / "releases").iterdir()} == {TWO}
-
-
 def test_environment_on_a_disk_of_its_own_stays(both: User) -> None:
     """It cannot be replaced, which is reported, and later runs work."""
     folder = shlex.quote(str(both.prefix / "releases" / ONE))

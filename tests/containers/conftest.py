@@ -29,7 +29,7 @@ from tests.support import processes
 from sparkwright.builder.container import builder_image, connected
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.files import sha256_file
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, replacing
 from sparkwright.forks.context import RunContext
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def debian(architecture: str, store: Store, packages: str = "", kept: str = "") 
     path = store.folder("bases") / f"debian-{suite}-{architecture}-{kept or ('full' if packages else 'plain')}.tar"
     with store.lock(path.name):
         if not path.exists():
-            with tempfile.TemporaryDirectory() as folder, store.replacing(path) as temporary:
+            with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
                 newcomer.debootstrap(Path(folder, "root"), suite, f"--arch={architecture}", *[f"--include={packages}"] * bool(packages))
                 subprocess.run(["tar", "-C", f"{folder}/root", "--exclude=*.deb", "-cf", temporary, "."], check=True)
     return path

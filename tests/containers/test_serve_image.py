@@ -273,7 +273,7 @@ def test_push(own: Maker, current: str, tmp_path: Path) -> None:
     with registry(tmp_path / "registry") as (host, variables):
         absent = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
         assert absent["error"]["reference"] == "registry-unreachable"
-        words = ["2026.11.1", "--push", f"{host}/spark/vllm", "-v"]
+        words = ["2026.11.1", "--push", f"{host}/spark/vllm"]
         assert own.run(*words, status=1)["error"]["reference"] == "registry-refused"
         done, again = (own.run(*words, variables=variables) for _ in range(2))
         name, _, digest = done["pushed"].partition("@")

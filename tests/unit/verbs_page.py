@@ -71,7 +71,7 @@ def sections() -> Iterator[str]:
     """Yield the page, piece by piece."""
     yield HEAD
     common = options(parent(checkout=True))
-    yield f"\n## Options of every command\n\nAll but `--json` and `--verbose` are for the commands that work on a checkout.\n\n{_table(common)}\n"
+    yield f"\n## Options of every command\n\nAll but `--json` are for the commands that work on a checkout.\n\n{_table(common)}\n"
     for verb, command in main.COMMANDS.items():
         parser = main.parsers(command.module)[verb]
         own = {name: one for name, one in options(parser).items() if name not in common or _meaning(one) != _meaning(common[name])}

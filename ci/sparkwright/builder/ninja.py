@@ -38,7 +38,7 @@ import msgspec
 from sparkwright.builder import BuildError, launcher, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.core import config, process, strict_yaml
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store, translate_disk_full
@@ -499,9 +499,9 @@ def cache_variables(
             everywhere already.
     """
     clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
-    wanted, program = config.config().compiler_cache, shutil.which("ccache")
-    if wanted.tool == "none" or not context.cached:
+    if not context.cached:
         return clean
+    program = shutil.which("ccache")
     if not program:
         console.note(
             "ccache is not installed: units that are compiled here are compiled again in the next "
@@ -513,7 +513,7 @@ def cache_variables(
         "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
-        "CCACHE_MAXSIZE": wanted.size,
+        "CCACHE_MAXSIZE": os.environ.get("CCACHE_MAXSIZE", "10G"),
         "CCACHE_DEPEND": "true",
         # ccache would examine nvcc and the host compiler's driver alone; the code is made by the
         # programs that these call.

@@ -30,7 +30,7 @@ from sparkwright.builder.workspace import (
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
 from sparkwright.core.files import content_key, sha256_file
-from sparkwright.core.store import translate_disk_full
+from sparkwright.core.store import replacing, translate_disk_full
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
@@ -269,7 +269,7 @@ def reuse(
         context.store.put("last", name, LastBuild(parts, built))
     if not _published(context, built):
         source, path = _stored_path(context, built), wheel_path(context, built)
-        with translate_disk_full(context.output), context.store.replacing(path) as temporary:
+        with translate_disk_full(context.output), replacing(path) as temporary:
             try:
                 os.link(source, temporary)
             except OSError:  # another file system

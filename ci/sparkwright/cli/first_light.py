@@ -39,7 +39,7 @@ from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.pages import environment
 from sparkwright.core.states import State
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, replacing
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
@@ -510,7 +510,7 @@ def write(
     store.write(folder / PAGE, page.render(**results, **shown, state=state(records)).encode())
     evidence = {name for record in records.values() for name in record.files}
     names = [PAGE, RESULTS, *sorted(evidence)]
-    with store.replacing(folder / BUNDLE) as temporary, tarfile.open(temporary, "w:gz") as archive:
+    with replacing(folder / BUNDLE) as temporary, tarfile.open(temporary, "w:gz") as archive:
         for name in names:
             archive.add(folder / name, f"first-light/{name}", filter=anonymous_member)
     return folder / BUNDLE

@@ -155,7 +155,7 @@ def run(words: Sequence[str]) -> int:
     """
     try:
         arguments = parse(words)
-        console.json, console.verbose = arguments.json, arguments.verbose
+        console.json = arguments.json
         # A command returns its document, or an exit code.
         outcome = arguments.run(arguments)
         if isinstance(outcome, dict):

@@ -71,7 +71,6 @@ def refuse(*cases: tuple[object, str]) -> None:
 #: Options of every command, for its output.
 _OUTPUT: Options = {
     "--json": {"action": "store_true", "help": "print one JSON document on standard output"},
-    ("-v", "--verbose"): {"action": "store_true", "help": "print more detail"},
 }
 #: Of the commands that work on a checkout.
 _CHECKOUT: Options = {

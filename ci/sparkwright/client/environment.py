@@ -75,17 +75,21 @@ class Python(NamedTuple):
 
         major, minor = map(int, self.short.split("."))
         abi = f"cp{major}{minor}"
-        own = tags.cpython_tags((major, minor), [abi])
-        return [*own, *tags.compatible_tags((major, minor), abi)]
+        return [
+            *tags.cpython_tags((major, minor), [abi]),
+            *tags.compatible_tags((major, minor), abi),
+        ]
 
     def markers(self) -> Environment:
         """Return the values of environment markers (PEP 508) for it on this machine."""
         from packaging.markers import default_environment
 
-        values = default_environment()
-        values["python_version"], values["python_full_version"] = self.short, self.version
-        values["implementation_version"] = self.version
-        return values
+        return {
+            **default_environment(),
+            "python_version": self.short,
+            "python_full_version": self.version,
+            "implementation_version": self.version,
+        }
 
 
 def find_python(named: str) -> Python:
@@ -97,10 +101,11 @@ def find_python(named: str) -> Python:
         environment-unusable: There is none.
     """
     if not named:
-        own = sys._base_executable  # type: ignore[attr-defined]
-        return Python(own, platform.python_version())
-    options = ["--no-config", "--system", "--no-python-downloads"]
-    find = [find_uv_bin(), "--directory", str(Path.cwd()), "python", "find", *options]
+        return Python(sys._base_executable, platform.python_version())  # type: ignore[attr-defined]
+    find = [
+        *(find_uv_bin(), "--directory", str(Path.cwd()), "python", "find"),
+        *("--no-config", "--system", "--no-python-downloads"),
+    ]
     # uv keeps in memory whatever a program prints.
     ask = functools.partial(process.ask_python, f"There is no usable Python {named}.", memory=2048)
     path = ask([*find, named])
@@ -210,15 +215,13 @@ class Prefix:
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
-        names = self.environments()
-        return {name: marker for name in names if (marker := self.marker(name))}
+        return {name: marker for name in self.environments() if (marker := self.marker(name))}
 
     def environments(self) -> list[str]:
         """Return the names of the environments that an installation made, also of damaged ones."""
-        folders = sorted(self.root.glob("releases/[!.]*"))
         return [
             folder.name
-            for folder in folders
+            for folder in sorted(self.root.glob("releases/[!.]*"))
             if os.path.lexists(folder / MARKER) or os.path.lexists(folder / LISTING)
         ]
 
@@ -269,13 +272,10 @@ class Prefix:
     def _work_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=own_folder(self.root, "releases")))
 
-    def remove(self, name: str) -> bool:
-        """Remove the environment *name*, or the link to it; return whether all of it is gone."""
-        work, folder = self._work_folder(), self.environment_folder(name)
-        with contextlib.suppress(OSError):  # a disk that is mounted there stays
-            folder.rename(work / ".old")
+    def remove(self, name: str) -> None:
+        """Remove the environment *name*, or the link to it."""
+        self.environment_folder(name).rename(self._work_folder() / ".old")
         self.recover()
-        return not (work.exists() or os.path.lexists(folder))
 
     def recover(self) -> None:
         """
@@ -319,16 +319,27 @@ def make(
     log = own_folder(cache, "logs") / "install.log"
     log.unlink(missing_ok=True)
     options = ["--no-config", "--offline", "--no-python-downloads"]
-    environment = _uv_environment(cache)
-    uv = functools.partial(process.run, log=log, env=environment)
-    words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
-    uv([*words, folder])
+    uv = functools.partial(process.run, log=log, env=_uv_environment(cache))
+    uv(
+        [
+            find_uv_bin(),
+            "venv",
+            *options,
+            "--relocatable",
+            "--quiet",
+            "--python",
+            python.path,
+            folder,
+        ]
+    )
     base = describe(folder, contents=False).keys() | {".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "requirements.txt"
-        with lock.open("w") as stream:
-            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels):
-                stream.write(f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n")
+        lines = [
+            f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
+            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
+        ]
+        lock.write_text("".join(lines))
         options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
         uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
@@ -349,9 +360,12 @@ def make(
 def _uv_environment(cache: Path) -> dict[str, str]:
     """Return an environment without what would make uv install another thing, or elsewhere."""
     unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
-    clean = process.clean_environment()
-    variables = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
-    return {**variables, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
+    variables = process.clean_environment().items()
+    return {
+        **{name: value for name, value in variables if not name.startswith(unwanted)},
+        "UV_CACHE_DIR": str(own_folder(cache, "uv")),
+        "UV_NO_PROGRESS": "1",
+    }
 
 
 def describe(
@@ -419,12 +433,14 @@ def _compare_with_wheels(
         *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
     )
     wrong = [
-        file
-        for file, sha256 in expected.items()
-        if file not in actual or actual[file].sha256 != sha256
+        *(
+            file
+            for file, sha256 in expected.items()
+            if file not in actual or actual[file].sha256 != sha256
+        ),
+        *sorted(actual.keys() - expected.keys() - others),
+        *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
     ]
-    wrong += sorted(actual.keys() - expected.keys() - others)
-    wrong += sorted(file for wheel in wheels for file in wheel.scripts - actual.keys())
     if wrong:
         raise ClientError(
             "environment-broken",
@@ -443,17 +459,15 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
         if file.endswith(".so") or ".so." in file
     ]
     modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
-    request = msgspec.json.encode({"modules": modules, "libraries": libraries})
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"
-        words.write_bytes(request)
+        words.write_bytes(msgspec.json.encode({"modules": modules, "libraries": libraries}))
         environment = process.clean_environment(HOME=home, TMPDIR=home, **cache_variables(folder))
         command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
         ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
     if ended.status or not ended.tail.endswith(load_check.DONE):
-        late = [f"it did not end within {_LOAD_LIMITS.seconds:g} s"] if ended.late else []
         raise ClientError(
             "environment-broken",
             f"The libraries in {folder} cannot be loaded.",
-            details=[*ended.tail.splitlines()[-20:], *late],
+            details=[*ended.tail.splitlines()[-20:], f"status: {ended.status}"],
         )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import locked, translate_disk_full
+from sparkwright.core.store import locked, writing
 
 
 def own_folder(base: Path, *parts: str) -> Path:
@@ -21,29 +21,21 @@ def own_folder(base: Path, *parts: str) -> Path:
             a link, or may be changed by somebody else.
     """
     path = base
-    try:
-        with translate_disk_full(path):
-            base.mkdir(parents=True, exist_ok=True)
-            _check_own(base)
-            for part in parts:
-                path /= part
-                path.mkdir(exist_ok=True)
-                _check_own(path)
-    except OSError as error:
-        raise StoreError(
-            "cache-unusable", f"{path} cannot be used.", details=[str(error)]
-        ) from error
+    with writing(base.joinpath(*parts)):
+        base.mkdir(parents=True, exist_ok=True)
+        _check_own(base)
+        for part in parts:
+            path /= part
+            path.mkdir(exist_ok=True)
+            _check_own(path)
     return path
 
 
 def _check_own(folder: Path) -> None:
     state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode):
-        raise NotADirectoryError("it is a link")
-    if state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
-        raise PermissionError("another user may change it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError("it cannot be written")
+    others = state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH
+    if others or not stat.S_ISDIR(state.st_mode) or not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError("It is a link, or this user alone may not write it.")
 
 
 def locked_folder(folder: Path) -> AbstractContextManager[None]:

@@ -32,7 +32,6 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core import files, http
-from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError, WheelError
 from sparkwright.core.store import write_file
 
@@ -73,9 +72,12 @@ def parse_address(text: str) -> str:
             return text.rstrip("/") + "/"
         folder = unquote(parts.path) if parts.scheme == "file" else text
     if not text or not os.path.isdir(folder):  # noqa: PTH112  it raises nothing for any text
-        shown = http.redact_credentials(text)
-        what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
-        raise ClientError("index-missing", what)
+        raise ClientError(
+            "index-missing",
+            f"{http.redact_credentials(text)} is neither a URL nor a folder."
+            if text
+            else "No index is named.",
+        )
     return Path(folder).absolute().as_uri() + "/"
 
 
@@ -96,16 +98,18 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     try:
         reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1), redirects=True)
     except http.HttpFailure as error:
-        invalid = error.kind in ("size", "redirect")
-        reference = "index-invalid" if invalid else "index-unreachable"
-        raise ClientError(reference, f"{name} cannot be fetched.", details=[str(error)]) from None
+        raise ClientError(
+            "index-invalid" if error.kind in ("size", "redirect") else "index-unreachable",
+            f"{name} cannot be fetched.",
+            details=[str(error)],
+        ) from None
     if reply.status in (403, 404, 410):
         return None
     if reply.status != 200:
-        reference = (
-            "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid"
+        passing = reply.status in (429, *range(500, 600))
+        raise ClientError(
+            "index-unreachable" if passing else "index-invalid", f"{name} answers {reply.status}."
         )
-        raise ClientError(reference, f"{name} answers {reply.status}.")
     return reply.body
 
 
@@ -178,15 +182,9 @@ class Index:
             # The library lists targets nowhere; what it wrote, it has verified.
             signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
         self.states: dict[str, ReleaseState] = {}
-        unreadable = []
         for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
-            try:
+            with contextlib.suppress(msgspec.ValidationError):  # it needs a later client
                 self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
-            except msgspec.ValidationError:
-                unreadable.append(name)
-        if unreadable:
-            names = ", ".join(unreadable[:5])
-            console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
 
     def __str__(self) -> str:
         return self.address.removeprefix("file://")
@@ -213,8 +211,9 @@ class Index:
             index-invalid: It is not a release of this format.
         """
         target, sha256 = self._target(name), self.sha256(name)
-        path = f"targets/releases/{sha256}.{name}.json"
-        data = self._bytes(path, target.length, sha256, LARGEST_RELEASE)
+        data = self._bytes(
+            f"targets/releases/{sha256}.{name}.json", target.length, sha256, LARGEST_RELEASE
+        )
         try:
             release = msgspec.json.decode(data, type=Release)
         except ValueError as error:
@@ -259,22 +258,24 @@ class Index:
         url = self.join(name)
         data = fetch(url, min(size, limit), FILE_SECONDS)
         if data is None or files.sha256_bytes(data) != sha256:
-            arrived = files.sha256_bytes(data) if data is not None else "nothing"
             raise ClientError(
                 "index-damaged",
                 f"{http.redact_credentials(url)} is not the file that the index names.",
-                details=[f"expected: {sha256}", f"arrived:  {arrived}"],
+                details=[
+                    f"expected: {sha256}",
+                    f"arrived:  {'nothing' if data is None else files.sha256_bytes(data)}",
+                ],
             )
         return data
 
 
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
     """Return the names of releases, those of the latest stack and the latest of each first."""
-
-    def key(name: str) -> tuple[str, str, int]:
-        return states[name].stack, states[name].made, number(name)
-
-    return sorted(states, key=key, reverse=True)
+    return sorted(
+        states,
+        key=lambda name: (states[name].stack, states[name].made, number(name)),
+        reverse=True,
+    )
 
 
 @contextlib.contextmanager
@@ -318,8 +319,8 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         trust-missing: The root of an unknown index is not confirmed.
         index-missing: No address is given, or there is no index; and as `Index`.
     """
-    carried = CARRIED_ADDRESS.read_text("utf-8").splitlines() if CARRIED_ADDRESS.exists() else []
-    own, first = carried or ("", "")
+    text = CARRIED_ADDRESS.read_text("utf-8") if CARRIED_ADDRESS.exists() else "\n\n"
+    own, first = text.splitlines()
     url, wanted = parse_address(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
     shown = http.redact_credentials(url)
     with locked_folder(folder):

@@ -8,10 +8,11 @@ wheel, and the room. Nothing is installed into an environment that exists.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,11 @@ def select_release(
     ]
     if not names:
         wanted = " ".join(filter(None, (version or stack, "for", machine, python)))
-        what = f"{index} has no release {wanted}."
-        raise ClientError("release-unknown", what, details=newest_first(states)[:10])
+        raise ClientError(
+            "release-unknown",
+            f"{index} has no release {wanted}.",
+            details=newest_first(states)[:10],
+        )
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
         raise ClientError(
@@ -71,8 +75,11 @@ def select_release(
         )
     offered = [name for name in proved if version or not states[name].yanked]
     if not offered:
-        reasons = [f"{name}: {states[name].yanked}" for name in proved[:10]]
-        raise ClientError("release-yanked", "Every release that fits was yanked.", details=reasons)
+        raise ClientError(
+            "release-yanked",
+            "Every release that fits was yanked.",
+            details=[f"{name}: {states[name].yanked}" for name in proved[:10]],
+        )
     if reason := states[offered[0]].yanked:
         console.warn(f"{offered[0]} was yanked: {reason}")
     return offered[0]
@@ -129,13 +136,10 @@ def install(
     )
     release = index.release(name)
     if release.missing and index.states[name].channel == "verified":
-        missing = [
-            f"{file}: {item.gate}" for file, items in release.missing.items() for item in items
-        ]
         raise ClientError(
             "release-unproved",
             f"{name} is called verified, and its own record lacks gates.",
-            details=missing[:20],
+            details=[f"of {file}" for file in release.missing],
         )
     locks = {str(lock.machine): lock for lock in release.locks}
     lock = locks.get(machine) or locks.get("any")
@@ -182,13 +186,19 @@ def install(
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        variables = cache_variables(folder).items()
-        text = "".join(f'{variable}="{value}"\n' for variable, value in variables)
-        replaced["caches.env"] = text.encode()
-        projects = {wheel.project for wheel in release.wheels}
+        lines = [f'{variable}="{value}"\n' for variable, value in cache_variables(folder).items()]
+        replaced["caches.env"] = "".join(lines).encode()
         with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
             hashes = environment.unchanged_files(prefix, before.name) if before else {}
-            states = environment.make(new, cache, interpreter, checked, replaced, projects, hashes)
+            states = environment.make(
+                new,
+                cache,
+                interpreter,
+                checked,
+                replaced,
+                {wheel.project for wheel in release.wheels},
+                hashes,
+            )
             listing = msgspec.json.encode(states)
             write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
@@ -273,8 +283,9 @@ def _prepare_wheels(
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
             earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
-    times = {sha256: checked.time for sha256, checked in earlier.items()}
-    paths = locked_wheels.obtain(cache, wheels, times)
+    paths = locked_wheels.obtain(
+        cache, wheels, {sha256: checked.time for sha256, checked in earlier.items()}
+    )
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
         old = earlier.get(wheel.sha256)
@@ -312,28 +323,22 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     Args:
         deep: Read every file, instead of its size and time.
     """
-    folder, expected, changes = prefix.environment_folder(name), prefix.listing(name), list[str]()
+    folder, expected = prefix.environment_folder(name), prefix.listing(name)
     marker = prefix.marker(name)
     if not marker or not expected:
         return ["it is not whole, or not an environment of sparkwright"]
     if marker.folder != str(folder):
         return [f"it was made for {marker.folder}"]
-    if not (folder / "bin/python").exists():
-        changes = [f"its Python {marker.python} is gone"]
     actual = environment.describe(folder, contents=deep)
-    for file in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
-        was, now = expected.get(file), actual.get(file)
-        if was is None and "__pycache__/" not in file:
-            changes.append(f"added: {file}")
-        elif was and now is None:
-            changes.append(f"removed: {file}")
-        elif (
-            was
-            and now
-            and (was.sha256 != now.sha256 if deep else (was.size, was.time) != (now.size, now.time))
-        ):
-            changes.append(f"changed: {file}")
-    return changes
+    state = operator.attrgetter("sha256") if deep else operator.attrgetter("size", "time")
+    listed, present = expected.keys() - {".lock"}, actual.keys() - {MARKER, LISTING, ".lock"}
+    changed = (file for file in listed & present if state(actual[file]) != state(expected[file]))
+    return [
+        *([] if (folder / "bin/python").exists() else [f"its Python {marker.python} is gone"]),
+        *(f"added: {file}" for file in sorted(present - listed) if "__pycache__/" not in file),
+        *(f"removed: {file}" for file in sorted(listed - present)),
+        *(f"changed: {file}" for file in sorted(changed)),
+    ]
 
 
 def _switch(
@@ -341,8 +346,11 @@ def _switch(
 ) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
-        what = f"{prefix.environment_folder(name)} was changed."
-        raise ClientError("environment-broken", what, details=changes[:20])
+        raise ClientError(
+            "environment-broken",
+            f"{prefix.environment_folder(name)} was changed.",
+            details=changes[:20],
+        )
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
     if dry_run:
@@ -351,13 +359,13 @@ def _switch(
     return _result(prefix, "switched", before, after)
 
 
-def rollback(prefix: Prefix, *, confirmed: bool, yanked: Mapping[str, str]) -> dict[str, Any]:
+def rollback(prefix: Prefix, *, confirmed: bool, yanked: Callable[[Marker], str]) -> dict[str, Any]:
     """
     Let ``current`` lead to the release that was current before.
 
     Args:
         confirmed: Go back to a release that was yanked, too.
-        yanked: Release → why it was yanked, as far as that is known.
+        yanked: Returns why a release was yanked, as far as that is known.
 
     Raises:
         nothing-installed: There is no earlier release. release-yanked: It was yanked since.
@@ -368,10 +376,11 @@ def rollback(prefix: Prefix, *, confirmed: bool, yanked: Mapping[str, str]) -> d
         history = prefix.history
         while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
             history.pop()
-        if not history:
+        marker = prefix.marker(history[-1]) if history else None
+        if not marker:
             raise ClientError("nothing-installed", f"{prefix.root} has no earlier release.")
-        name = history[-1]
-        if reason := yanked.get(name):
+        name = marker.name
+        if reason := yanked(marker):
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
                 raise ClientError(
@@ -387,7 +396,7 @@ def uninstall(prefix: Prefix, name: str) -> str:
     Remove the release *name*, by default the current one, and return its name.
 
     Raises:
-        nothing-installed: It is not installed. environment-unusable: Some of it cannot be removed.
+        nothing-installed: It is not installed.
     """
     with prefix.locked():
         prefix.recover()
@@ -396,8 +405,5 @@ def uninstall(prefix: Prefix, name: str) -> str:
             raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
         if prefix.current == name:
             (prefix.root / "current").unlink()
-        if not prefix.remove(name):
-            what = f"Some files of {name} cannot be removed from {prefix.root / 'releases'}."
-            todo = "Unmount what lies there, or remove the rest as its owner."
-            raise PythonError("environment-unusable", what, todo=todo)
+        prefix.remove(name)
     return name

@@ -10,7 +10,6 @@ check; uv hashes every wheel that it unpacks. The wheels of an index in a folder
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -37,6 +36,14 @@ if TYPE_CHECKING:
 #: Transfers at once, and seconds for all files of a set together: 12 GB at 1 MB/s.
 CONNECTIONS, SECONDS = 8, 12_000.0
 
+#: What a status or a kind of failure of a download means.
+_REFERENCES: dict[int | str, str] = {
+    404: "index-damaged",
+    410: "index-damaged",
+    "broken": "download-invalid",
+    "redirect": "download-invalid",
+    "size": "download-invalid",
+}
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -138,19 +145,20 @@ def select(
             details=[str(error)],
             todo="Name another with --python; `sparkwright list` shows those that it is for.",
         ) from error
-    wheels = [
-        LockedWheel(
-            canonicalize_name(package.name),
-            str(package.version),
-            _name(wheel),
-            wheel.url or "",
-            wheel.hashes["sha256"],
-            wheel.size or 0,
+    return tuple(
+        sorted(
+            LockedWheel(
+                canonicalize_name(package.name),
+                str(package.version),
+                _name(wheel),
+                wheel.url or "",
+                wheel.hashes["sha256"],
+                wheel.size or 0,
+            )
+            for package, wheel in chosen
+            if isinstance(wheel, PackageWheel)
         )
-        for package, wheel in chosen
-        if isinstance(wheel, PackageWheel)
-    ]
-    return tuple(sorted(wheels, key=lambda wheel: wheel.project))
+    )
 
 
 def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
@@ -169,12 +177,11 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int
         paths = [_path(cache, wheel) for wheel in wheels]
         times = [checked.get(wheel.sha256, 0) for wheel in wheels]
         valid = pool.map(_is_valid, wheels, paths, times)
-        rows = zip(wheels, paths, valid, strict=True)
-        # The largest first: a small file at the end delays the whole less.
-        pairs = sorted(
-            ((wheel, path) for wheel, path, good in rows if not good),
-            key=lambda pair: -pair[0].size,
-        )
+        pairs = [
+            (wheel, path)
+            for wheel, path, good in zip(wheels, paths, valid, strict=True)
+            if not good
+        ]
         size, stopped = sum(wheel.size for wheel, _ in pairs), threading.Event()
         check_room(cache, size)
         arrived = {wheel.sha256: 0 for wheel, _ in pairs}
@@ -192,8 +199,9 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int
                 for future in as_completed(futures, SECONDS):
                     future.result()
             except TimeoutError as error:
-                what = f"Not every wheel arrived within {SECONDS:g} s."
-                raise ClientError("index-unreachable", what) from error
+                raise ClientError(
+                    "index-unreachable", f"Not every wheel arrived within {SECONDS:g} s."
+                ) from error
             finally:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -210,12 +218,10 @@ def _path(cache: Path, wheel: LockedWheel) -> Path:
 def _is_valid(wheel: LockedWheel, path: Path, time: int) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
-    with contextlib.suppress(OSError):
-        # A file with holes could be larger than any disk.
-        state = path.stat()
-        sized = regular and wheel.size in (0, state.st_size)
-        if sized and (state.st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
-            return True
+    # A file with holes could be larger than any disk.
+    sized = regular and wheel.size in (0, path.stat().st_size)
+    if sized and (path.stat().st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
+        return True
     if local:
         raise ClientError("index-damaged", f"{path} is not the file that the index names.")
     path.unlink(missing_ok=True)
@@ -228,31 +234,25 @@ def _download(
     on_progress: Callable[[int, int], None],
     stopped: threading.Event,
 ) -> None:
-    """Download *wheel* to *path*; if it is wrong, once more from its beginning."""
-    partial, arrived = path.with_name(f"{path.name}.part"), ""
-    for _ in range(2):
-        if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
-            partial.unlink()
-        try:
-            http.download(
-                wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped
-            )
-        except http.HttpFailure as failure:
-            reference = "index-unreachable"
-            if failure.status in (404, 410):
-                reference = "index-damaged"
-            elif failure.kind in ("broken", "redirect", "size"):
-                reference = "download-invalid"
-            what = f"{http.redact_credentials(wheel.url)} cannot be downloaded."
-            raise ClientError(reference, what, details=[str(failure)]) from None
-        arrived = files.sha256_file(partial)
-        if arrived == wheel.sha256:
-            os.replace(partial, path)
-            flush(path.parent)
-            return
+    """Download *wheel* to *path*."""
+    partial = path.with_name(f"{path.name}.part")
+    if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
-    raise ClientError(
-        "download-invalid",
-        f"{wheel.name} arrived with other bytes than the signed release names.",
-        details=[f"expected: {wheel.sha256}", f"arrived:  {arrived}"],
-    )
+    try:
+        http.download(wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped)
+    except http.HttpFailure as failure:
+        raise ClientError(
+            _REFERENCES.get(failure.status or failure.kind, "index-unreachable"),
+            f"{http.redact_credentials(wheel.url)} cannot be downloaded.",
+            details=[str(failure)],
+        ) from None
+    arrived = files.sha256_file(partial)
+    if arrived != wheel.sha256:
+        partial.unlink()
+        raise ClientError(
+            "download-invalid",
+            f"{wheel.name} arrived with other bytes than the signed release names.",
+            details=[f"expected: {wheel.sha256}", f"arrived:  {arrived}"],
+        )
+    os.replace(partial, path)
+    flush(path.parent)

@@ -8,9 +8,10 @@ distribution `sparkwright-install`.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import platformdirs
 from sparkwright import __version__
 from sparkwright.client import COMMANDS
 from sparkwright.client import install as installation
-from sparkwright.client.environment import Prefix, default_prefix
+from sparkwright.client.environment import Marker, Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS
@@ -57,6 +58,64 @@ def add_index(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: Commands → the words and options of an argument that they have.
+_ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
+    (
+        ("install", "list"),
+        "--channel",
+        {"choices": CHANNELS, "default": "verified", "help": "default: %(default)s"},
+    ),
+    (
+        ("install", "list"),
+        "--stack",
+        {
+            "type": nonempty,
+            "help": "only releases of this stack; `install` stays with the current one's",
+        },
+    ),
+    (
+        ("install",),
+        "--version",
+        {"type": nonempty, "metavar": "NAME", "help": "this release, even if it was yanked"},
+    ),
+    (
+        ("install",),
+        "--python",
+        {"type": nonempty, "help": "the interpreter, by version or path"},
+    ),
+    (
+        ("install",),
+        "--renew",
+        {
+            "action": "store_true",
+            "help": "make the environment of the current release, or of --version, again",
+        },
+    ),
+    (
+        ("install",),
+        "--dry-run",
+        {"action": "store_true", "help": "check everything, and create nothing"},
+    ),
+    (("rollback",), "--yes", {"action": "store_true", "help": "even if that release was yanked"}),
+    (
+        ("uninstall",),
+        "name",
+        {"type": nonempty, "nargs": "?", "metavar": "NAME", "help": "default: the current one"},
+    ),
+    (("verify",), "wheels", {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "a file"}),
+    (("doctor",), "--deep", {"action": "store_true", "help": "read every file"}),
+    (
+        ("run",),
+        "program",
+        {
+            "nargs": argparse.REMAINDER,
+            "metavar": "-- PROGRAM ...",
+            "help": "and its arguments",
+        },
+    ),
+)
+
+
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands in *parsers*."""
     functions = {
@@ -68,102 +127,65 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "doctor": doctor,
         "run": run_program,
     }
-    for name, parser in parsers.items():
-        add = parser.add_argument
-        parser.set_defaults(run=functions[name])
-        add(
+    for command, parser in parsers.items():
+        parser.set_defaults(run=functions[command])
+        parser.add_argument(
             "--prefix",
             type=nonempty,
             metavar="DIR",
             default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
-        if name not in ("uninstall", "run"):
+        if command not in ("uninstall", "run"):
             add_index(parser)
-        if name in ("install", "list"):
-            add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
-            what = "only releases of this stack; `install` stays with the current one's"
-            add("--stack", type=nonempty, help=what)
-        if name == "install":
-            add(
-                "--version",
-                type=nonempty,
-                metavar="NAME",
-                help="this release, even if it was yanked",
-            )
-            add("--python", type=nonempty, help="the interpreter, by version or path")
-            add(
-                "--renew",
-                action="store_true",
-                help="make the environment of the current release, or of --version, again",
-            )
-            add("--dry-run", action="store_true", help="check everything, and create nothing")
-        elif name == "rollback":
-            add("--yes", action="store_true", help="even if that release was yanked")
-        elif name == "uninstall":
-            add("name", type=nonempty, nargs="?", metavar="NAME", help="default: the current one")
-        elif name == "verify":
-            add("wheels", nargs="+", type=Path, metavar="WHEEL", help="a file")
-        elif name == "doctor":
-            add("--deep", action="store_true", help="read every file")
-        elif name == "run":
-            add(
-                "program",
-                nargs=argparse.REMAINDER,
-                metavar="-- PROGRAM ...",
-                help="and its arguments",
-            )
+        for commands, name, options in _ARGUMENTS:
+            if command in commands:
+                parser.add_argument(name, **options)
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
-    markers = [prefix.marker(prefix.current), *prefix.installed().values()]
-    address = arguments.index or next((marker.index for marker in markers if marker), "")
+    marker = prefix.marker(prefix.current) or next(iter(prefix.installed().values()), None)
+    address = arguments.index or (marker.index if marker else "")
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, str]:
+def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> str:
     """
-    Return why installed releases were yanked, each asked of the index that it came from.
+    Return why the release of *marker* was yanked, asked of the index that it came from.
 
     An index that does not answer states nothing, because going back must not need one.
     """
-    installed, reasons = prefix.installed(), dict[str, str]()
     # Markers hold addresses without credentials.
     named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    for address in {marker.index for marker in installed.values()}:
-        url, trust = (arguments.index, arguments.trust) if address == named else (address, None)
-        try:
-            index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
-        except SparkwrightError as error:
-            why = f"{error.what} ({error.reference})"
-            console.warn(f"whether a release was yanked is not known: {why}")
-            continue
-        reasons |= {
-            name: index.states[name].yanked
-            for name, marker in installed.items()
-            if marker.index == address and name in index.states
-        }
-    return reasons
+    url, trust = (arguments.index, arguments.trust) if marker.index == named else (marker.index, "")
+    try:
+        index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
+    except SparkwrightError as error:
+        console.warn(f"whether {marker.name} was yanked is not known: {error.what} ({error.reference})")
+        return ""
+    return index.states[marker.name].yanked if marker.name in index.states else ""
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release."""
     prefix = Prefix(Path(arguments.prefix))
-    result = installation.install(
-        prefix,
-        Path(
-            os.environ.get("SPARKWRIGHT_CACHE_DIR") or platformdirs.user_cache_path("sparkwright"),
-            "client",
-        ).resolve(),
-        _open_index(arguments, prefix),
-        channel=arguments.channel,
-        stack=arguments.stack or "",
-        version=arguments.version or "",
-        python=arguments.python or "",
-        renew=arguments.renew,
-        dry_run=arguments.dry_run,
+    return _show(
+        installation.install(
+            prefix,
+            Path(
+                os.environ.get("SPARKWRIGHT_CACHE_DIR")
+                or platformdirs.user_cache_path("sparkwright"),
+                "client",
+            ).resolve(),
+            _open_index(arguments, prefix),
+            channel=arguments.channel,
+            stack=arguments.stack or "",
+            version=arguments.version or "",
+            python=arguments.python or "",
+            renew=arguments.renew,
+            dry_run=arguments.dry_run,
+        )
     )
-    return _show(result)
 
 
 def _show(result: dict[str, Any]) -> dict[str, Any]:
@@ -202,8 +224,12 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         for name, state in states.items()
     ]
-    columns = ["  release", "channel", "made", "Python", "machine", "missing for verified", ""]
-    console.table(str(index), columns, rows, result=True)
+    console.table(
+        str(index),
+        ["  release", "channel", "made", "Python", "machine", "missing for verified", ""],
+        rows,
+        result=True,
+    )
     if others := len(index.states) - len(states):
         console.note(f"{others} more with --channel candidate, or another --stack")
     return {
@@ -217,7 +243,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = _yanked(arguments, prefix)
+    yanked = functools.partial(_yanked, arguments, prefix)
     return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
 
 
@@ -236,8 +262,9 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
         files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
-        links = [index.join(file.url or file.path) for file in files if file]
-        evidence = [http.redact_credentials(link) for link in links]
+        evidence = [
+            http.redact_credentials(index.join(file.url or file.path)) for file in files if file
+        ]
         lines = [f"yanked: {state.yanked}"] if state.yanked else []
         lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
         console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
@@ -248,7 +275,9 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = _yanked(arguments, prefix)
+    yanked = {
+        name: _yanked(arguments, prefix, marker) for name, marker in prefix.installed().items()
+    }
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,
@@ -303,8 +332,11 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606  it is the user's command
     except OSError as error:
-        what = f"{words[0]} cannot be started; it was looked for in {folder / 'bin'} and in PATH."
-        raise CommandError("tool-missing", what, details=[str(error)]) from error
+        raise CommandError(
+            "tool-missing",
+            f"{words[0]} cannot be started; it was looked for in {folder / 'bin'} and in PATH.",
+            details=[str(error)],
+        ) from error
 
 
 def run(words: Sequence[str]) -> int:
@@ -315,7 +347,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"sparkwright-install {__version__}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON document")
-    shared.add_argument("--verbose", action="store_true", help="show details")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_arguments(
         {
@@ -324,7 +355,7 @@ def run(words: Sequence[str]) -> int:
         }
     )
     arguments = parser.parse_args(words)
-    console.json, console.verbose = arguments.json, arguments.verbose
+    console.json = arguments.json
     outcome = arguments.run(arguments)
     if isinstance(outcome, dict):
         console.document(outcome)

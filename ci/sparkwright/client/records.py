@@ -302,11 +302,6 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     format: Literal[1] = 1
 
     @property
-    def target(self) -> str:
-        """The TUF target path of the release."""
-        return target_path(self.name)
-
-    @property
     def missing(self) -> dict[str, tuple[Missing, ...]]:
         """What each wheel lacks for ``verified``, by file name; empty for a verified release."""
         return {wheel.name: wheel.proof.missing for wheel in self.wheels if wheel.proof.missing}

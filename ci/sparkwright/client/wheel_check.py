@@ -127,8 +127,9 @@ def check_wheel(
 
 
 def _unsafe(name: str, what: str, *members: str) -> WheelError:
-    lines = [f"member: {member!r}" for member in members]
-    return WheelError("wheel-unsafe", f"{name} {what}.", details=lines)
+    return WheelError(
+        "wheel-unsafe", f"{name} {what}.", details=[f"member: {member!r}" for member in members]
+    )
 
 
 def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:
@@ -198,8 +199,9 @@ def _entry_points(wheel: LockedWheel, text: str) -> Iterator[str]:
     for section in ("console_scripts", "gui_scripts"):
         for name, value in parser.items(section) if parser.has_section(section) else ():
             if not _OBJECT.fullmatch(value.strip()):
-                what = "has an entry point that is no object"
-                raise _unsafe(wheel.name, what, f"{name} = {value}")
+                raise _unsafe(
+                    wheel.name, "has an entry point that is no object", f"{name} = {value}"
+                )
             yield _script(wheel, name)
 
 
@@ -277,8 +279,11 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
         count = len(overlaid(wheels, overlay))
         present = {overlay.upper, overlay.lower} <= {wheel.project for wheel in wheels}
         if present and count != overlay.files:
-            what = f"{overlay.upper} replaces {count} files of {overlay.lower}"
-            raise ClientError("set-mixed", f"{what}; the release states {overlay.files}.")
+            raise ClientError(
+                "set-mixed",
+                f"{overlay.upper} replaces {count} files of {overlay.lower};"
+                f" the release states {overlay.files}.",
+            )
 
 
 def overlaid(wheels: Sequence[CheckedWheel], overlay: Overlay) -> dict[str, CheckedWheel]:

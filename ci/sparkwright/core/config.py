@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import platformdirs
@@ -28,19 +27,6 @@ PACKAGE = Path(__file__).parents[1]
 DATA = PACKAGE / "data"
 
 
-class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The cache of compiled units, beside the build folder.
-
-    Attributes:
-        tool: ``auto`` takes ccache if it is installed.
-        size: The most that the local cache may hold, as ccache spells it.
-    """
-
-    tool: Literal["auto", "none"] = "auto"
-    size: str = "10G"
-
-
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The user's configuration.
@@ -50,7 +36,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     mirrors: dict[str, str] = {}
-    compiler_cache: CompilerCache = CompilerCache()
 
 
 def config() -> Config:
@@ -61,9 +46,8 @@ def config() -> Config:
         file-invalid: The file is damaged, or ``SPARKWRIGHT_CONFIG`` names one that does not exist.
     """
     named = os.environ.get("SPARKWRIGHT_CONFIG")
-    folder = platformdirs.user_config_path("sparkwright", appauthor=False)
-    path = Path(named) if named else folder / "config.yaml"
-    return strict_yaml.load(path, Config) if named or path.is_file() else Config()
+    own = platformdirs.user_config_path("sparkwright", appauthor=False) / "config.yaml"
+    return strict_yaml.load(Path(named or own), Config) if named or own.is_file() else Config()
 
 
 def mirror_map(options: list[str]) -> dict[str, str]:
@@ -116,8 +100,8 @@ def carried() -> dict[str, bytes]:
     """
     own = PACKAGE.parents[1]
     source = own if (own / "ci" / "recipes").is_dir() else DATA
-    files = sorted(path for pattern in CARRIED for path in source.glob(pattern))
     return {
         f"{PACKAGE.name}/data/{path.relative_to(source).as_posix()}": path.read_bytes()
-        for path in files
+        for pattern in CARRIED
+        for path in sorted(source.glob(pattern))
     }

@@ -130,7 +130,6 @@ class Console:
 
     def __init__(self) -> None:
         self.json = False
-        self.verbose = False
         self.github = os.environ.get("GITHUB_ACTIONS") == "true"
         self._depth = 0
         self._document: dict[str, Any] = {}
@@ -184,11 +183,6 @@ class Console:
     def note(self, text: str) -> None:
         """Print a message."""
         self._say("  " * self._depth + text)
-
-    def detail(self, text: str) -> None:
-        """Print a message that only ``-v`` shows."""
-        if self.verbose:
-            self.note(text)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

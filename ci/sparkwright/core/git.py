@@ -239,8 +239,9 @@ class Objects:
 
     def resolve(self, name: str, *, check: bool = True) -> str:
         """Return the id of the object that *name* means; without *check* empty if there is none."""
-        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", name)
-        return self.text(*words, check=check).strip()
+        return self.text(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", name, check=check
+        ).strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -249,8 +250,9 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        below = [f"{folder}/"] if folder else []
-        out = self.text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
+        out = self.text(
+            "ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])
+        )
         rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
@@ -279,8 +281,9 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        words = ["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after]
-        parts = self.text(*words).split("\0")
+        parts = self.text(
+            "diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after
+        ).split("\0")
         return dict(zip(parts[1::2], parts[::2], strict=False))
 
     def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
@@ -294,8 +297,9 @@ class Objects:
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """Return *tree* with the bytes of *files* at their paths; modes stay."""
         modes = {path: mode for path, (mode, _) in self.paths(tree).items()}
-        rows = ((path, modes.get(path, REGULAR), data) for path, data in files.items())
-        return self.store_files(rows, tree)
+        return self.store_files(
+            ((path, modes.get(path, REGULAR), data) for path, data in files.items()), tree
+        )
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
@@ -316,9 +320,11 @@ class Objects:
             stream.writelines(commands)
             stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
             stream.seek(0)
-            options = ["--quiet", "--done", "--force", "--depth=0"]
-            words = ["-c", "core.compression=1", "fast-import", *options]
-            return self.text(*words, stdin=stream).split()[2]
+            return self.text(
+                *("-c", "core.compression=1"),
+                *("fast-import", "--quiet", "--done", "--force", "--depth=0"),
+                stdin=stream,
+            ).split()[2]
 
     def commit(self, tree: str, message: str, parent: str = "", *, author: str, date: str) -> str:
         """
@@ -332,10 +338,18 @@ class Objects:
             git-failed: git refuses the author or the date.
         """
         name, _, address = author.partition(" <")
-        env = {**COMMITTER, "GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address.rstrip(">")}
-        env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
-        return self.text(*words, env=env, stdin=message.encode()).strip()
+        env = {
+            **COMMITTER,
+            "GIT_AUTHOR_NAME": name,
+            "GIT_AUTHOR_EMAIL": address.rstrip(">"),
+            "GIT_AUTHOR_DATE": date,
+            "GIT_COMMITTER_DATE": date,
+        }
+        return self.text(
+            *("commit-tree", tree, *(("-p", parent) if parent else ())),
+            env=env,
+            stdin=message.encode(),
+        ).strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -356,8 +370,11 @@ class Objects:
                     left.unlink(missing_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             unfinished.touch()
-        paths = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
-        env = {name: str(path) for name, path in paths.items()}
+        env = {
+            "GIT_INDEX_FILE": str(index),
+            "GIT_WORK_TREE": str(folder),
+            "GIT_DIR": str(self.path),
+        }
         self.run(["update-index", "-q", "--refresh"], env=env, check=False)
         self.run(["read-tree", "--reset", "-u", tree], env=env)
         unfinished.unlink()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -98,10 +97,6 @@ class _Pull(msgspec.Struct, frozen=True):
             raise ValueError("merged, but open or without a merge commit")
 
 
-class _Message(msgspec.Struct, frozen=True):
-    message: str
-
-
 def repository_of(url: str) -> tuple[str, str] | None:
     """
     Return owner and name of the GitHub repository at *url* (https, ssh, git, scp form), or None for
@@ -125,18 +120,14 @@ def limited(reply: Reply) -> bool:
     """
     Return True if *reply* refuses because of a rate limit; GitHub has four forms of such a reply.
     """
-    stated = "retry-after" in reply.headers or b"rate limit" in reply.body.lower()
-    used_up = reply.headers.get("x-ratelimit-remaining") == "0"
-    return reply.status == 429 or (reply.status == 403 and (stated or used_up))
-
-
-def limit_ends(reply: Reply) -> str:
-    """Return the time at which the rate limit of *reply* ends, as text."""
-    reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    announced = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
-    ends = announced if wait is None else time.time() + wait
-    text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return text if ends else "GitHub does not say"
+    return reply.status == 429 or (
+        reply.status == 403
+        and (
+            "retry-after" in reply.headers
+            or reply.headers.get("x-ratelimit-remaining") == "0"
+            or b"rate limit" in reply.body.lower()
+        )
+    )
 
 
 class GitHub:
@@ -170,14 +161,10 @@ class GitHub:
         Return the API at *address* with *token*, else with that of ``GITHUB_TOKEN`` or
         ``GH_TOKEN``; without one over plain http.
         """
-        tokens = (
-            token,
-            *(os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN")),
-        )
+        own = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
-        token = next(filter(None, tokens), "") if encrypted else ""
-        return cls(address, token, seconds=seconds)
+        return cls(address, next(filter(None, (token, *own)), "") * encrypted, seconds=seconds)
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """
@@ -260,19 +247,25 @@ class GitHub:
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (ValueError, RecursionError) as error:
-            begins = self.shown(reply.body[:400].decode("utf-8", "replace"), 80)
             raise GitHubError(
                 "github-unreachable",
                 f"What came for {what} is not GitHub's answer.",
-                details=[self.shown(str(error), 200), f"it begins: {begins}"],
+                details=[
+                    self.shown(str(error), 200),
+                    # The token is taken out before the text is cut.
+                    self.shown(f"it begins: {reply.body.decode('utf-8', 'replace')}", 90),
+                ],
             ) from None
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
         details, reference = self._details(reply), "github-unreachable"
+        reset = reply.headers.get("x-ratelimit-reset", "")
         if limited(reply):
             reference = "github-limited"
-            details = [f"the limit ends: {limit_ends(reply)}", *details]
+            if re.fullmatch("[0-9]{1,11}", reset):
+                ends = datetime.datetime.fromtimestamp(int(reset), datetime.UTC)
+                details.append(f"the limit ends: {ends:%Y-%m-%d %H:%M:%S} UTC")
         elif reply.status in (401, 403, 422, *_GONE):
             reference = "github-refused"
         return GitHubError(reference, f"GitHub answers {reply.status} for {what}.", details=details)
@@ -280,7 +273,8 @@ class GitHub:
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""
         try:
-            return self.shown(msgspec.json.decode(reply.body, type=_Message).message, 200)
+            body = msgspec.json.decode(reply.body, type=dict[str, Any])
+            return self.shown(str(body.get("message", "")), 200)
         except (ValueError, RecursionError):
             return ""
 

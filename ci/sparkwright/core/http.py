@@ -135,24 +135,15 @@ class Reply:
         self.length = None if length is None else int(length)
 
     @property
-    def retry_after(self) -> float | None:
-        """
-        Return the seconds after which the server may be asked again, or None if it states none.
-        """
-        text = self.headers.get("retry-after", "")
-        return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
-
-    @property
     def wait(self) -> float:
         """
         Return the seconds after which another attempt may have another reply; infinite if none may.
         """
-        stated = "retry-after" in self.headers
-        # GitHub says 403 for some limits. Those that name their end otherwise end hours later.
-        limit = self.status == 429 and "x-ratelimit-reset" not in self.headers
-        if stated and (self.status in (403, 429) or self.status >= 500):
-            return math.inf if self.retry_after is None else self.retry_after
-        return 0.0 if limit or self.status >= 500 else math.inf
+        # Limits that name their end otherwise end hours later.
+        limit = self.status == 429 and "retry-after" in self.headers
+        text = self.headers.get("retry-after", "")
+        stated = float(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0.0
+        return stated if limit or self.status >= 500 else math.inf
 
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """
@@ -232,8 +223,9 @@ def _session(deadline: _Deadline, *, redirects: bool) -> requests.Session:
         session.mount(scheme, Adapter())
     session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
     # A compressed body could become a huge one, and byte ranges would mean something else.
-    session.headers["Accept-Encoding"] = "identity"
-    session.headers["User-Agent"] = f"sparkwright/{__version__}"
+    session.headers.update(
+        {"Accept-Encoding": "identity", "User-Agent": f"sparkwright/{__version__}"}
+    )
     return session
 
 
@@ -378,12 +370,13 @@ def _resume(
     stopped: threading.Event,
 ) -> None:
     have = _size(partial)
-    if size and have == size:
-        on_progress(have, size)
-        return
-    headers = {"Range": f"bytes={have}-"} if have else {}
     with exchange(
-        "GET", url, headers=headers, redirects=True, seconds=STALL, stopped=stopped
+        "GET",
+        url,
+        headers={"Range": f"bytes={have}-"} if have else {},
+        redirects=True,
+        seconds=STALL,
+        stopped=stopped,
     ) as reply:
         if reply.status == 416 and have:
             return  # the server has no byte after these; the hash decides

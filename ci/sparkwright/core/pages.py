@@ -61,32 +61,24 @@ def environment(package: str) -> Environment:
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("sparkwright.core")]),
         autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
-        finalize=_finalized,
+        # Markup is a subclass of str, and was made by a template or escaped already.
+        finalize=lambda value: clean(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     templates.globals.update(signs=SIGNS)
-    templates.filters.update(md=_markdown, code=_markdown_code, block=_markdown_block)
+    templates.filters.update(
+        # Plain text of Markdown: no markup, no link, no mention.
+        md=lambda value: markdown_escape(str(value)[:LONGEST]),
+        code=_markdown_code,
+        # None of the lines can end the block.
+        block=lambda lines: Markup(markdown_block(lines)),  # noqa: S704  not HTML
+    )
     return templates
-
-
-def _finalized(value: Any) -> Any:
-    # Markup is a subclass of str, and was made by a template or escaped already.
-    return clean(value) if type(value) is str else value
-
-
-def _markdown(value: Any) -> str:
-    """Return *value* as plain text of Markdown: no markup, no link, no mention."""
-    return markdown_escape(str(value)[:LONGEST])
 
 
 def _markdown_code(value: Any) -> str:
     """Return *value* as code in a cell of a Markdown table."""
     text = str(value)[:LONGEST].replace("`", "'").replace("|", "\\|")
     return f"`{text}`" if text else "–"
-
-
-def _markdown_block(lines: Sequence[str]) -> Markup:
-    """Return *lines* as a block of Markdown that none of them can end."""
-    return Markup(markdown_block(lines))  # noqa: S704  not HTML

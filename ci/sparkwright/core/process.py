@@ -76,9 +76,13 @@ def wrap_with_limits(
             raise CommandError(
                 "tool-missing", "prlimit is not installed; it is part of util-linux."
             )
-        limits = {"--as": memory, "--fsize": written}
-        options = [f"{name}={limit}" for name, limit in limits.items() if limit]
-        words = [prlimit, *options, "--core=0", *words]
+        words = [
+            prlimit,
+            *([f"--as={memory}"] if memory else []),
+            *([f"--fsize={written}"] if written else []),
+            "--core=0",
+            *words,
+        ]
     # A program that is not there (a bare container) is done without: then an orphan merely ends
     # later.
     setpriv = _util("setpriv")
@@ -274,8 +278,9 @@ def available_megabytes() -> int:
     with contextlib.suppress(OSError):
         used = int((group / "memory.current").read_text())
         # Cached files are counted as used and given back when needed.
-        statistics = (group / "memory.stat").read_text()
-        files = re.search(r"^inactive_file (\d+)", statistics, re.MULTILINE)
+        files = re.search(
+            r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE
+        )
         free = min(free, memory_limit() - used + (int(files[1]) if files else 0))
     return free // 1_000_000
 
@@ -324,12 +329,11 @@ def run_limited(
     Raises:
         tool-missing: The program does not exist.
     """
-    wrapped = wrap_with_limits(
-        command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
-    )
     with log.open("wb") as sink:
         child = subprocess.Popen(
-            wrapped,
+            wrap_with_limits(
+                command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
+            ),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -365,10 +369,9 @@ def ask_python(failure: str, command: Sequence[str], *, memory: int = 4 << 20) -
     Raises:
         environment-unusable: The command fails, prints nothing, or does not end.
     """
-    limits = Limits(seconds=60, memory=memory, written=1)
     try:
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            ended = run_limited(command, limits, Path(folder) / "output")
+            ended = run_limited(command, Limits(60, memory, 1), Path(folder) / "output")
         details = ended.tail.splitlines()
         if details and not ended.status:
             return details[-1]

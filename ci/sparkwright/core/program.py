@@ -22,6 +22,8 @@ from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import FileError, SparkwrightError, UsageError
 from sparkwright.core.store import translate_disk_full
 
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+
 
 def execute(run: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
     """
@@ -80,10 +82,11 @@ def _translated_refusals() -> Iterator[None]:
             yield
     except OSError as error:
         # Without a name it is about a process, and not about a file.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or error.filename is None:
+        if error.filename is None or error.errno not in _REFUSALS:
             raise
-        what = f"This user may not use {error.filename}."
-        raise FileError("access-denied", what, details=[str(error)]) from error
+        raise FileError(
+            "access-denied", f"This user may not use {error.filename}.", details=[str(error)]
+        ) from error
 
 
 def _write_log(words: Sequence[str]) -> str:

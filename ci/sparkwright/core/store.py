@@ -9,11 +9,11 @@ to the disk first, folders are not.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 #: What a killed run leaves beside the file that it was writing begins so.
 UNFINISHED = ".unfinished-"
-#: Bytes read of a file of JSON lines.
-LARGEST_LINES = 1024**3
 
 
 def flush(path: Path) -> None:
@@ -42,20 +40,29 @@ def flush(path: Path) -> None:
 @contextlib.contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
     """
-    Raise `disk-full`, with *folder* and its free space, for "no space left on device" and "disk
-    quota exceeded" within the block.
+    Raise `disk-full`, with *folder*, for "no space left on device" and "disk quota exceeded" within
+    the block.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        present = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(present).free
+        raise StoreError("disk-full", f"There is no room left under {folder}.") from error
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """
+    Raise `disk-full` or `cache-unusable` for what the operating system refuses to write below
+    *folder* within the block.
+    """
+    try:
+        with translate_disk_full(folder):
+            yield
+    except OSError as error:
         raise StoreError(
-            "disk-full",
-            f"There is no room left under {folder}.",
-            details=[f"free: {free / 1e6:,.0f} MB"],
+            "cache-unusable", f"{folder} cannot be used.", details=[str(error)]
         ) from error
 
 
@@ -66,12 +73,22 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         disk-full: There is no room.
     """
+    with translate_disk_full(path.parent), replacing(path) as temporary:
+        temporary.write_bytes(data)
+        flush(temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """
+    Yield a temporary file path beside *path* that takes its place when the block ends without an
+    error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     try:
-        with translate_disk_full(path.parent):
-            temporary.write_bytes(data)
-            flush(temporary)
-            temporary.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -92,18 +109,16 @@ def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout as error:
         if not wait:
             raise StoreError(
                 "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]
             ) from error
         console.note(f"another sparkwright works on {what}; waiting for it to end")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def append_line(path: Path, record: msgspec.Struct) -> None:
@@ -136,12 +151,10 @@ def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
         what: The name of such a file, for people.
 
     Raises:
-        file-invalid: It cannot be read, is larger than `LARGEST_LINES`, or has other contents.
+        file-invalid: It cannot be read, or has other contents.
     """
     decoder = msgspec.json.Decoder(kind)
     try:
-        if path.stat().st_size > LARGEST_LINES:
-            raise ValueError(f"it is larger than {LARGEST_LINES} bytes")
         *lines, _ = path.read_bytes().split(b"\n")
         return [decoder.decode(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
@@ -160,56 +173,25 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        with self._writing(self.root):
+        with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             # The signature that backup programs look for (bford.info/cachedir).
             if not (self.root / "CACHEDIR.TAG").exists():
                 self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
-            if not os.access(self.root, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "it cannot be written")
-
-    @contextlib.contextmanager
-    def _writing(self, folder: Path) -> Iterator[None]:
-        """
-        Raise `disk-full` or `cache-unusable` for what the operating system refuses to write below
-        *folder* within the block.
-        """
-        try:
-            with translate_disk_full(folder):
-                yield
-        except OSError as error:
-            raise StoreError(
-                "cache-unusable", f"{folder} cannot be used.", details=[str(error)]
-            ) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""
         path = self.root.joinpath(*parts)
-        with self._writing(self.root):
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         return path
 
     def write(self, name: str | Path, data: bytes) -> Path:
         """Write *data* to the file *name* (absolute, or below the root), whole or not at all."""
         path = self.root / name
-        with self._writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path.parent):
             write_file(path, data)
         return path
-
-    @contextlib.contextmanager
-    def replacing(self, path: Path) -> Iterator[Path]:
-        """
-        Yield a temporary file path beside *path* that takes its place when the block ends without
-        an error.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def building(self, path: Path) -> Iterator[Path]:
@@ -250,8 +232,7 @@ class Store:
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
-    @contextlib.contextmanager
-    def lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
+    def lock(self, name: str, *, wait: bool = True) -> AbstractContextManager[None]:
         """
         Hold the lock *name* for the block; the operating system frees it when the process dies.
 
@@ -261,5 +242,4 @@ class Store:
         Raises:
             store-busy: Another process holds it, and *wait* is not set.
         """
-        with locked(self.folder("locks") / f"{name}.lock", name, wait=wait):
-            yield
+        return locked(self.folder("locks") / f"{name}.lock", name, wait=wait)

@@ -76,15 +76,17 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         )
     spec = context.project.fork(fork)
     ignored, generated = spec.ignored, spec.sources.sdist.generated if spec.sources.sdist else ()
-    record = {
-        "lock": locked,
-        "source": context.source,
-        "mirrors": dict(context.mirrors),
-        "ignored": sorted(ignored),
-        "generated": generated,
-        "form": FORM,
-    }
-    key = content_key("source", record)
+    key = content_key(
+        "source",
+        {
+            "lock": locked,
+            "source": context.source,
+            "mirrors": dict(context.mirrors),
+            "ignored": sorted(ignored),
+            "generated": generated,
+            "form": FORM,
+        },
+    )
     stored = context.store.get("source", key, FetchedSource)
     if stored and context.objects.whole(stored.tree):
         return stored

@@ -87,10 +87,11 @@ class Mirror:
             if name.startswith("refs/") or name == "HEAD"
             else (f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}")
         )
-        words = ["ls-remote", "--quiet", "--", self.address, "HEAD", *wanted]
         try:
             # A login page counts as a repository without refs, which has not even a HEAD.
-            out = self._objects.text(*words, timeout=PATIENCE)
+            out = self._objects.text(
+                "ls-remote", "--quiet", "--", self.address, "HEAD", *wanted, timeout=PATIENCE
+            )
             if not out:
                 raise GitError(
                     "git-failed",
@@ -112,9 +113,12 @@ class Mirror:
         """
         if not self._objects.has(f"{commit}^{{commit}}"):
             with self._held() as has_histories:
-                # In a mirror that has histories, a shallow fetch would cut them off.
-                depth = () if has_histories else ("--depth=1",)
-                self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
+                self._fetch(
+                    [f"+{commit}:refs/pinned/{commit}"],
+                    f"offer commit {commit}",
+                    # In a mirror that has histories, a shallow fetch would cut them off.
+                    *(() if has_histories else ("--depth=1",)),
+                )
         return self._objects.resolve(f"{commit}^{{tree}}")
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
@@ -135,8 +139,11 @@ class Mirror:
         if named is None or named == fetched:
             return named
         with self._held():
-            depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
-            self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
+            self._fetch(
+                [f"+{named}:{_FETCHED}{name}"],
+                f"offer {name}",
+                *(("--unshallow",) if (self.path / "shallow").exists() else ()),
+            )
         return named
 
     def fetched(self, name: str) -> str | None:
@@ -146,8 +153,14 @@ class Mirror:
         """
         if not (self.path / "HEAD").exists():
             return None
-        words = ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"]
-        return self._git(words, check=False)[1].decode().strip() or None
+        return (
+            self._git(
+                ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False
+            )[1]
+            .decode()
+            .strip()
+            or None
+        )
 
     def files(self, ids: Collection[str], paths: Mapping[str, str] | None = None) -> None:
         """
@@ -252,8 +265,11 @@ class Mirror:
                 def on_progress(phase: str, done: int, total: int) -> None:
                     progress.update(done, phase.lower(), total=total)
 
-                words = [*settings, *fetch, *options, "upstream", *refs]
-                self._git(words, stdin=stdin, on_progress=on_progress)
+                self._git(
+                    [*settings, *fetch, *options, "upstream", *refs],
+                    stdin=stdin,
+                    on_progress=on_progress,
+                )
         except GitError as error:
             if _DAMAGED.search("\n".join(error.details)):
                 raise self._damaged(error.details) from error
@@ -272,9 +288,10 @@ class Mirror:
         )
 
     def _unreachable(self, what: str, error: GitError) -> SourceError:
-        details = [redact_credentials(line) for line in error.details]
         return SourceUnreachable(
-            "source-unreachable", f"{redact_credentials(self.address)} {what}.", details=details
+            "source-unreachable",
+            f"{redact_credentials(self.address)} {what}.",
+            details=[redact_credentials(line) for line in error.details],
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -65,16 +66,11 @@ def index_url() -> str:
     """
     Return the address of the simple index (PEP 503, PEP 691): from the environment, else PyPI's.
     """
-    for variable in VARIABLES:
-        if value := os.environ.get(variable):
-            return (
-                value.split("=", 1)[1]
-                if variable == "UV_DEFAULT_INDEX" and value.split("://", 1)[0].count("=")
-                else value
-            )
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-    return str(PYPI_SIMPLE_ENDPOINT)
+    own = next(filter(None, map(os.environ.get, VARIABLES)), PYPI_SIMPLE_ENDPOINT)
+    # That of uv may have a name.
+    return re.sub(r"\A[\w.-]+=", "", own)
 
 
 def files(project: str) -> tuple[IndexFile, ...]:
@@ -155,9 +151,9 @@ def obtain(
             return path
         offer = next((file for file in files(project) if file.name == filename), None)
         if not offer:
-            index = http.redact_credentials(index_url())
             raise SourceUnreachable(
-                "source-unreachable", f"The index at {index} does not offer {filename}."
+                "source-unreachable",
+                f"The index at {http.redact_credentials(index_url())} does not offer {filename}.",
             )
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceError(
@@ -174,11 +170,10 @@ def obtain(
                     on_progress=lambda done, total: progress.update(done, total=total),
                 )
         except HttpFailure as failure:
-            present = part.stat().st_size if part.exists() else 0
             raise SourceUnreachable(
                 "source-unreachable",
                 f"{http.redact_credentials(offer.url)} cannot be downloaded.",
-                details=[str(failure), f"kept: {present} bytes in {part}"],
+                details=[str(failure)],
             ) from failure
         actual = sha256_file(part)
         if actual != sha256:
@@ -209,8 +204,9 @@ class _ArchiveHeader(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         # Every Python calls this for every header; newer ones do not call `frombuf`.
-        long = not self.isreg() and self.size > MOST_HEADER_BYTES
-        if long or self.type == tarfile.GNUTYPE_SPARSE:
+        if self.type == tarfile.GNUTYPE_SPARSE or (
+            self.size > MOST_HEADER_BYTES and not self.isreg()
+        ):
             raise tarfile.ReadError("it has a sparse file or an endless header")
         # git writes one, with the commit; the values of all of them would be kept.
         if self.type == tarfile.XGLTYPE and tar.pax_headers:
@@ -238,27 +234,34 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
             tar.members.clear()  # type: ignore[attr-defined]
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")
-            top, fault = top or head, ""
+            top = top or head
             if head == top and (info.isdir() or not path):
                 continue
             above = folders_above(path)
-            if head != top:
-                fault = "has more than one top folder"
-            elif not (info.issym() or info.isreg()):
-                fault = "has a member that is no file, folder or symbolic link"
-            elif info.issym() and _leaves(path, info.linkname):
-                fault = f"has a link that leaves its folder, to {info.linkname!r}"
-            elif path in files or path in folders or not files.isdisjoint(above):
-                fault = "holds the same path twice"
+            twice = path in files or path in folders or not files.isdisjoint(above)
             total += info.size if info.isreg() else 0  # that of a link may be negative
             files.add(path)
             folders |= above
-            if len(files) + len(folders) > MOST_FILES or total > MOST_BYTES:
-                fault = f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes"
-            if fault:
-                raise FileError(
-                    "archive-unsafe", f"{origin} {fault}.", details=[f"member: {name!r}"]
-                )
+            for wrong, fault in (
+                (head != top, "has more than one top folder"),
+                (
+                    not (info.issym() or info.isreg()),
+                    "has a member that is no file, folder or symbolic link",
+                ),
+                (
+                    info.issym() and _leaves(path, info.linkname),
+                    f"has a link that leaves its folder, to {info.linkname!r}",
+                ),
+                (twice, "holds the same path twice"),
+                (
+                    len(files) + len(folders) > MOST_FILES or total > MOST_BYTES,
+                    f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes",
+                ),
+            ):
+                if wrong:
+                    raise FileError(
+                        "archive-unsafe", f"{origin} {fault}.", details=[f"member: {name!r}"]
+                    )
             if info.issym():
                 yield path, LINK, info.linkname.encode()
             elif content := tar.extractfile(info):
@@ -275,8 +278,11 @@ def wheel_members(archive: Path, folder: str) -> Iterator[tuple[str, str, bytes]
     """
     failure = partial(FileError, "archive-unsafe")
     with zip_file(archive, failure) as zipped:
-        members = zip_members(zipped, archive.name, failure)
-        below = [name for name in members if name.startswith(f"{folder}/")]
+        below = [
+            name
+            for name in zip_members(zipped, archive.name, failure)
+            if name.startswith(f"{folder}/")
+        ]
         for name in below:
             yield name.removeprefix(f"{folder}/"), REGULAR, zipped.read(name)
     if not below:

@@ -86,8 +86,9 @@ def resolve_fork(
             sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.sdist and specs.sdist.generated and locked.whole:
-            proof = prove(context, name, locked, specs.sdist.generated)
-            locked = msgspec.structs.replace(locked, proof=proof)
+            locked = msgspec.structs.replace(
+                locked, proof=prove(context, name, locked, specs.sdist.generated)
+            )
         return locked
 
 
@@ -103,8 +104,9 @@ def pin_commit(
     """
     tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
-    vendored = {**_pin_submodules(context, fork, git), **locked.vendored}
-    return msgspec.structs.replace(locked, git=git, vendored=vendored)
+    return msgspec.structs.replace(
+        locked, git=git, vendored={**_pin_submodules(context, fork, git), **locked.vendored}
+    )
 
 
 def pin(
@@ -122,9 +124,6 @@ def pin(
         source: Its kind, address and ref; commit and tree are asked for.
         modules: The submodules that the build takes; None for all.
     """
-    if not source.url:
-        console.warn(f"{name}: {MODULES} names no address: not locked")
-        return {}
     without = fork.vendored[name].without if name in fork.vendored else ()
     commit = source.ref if len(source.ref) == 40 else ""
     git = _git(context, GitSpec(source.url, source.ref, commit, without))
@@ -147,7 +146,9 @@ def _pin_submodules(
     context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
     for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
         path = parent + module
-        if path not in fork.ignored and (modules is None or module in modules):
+        wanted = path not in fork.ignored and (modules is None or module in modules)
+        # Without an address it stays unlocked, and is an error where it is fetched.
+        if url and wanted:
             entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
             locked |= pin(context, fork, path, entry)
     return locked
@@ -165,8 +166,9 @@ def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, s
     Raises:
         declaration-unsafe: git cannot read the file, or an address in it is unsafe.
     """
-    words = ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"]
-    status, out, _ = objects.run(words, check=False)
+    status, out, _ = objects.run(
+        ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"], check=False
+    )
     if status and objects.blob(tree, MODULES) is not None:
         raise SourceError("declaration-unsafe", f"git cannot read {MODULES} of tree {tree}.")
     entries = (entry.partition("\n") for entry in out.decode("utf-8", "replace").split("\0"))
@@ -289,8 +291,10 @@ def unresolved(project: Project, lock: Lock) -> list[str]:
             for inner, entry in sources.items()
             if not entry.resolved
         ]
-        missing = project.fork(name).bases.keys() - fork.bases.keys()
-        lines += [f"{name}: base wheel for {machine}" for machine in sorted(missing)]
+        lines += [
+            f"{name}: base wheel for {machine}"
+            for machine in sorted(project.fork(name).bases.keys() - fork.bases.keys())
+        ]
     return lines
 
 
@@ -304,7 +308,7 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
         if not commit:
             raise SourceUnreachable(
                 "source-unreachable",
-                f"{spec.ref} of {redact_credentials(mirror.address)} is not there",
+                f"{spec.ref} of {redact_credentials(mirror.address)} is not there.",
             )
         if not commit.startswith(spec.commit):
             raise SourceError(
@@ -314,8 +318,8 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
             )
         tree = mirror.commit(commit)
     except SourceUnreachable as error:
-        reason = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
-        console.warn(f"{reason}: left unresolved")
+        why = " · ".join([error.what, *error.details[-1:]])
+        console.warn(f"left unresolved: {redact_credentials(why)}")
         return GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     console.note(f"{spec.ref}: commit {commit}, tree {tree}")
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
@@ -325,8 +329,11 @@ def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     """Return the lock of a file of the package index."""
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     wanted = f"{spec.name}-{spec.version}{suffix}".replace("-", "_").lower()
-    listed = package_index.files(spec.name)
-    offers = [file for file in listed if file.name.replace("-", "_").lower() == wanted]
+    offers = [
+        file
+        for file in package_index.files(spec.name)
+        if file.name.replace("-", "_").lower() == wanted
+    ]
     if not offers or not offers[0].sha256:
         raise SourceUnreachable(
             "source-unreachable",

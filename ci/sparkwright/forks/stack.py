@@ -274,8 +274,9 @@ class Project:
                     details=[f"architectures: {', '.join(archs)}"],
                     todo=f"Write build/{stack}/archs{self.suffix}.yaml.",
                 )
-            label = f"{self.spec.label}.sm{arch.replace('.', '')}"
-            self.spec = msgspec.structs.replace(self.spec, arch=arch, label=label)
+            self.spec = msgspec.structs.replace(
+                self.spec, arch=arch, label=f"{self.spec.label}.sm{arch.replace('.', '')}"
+            )
         self.audit_file = root / "ci" / "audit" / f"{stack}{self.suffix}.yaml"
 
     def series_folder(self, fork: str) -> Path:
@@ -382,8 +383,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def whole(self) -> bool:
         """Return True if the lock names the git source and all its submodules."""
-        submodules = self.submodules.values()
-        return bool(self.git and self.git.resolved and all(entry.resolved for entry in submodules))
+        return all(entry and entry.resolved for entry in (self.git, *self.submodules.values()))
 
     @property
     def submodules(self) -> dict[str, VendoredLock]:

@@ -254,7 +254,7 @@ class IndexFolder:
                 msgspec.json.decode(data, type=Release),
                 msgspec.convert(target.custom, ReleaseState),
             )
-            if entry.release.target != target.path:
+            if target_path(entry.release.name) != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
             raise damaged(
@@ -431,10 +431,10 @@ class Transaction:
         """Add the release, or replace the one of its name."""
         self.schedule_signing("targets")
         data = canonical(release)
-        target = TargetFile.from_data(release.target, data, ["sha256"])
+        target = TargetFile.from_data(target_path(release.name), data, ["sha256"])
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
         self._write(self._index.folder / "targets" / target.get_prefixed_paths()[0], data)
-        self._targets.targets[release.target] = target
+        self._targets.targets[target_path(release.name)] = target
 
     def set_state(self, name: str, state: ReleaseState) -> None:
         """Change how the release *name* stands."""
@@ -445,7 +445,7 @@ class Transaction:
     def remove(self, release: Release) -> None:
         """Remove *release*; the names of its wheels stay taken."""
         self.schedule_signing("targets")
-        del self._targets.targets[release.target]
+        del self._targets.targets[target_path(release.name)]
         retired = self.facts.retired | {wheel.name: wheel.sha256 for wheel in release.wheels}
         self.facts = msgspec.structs.replace(self.facts, retired=retired)
 

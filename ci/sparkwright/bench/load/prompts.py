@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_file
-from sparkwright.core.store import Store, translate_disk_full
+from sparkwright.core.store import Store, replacing, translate_disk_full
 
 #: Characters that are read at a time, and of the longest entry (ShareGPT splits its conversations).
 CHUNK, LONGEST_ENTRY = 1 << 20, 4 << 20
@@ -51,7 +51,7 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
     lines = store.folder("prompts") / f"{key}.jsonl"
     try:
         if not lines.exists():
-            with translate_disk_full(lines.parent), store.replacing(lines) as output:
+            with translate_disk_full(lines.parent), replacing(lines) as output:
                 _extract(path, output)
     except (ValueError, RecursionError) as error:
         raise FileError(

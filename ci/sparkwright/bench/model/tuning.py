@@ -63,7 +63,7 @@ def tune(
         command = [str(python.absolute()), "-P", str(DRIVER), str(script), temporary, *numbers]
         variables = LaunchPlan(python, model).environment()
         with console.step("tune"):
-            process.run([*command, *arguments], log=log, env=variables, on_line=console.detail)
+            process.run([*command, *arguments], log=log, env=variables)
         written = sorted(folder.glob("E=*.json"))
         if [path.name for path in written] != [expected]:
             what = "The tuner wrote another file than this release would read here."
