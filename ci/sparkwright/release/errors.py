@@ -43,7 +43,8 @@ class ReleaseError(SparkwrightError):
         ),
         "index-unwritable": Advice(
             "The folder of the index, or something in it, cannot be written by this user.",
-            "Correct its permissions or choose another folder; clients read the index as it was.",
+            "Correct its permissions or choose another folder, and run again. Pages that a change"
+            " could not write are written by `sparkwright release refresh`.",
         ),
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"

@@ -18,7 +18,7 @@ import contextlib
 import copy
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -314,9 +314,14 @@ class IndexFolder:
                 )
 
     @contextlib.contextmanager
-    def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
+    def changing(
+        self, keys: Keys, roles: Roles, then: Callable[[], object] = lambda: None
+    ) -> Iterator[Transaction]:
         """
         Yield a transaction that is committed at the end of the block, if that raises nothing.
+
+        Args:
+            then: Called after the commit, under the lock.
 
         Raises:
             key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
@@ -326,6 +331,7 @@ class IndexFolder:
         with self.locked():
             yield transaction
             transaction.commit()
+            then()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -376,17 +382,14 @@ class Transaction:
 
     Attributes:
         facts: What the index is to say of itself.
-        sent: Paths of the files that were written, not found in place.
     """
 
     def __init__(self, index: IndexFolder, keys: Keys, roles: Roles) -> None:
         index.require_own(keys)
         self._index, self._keys, self._roles = index, keys, roles
-        self._dirty: set[Path] = set()
         self._targets = copy.deepcopy(index.metadata["targets"].signed)
         self._signing: set[str] = set()
         self.facts = index.facts
-        self.sent: list[str] = []
         self._root = index.root or self._first_root()
         if not index.exists:
             self.schedule_signing("targets")
@@ -422,7 +425,6 @@ class Transaction:
         path = self._index.folder / file.path
         if not (path.is_file() and sha256_file(path) == file.sha256):
             self._write(path, source, file.sha256)
-            self.sent.append(file.path)
         beside = path.with_name(f"{path.name}.metadata")
         if metadata and not (beside.is_file() and beside.read_bytes() == metadata):
             self._write(beside, metadata)
@@ -512,11 +514,8 @@ class Transaction:
             order.insert(len(order) if admitted else -1, "root")
             staged["root"] = self._root
         for role in order:
-            if role == "timestamp":
-                self._flush()
             path = self._index.metadata_path(role, staged[role].signed.version)
             self._write(path, staged[role].to_bytes())
-        self._flush()
 
     def _stage(self) -> dict[str, Metadata[Any]]:
         """Return the next version of the roles that have to be signed, the timestamp last."""
@@ -572,38 +571,26 @@ class Transaction:
                 )
             flush(temporary)
             temporary.replace(path)
+            flush(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-        self._dirty.update((path.parent, path.parent.parent))
-
-    def _flush(self) -> None:
-        """Write the names of new files through to the disk."""
-        for folder in self._dirty:
-            flush(folder)
-        self._dirty.clear()
 
 
 def remove_unreferenced(index: IndexFolder) -> list[str]:
     """
     Remove what killed runs left and what no release refers to, and return the paths.
 
-    Metadata of the version before the present one stays, for clients that are reading it.
+    Metadata stays: it is small, and clients may be reading it.
     """
     with index.locked():
         folder = index.folder
         used = {f"files/{file.sha256}" for file in index.files}
         targets = index.metadata["targets"].signed.targets.values()
         used |= {f"targets/{target.get_prefixed_paths()[0]}" for target in targets}
-        for role in ("targets", "snapshot"):
-            version = index.metadata[role].signed.version
-            paths = (index.metadata_path(role, n) for n in (version, version - 1))
-            used |= {path.relative_to(folder).as_posix() for path in paths}
         digest = "[0-9a-f]" * 64
         patterns = (
             f"files/{digest}",
             f"targets/releases/{digest}.*",
-            "metadata/*.targets.json",
-            "metadata/*.snapshot.json",
             f"**/{UNFINISHED}*",
         )
         removed = []
