@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from google.protobuf import json_format
@@ -13,10 +13,8 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from tests.refusals import allowed, refusal
-from tests.support import fatbins, installers, wheels
+from tests.support import installers, wheels
 
-from sparkwright.audit import wheel as auditing
-from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.bench.server import wheel_identity
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -43,9 +41,9 @@ def replacing(end: str, old: str, new: str) -> Callable[[Members], object]:
     return edit
 
 
-def read(path: Path, rules: AuditPolicy | None = None) -> WheelFacts:
+def read(path: Path) -> WheelFacts:
     """Return what one wheel is."""
-    return wheel_facts.read_all([path], rules)[0]
+    return wheel_facts.read_all([path])[0]
 
 
 def refused(path: Path) -> str:
@@ -122,19 +120,6 @@ def test_two_wheels_of_one_project(tmp_path: Path) -> None:
         wheel_facts.read_all(
             [one, wheels.vllm(tmp_path, machine="aarch64", label="spark.2026.11.2")]
         )
-
-
-@pytest.mark.parametrize("role", ["target", "base"])
-def test_device_code_is_the_audits(tmp_path: Path, role: Literal["target", "base"]) -> None:
-    """With the stack's policy, libraries show their machine code by architecture, and its digest is the audit's."""
-    library = fatbins.library(tmp_path, [fatbins.ptx("sm_121f"), (2, "sm_90a", b"unreadable")])
-    path = wheels.flashinfer(tmp_path, files={"flashinfer_python/kernels.so": library})
-    wants = LibraryPolicy("*/kernels.so", role, "for the test")
-    rules = AuditPolicy(
-        "12.1f", (), {"flashinfer-python": DistributionPolicy("for the test", (wants,))}
-    )
-    assert read(path, rules).device_code == auditing.audit(path, rules, tmp_path).device_code != ""
-    assert read(path).device_code == ""
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])

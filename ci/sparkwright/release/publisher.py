@@ -154,7 +154,7 @@ class Publisher:
         url = self._url(index, url)
         contents: release_draft.Contents = {}
         facts = release_draft.read_wheels(self.context, self.policy, wheels)
-        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
+        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
         if channel != "candidate":
             release_draft.require_verified(proofs)
         channel = channel or "verified"
@@ -187,6 +187,7 @@ class Publisher:
             self.policy,
             facts,
             proofs,
+            device_code,
             contents,
             name=name,
             url=url,
@@ -279,9 +280,12 @@ class Publisher:
             wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
             for wheel in entry.release.wheels
         ]
-        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
+        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
         release_draft.require_verified(proofs)
-        wheels = [replace(wheel, proof=proofs[wheel.name]) for wheel in entry.release.wheels]
+        wheels = [
+            replace(wheel, proof=proofs[wheel.name], device_code=device_code[wheel.name])
+            for wheel in entry.release.wheels
+        ]
         release = replace(entry.release, wheels=tuple(wheels))
         release = release_draft.with_notes(release, index.before(release), contents)
         with self._changing(index) as change:

@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
-from sparkwright.audit import policy as audit_policy
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
@@ -26,6 +25,7 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseLock,
     ReleaseWheel,
+    line,
 )
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -57,14 +57,11 @@ def read_wheels(
         release-gpu-foreign: They are for another GPU than the policy.
         wheel-invalid, wheel-mismatch, wheel-unsafe, archive-unsafe: See `wheel_facts.read_all`.
     """
-    project, audit = context.project, None
-    if project.audit_file.exists():
-        audit = audit_policy.load(project.audit_file, project.spec.arch)
-    wheels = wheel_facts.read_all(paths, audit)
-    if others := sorted({wheel.stack for wheel in wheels} - {project.stack}):
+    wheels, stack = wheel_facts.read_all(paths), context.project.stack
+    if others := sorted({wheel.stack for wheel in wheels} - {stack}):
         raise UsageError(
             "usage",
-            f"These are wheels of stack {', '.join(others)}, not of {project.stack}.",
+            f"These are wheels of stack {', '.join(others)}, not of {stack}.",
             todo=f"Give --stack {others[0]}.",
         )
     require_gpu(policy, {wheel.name: wheel.record.arch for wheel in wheels if wheel.record})
@@ -92,10 +89,10 @@ def prove(
     policy: ReleasePolicy,
     verdicts: Path | None,
     contents: Contents,
-) -> dict[str, Proof]:
+) -> tuple[dict[str, Proof], dict[str, str]]:
     """
-    Return what is shown of each of *wheels*, by file name; the files of the gates are added to
-    *contents*.
+    Return what is shown of each of *wheels*, and the digest of its device code by the audit, by
+    file name; the files of the gates are added to *contents*.
 
     Args:
         verdicts: The folder of the gates' files; None for beside each wheel.
@@ -112,7 +109,8 @@ def prove(
             for kind, data in results[name].files.items()
         }
         proofs[name] = replace(proof, **files)
-    return proofs
+    ladders = {name: result.ladder for name, result in results.items()}
+    return proofs, {name: line(each.device_code) if each else "" for name, each in ladders.items()}
 
 
 def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
@@ -145,6 +143,7 @@ def draft(
     policy: ReleasePolicy,
     wheels: Sequence[wheel_facts.WheelFacts],
     proofs: Mapping[str, Proof],
+    device_code: Mapping[str, str],
     contents: Contents,
     *,
     name: str,
@@ -189,7 +188,7 @@ def draft(
             uploaded=earlier.uploaded if earlier else timestamp,
             proof=proofs[facts.name],
             requires_python=facts.requires_python,
-            device_code=facts.device_code,
+            device_code=device_code[facts.name],
             content=facts.content,
             isolated=facts.isolated,
             provenance=_add(f"{stem}.provenance.json", statement, contents),

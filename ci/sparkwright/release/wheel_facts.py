@@ -17,13 +17,11 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
-from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
-from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.client import wheel_check
@@ -67,7 +65,6 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     metadata: bytes
     requires_python: str = ""
-    device_code: str = ""
     sbom: bytes = b""
     record: BuildRecord | None = None
     isolated: bool | None = None
@@ -89,13 +86,9 @@ class _Contents(msgspec.Struct):
     files: dict[str, str]
 
 
-def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[WheelFacts, ...]:
+def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
     """
     Return what the wheels of one release are.
-
-    Args:
-        audit: The policy of the stack, by which device code is digested as the audit does it; None
-            to read none.
 
     Raises:
         wheel-invalid, wheel-unsafe, archive-unsafe: A client would refuse a file; see
@@ -103,14 +96,13 @@ def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[W
         wheel-mismatch: Likewise; or WHEEL is of another wheel, or the build record of none; or two
             wheels are of one project and machine; or the wheel from which modules were compiled is
             not among them.
-        disk-full: There is no room for the largest library.
     """
     contents = {path: _contents(path) for path in paths}
     facts: dict[Path, WheelFacts] = {}
     # Precompiled modules name the wheel of their sources, which is read before them.
     for path in sorted(paths, key=lambda path: isinstance(contents[path].record, JitCacheRecord)):
         sources = {wheel.sha256: wheel.source for wheel in facts.values()}
-        facts[path] = _read(path, contents[path], audit, sources)
+        facts[path] = _read(path, contents[path], sources)
     keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts.values()]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise WheelError(
@@ -141,7 +133,6 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
         content=wheel.content,
         metadata=b"",
         requires_python=wheel.requires_python,
-        device_code=wheel.device_code,
         sbom=(index / wheel.sbom.path).read_bytes() if wheel.sbom else b"",
         isolated=wheel.isolated,
     )
@@ -193,12 +184,7 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord
         raise WheelError("wheel-mismatch", what, details=[str(error)]) from error
 
 
-def _read(
-    path: Path,
-    contents: _Contents,
-    audit: AuditPolicy | None,
-    sources: Mapping[str, ForkSource],
-) -> WheelFacts:
+def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) -> WheelFacts:
     """
     Return what the wheel at *path* is.
 
@@ -234,7 +220,6 @@ def _read(
         content=wheel_identity.content_digest(contents.files, name.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
-        device_code=device_code.wheel_digest(_device_code(path, subject, audit) if audit else []),
         sbom=contents.texts.get(SBOM, b""),
         record=None if isinstance(record, JitCacheRecord) else record,
         isolated=isolated,
@@ -250,19 +235,6 @@ def _machine(name: str, subject: AuditedWheel) -> Machine:
         f"{name} is for several machines, or for none that is served.",
         details=subject.platforms,
     )
-
-
-def _device_code(path: Path, subject: AuditedWheel, audit: AuditPolicy) -> list[str]:
-    """Return the digests of the device code of the ELF members."""
-    digests: list[str] = []
-    for member in audit_wheel.members(path, None):
-        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(member.path) as data:
-            wants = audit.library(subject.name, member.name)
-            compiled = wants is not None and wants.role == "target"
-            shared = elf.shared_object(data)
-            code = device_code.read(data, shared, audit.device[0], compiled=compiled)
-            digests.append(code.digest)
-    return digests
 
 
 def _source(contents: _Contents, record: BuildRecord) -> ForkSource:
