@@ -137,18 +137,6 @@ def test_unwritable_pages_follow_with_the_next_refresh(
     assert not (verified / "gone").exists()
 
 
-def test_role_is_shared_with_the_holder_of_another_key(owner: IndexOwner, tmp_path: Path) -> None:
-    keys.make(tmp_path / "colleague", ["targets"])
-    both = [owner.keys / "targets.pem", tmp_path / "colleague" / "targets.pub"]
-    owner.publisher().rotate(["targets"], keys.load(both))
-    theirs = keys.load([tmp_path / "colleague", owner.keys / "online.pem"])
-    colleague = dataclasses.replace(owner.publisher(), keys=theirs)
-    with refusal("index-unpinned"):
-        colleague.yank("2026.11.1", "by the colleague")
-    dataclasses.replace(colleague, policy=pinned(owner)).yank("2026.11.1", "by the colleague")
-    owner.publisher().refresh()
-
-
 def links(owner: IndexOwner, channel: str, project: str) -> list[DistributionPackage]:
     """Return the links on a page of the simple API, as a parser of others reads them."""
     page = (owner.root / "simple" / channel / project / "index.html").read_text()

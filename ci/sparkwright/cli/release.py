@@ -122,7 +122,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE|DIR",
-        help="rotate: the keys that replace them, those of others as .pub; may be repeated",
+        help="rotate: the keys that replace them; may be repeated",
     )
     parsers["release notes"].add_argument(
         "release", nargs="?", metavar="RELEASE", help="its name (default: the newest)"

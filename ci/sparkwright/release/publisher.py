@@ -350,8 +350,7 @@ class Publisher:
 
     def rotate(self, roles: Sequence[str], new: Keys) -> Changed:
         """
-        Give *roles* to the keys *new* alone, of which others may hold some; the same keys renew
-        the root metadata.
+        Give *roles* to the keys *new* alone; the same keys renew the root metadata.
 
         Raises:
             key-missing: Keys of the root, or of a role that has to be signed, are not here.
@@ -361,8 +360,7 @@ class Publisher:
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
         changed = dataclasses.replace(self, keys=both)
         with changed._changing(index.require()) as change:
-            own = [signer.public_key for signer in new.signers.values()]
-            change.rotate(roles, [*own, *new.public])
+            change.rotate(roles, [signer.public_key for signer in new.signers.values()])
         return _changed(self._index())
 
     def _changing(self, index: IndexFolder) -> AbstractContextManager[Transaction]:
