@@ -30,8 +30,6 @@ from sparkwright.release.policy import SetRule
 
 #: Lines of uv's explanation that are shown.
 SHOWN = 12
-#: The library that extensions are compiled against.
-TORCH = "torch"
 #: Settings of uv that would add a source.
 _SOURCES = (
     *("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"),
@@ -47,22 +45,12 @@ class LockedSet(msgspec.Struct, frozen=True):
     pythons: tuple[str, ...]
 
 
-def torch_version(build_lock: Path) -> str:
-    """Return the version of torch in the lock of a build; empty without a lock or a torch."""
-    try:
-        packages = tomllib.loads(build_lock.read_text("utf-8")).get("packages", [])
-    except (OSError, tomllib.TOMLDecodeError):
-        return ""
-    return next((str(entry["version"]) for entry in packages if entry.get("name") == TORCH), "")
-
-
 def resolve(
     own: Mapping[LockedWheel, Path],
     machine: Machine,
     rule: SetRule,
     *,
     index_url: str,
-    torch: str = "",
 ) -> LockedSet:
     """
     Return the set of wheels of ours for *machine*.
@@ -70,7 +58,6 @@ def resolve(
     Args:
         own: Each, with its address once it is published, and its file.
         rule: The Pythons, further requirements and overrides of the stack.
-        torch: The version that the wheels were compiled against; empty for any.
 
     Raises:
         set-unresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
@@ -78,7 +65,7 @@ def resolve(
     pythons = tuple(sorted(rule.pythons, key=Version))
     by_project = {wheel.project: wheel for wheel in own}
     direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
-    pins = [f"{TORCH}=={torch}"] if torch else []
+    pins: list[str] = []
     with (
         console.step(f"lock the set for {machine}"),
         tempfile.TemporaryDirectory(prefix="set-") as name,

@@ -250,8 +250,6 @@ def _summary(release: Release) -> list[str]:
     states = [patch.upstream or "unknown" for fork in release.forks for patch in fork.patches]
     counts = [f"{states.count(state)} {state}" for state in ("needed", "upstream", "unknown")]
     sentences = [f"Of {len(states)} patches: {', '.join(counts)}." if states else "No patches."]
-    if set(states) == {"upstream"}:
-        sentences.append("Upstream has every patch of this release.")
     faster_than_stock = False
     bases = {fork.name: fork.base for fork in release.forks}
     for wheel in release.wheels:

@@ -133,9 +133,6 @@ class SetRule(_Record, frozen=True):
     edits: tuple[FileEdit, ...] = ()
 
     def __post_init__(self) -> None:
-        files = [edit.file for edit in self.edits]
-        if twice := sorted({file for file in files if files.count(file) > 1}):
-            raise ValueError(f"{twice[0]} is edited twice")
         # A line that is no requirement would be an option of uv.
         for text in (*self.requires, *(override.requirement for override in self.overrides)):
             if Requirement(text).url:

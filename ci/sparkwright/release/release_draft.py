@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
-from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     ForkSource,
@@ -163,7 +162,7 @@ def draft(
         before: The release of the same stack before it.
 
     Raises:
-        set-unresolved, set-mixed: The wheels make no installable set.
+        set-unresolved: The wheels make no installable set.
     """
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lock_file, rule = (
@@ -207,7 +206,7 @@ def draft(
         wheels=tuple(records),
         # A set without machine code is for the Spark.
         locks=tuple(
-            _lock(context, rule, records, paths, machine, url, contents)
+            _lock(rule, records, paths, machine, url, contents)
             for machine in machines or ["aarch64"]
         ),
         forks=tuple(pages.with_upstream(context, source) for source in sources.values()),
@@ -220,7 +219,6 @@ def draft(
 
 
 def _lock(
-    context: RunContext,
     rule: SetRule,
     wheels: Sequence[ReleaseWheel],
     paths: Mapping[str, Path],
@@ -246,12 +244,7 @@ def _lock(
         machine,
         rule,
         index_url=package_index.index_url(),
-        torch=locked_set.torch_version(context.project.build_folder / "pylock.toml"),
     )
-    if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
-        raise ClientError(
-            "set-mixed", "The set lacks packages that are to be edited.", details=absent
-        )
     file = _add(f"pylock.{machine}.toml", locked.lock, contents)
     return ReleaseLock(
         **msgspec.structs.asdict(file),

@@ -168,13 +168,8 @@ def _headers(text: bytes, field: str) -> list[str]:
 
 
 def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord:
-    local = Version(name.version).local or ""
-    if text is None or not local.startswith("spark."):
-        raise WheelError(
-            "wheel-mismatch",
-            f"{name.filename} was not built by sparkwright.",
-            details=["no build record" if text is None else "no local version label spark.…"],
-        )
+    if text is None:
+        raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
     try:
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.json.decode(text, type=JitCacheRecord)
