@@ -590,7 +590,7 @@ def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
         ("file-invalid", "threshold: 1}", "threshold: 0}", "threshold"),
         ("file-invalid", "retain: 12", "retains: 12", "retains"),
         ("file-invalid", "recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
-        ("file-invalid", "  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
+        ("usage", "  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
         ("file-invalid", "retain: 12", "retain: 12\ndigests: {G1: abc}", "digests"),
     ],
 )

@@ -26,10 +26,6 @@ class ReleaseError(SparkwrightError):
             "In a workflow, give the job the right to ask for a token (id-token: write) and run"
             " again; elsewhere sign with a key.",
         ),
-        "index-busy": Advice(
-            "Another publisher works on this index right now.",
-            "Wait until it ends and run again; nothing was changed.",
-        ),
         "index-moved": Advice(
             "The index changed while this change was prepared, so what was decided may no longer"
             " hold.",

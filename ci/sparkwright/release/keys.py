@@ -164,12 +164,19 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if secret := passphrase():
         protection = serialization.BestAvailableEncryption(secret.encode())
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     pairs: dict[Path, Key] = {}
-    for path in files:
-        key = Ed25519PrivateKey.generate()
-        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-        _write_new(path, key.private_bytes(pem, pkcs8, protection))
-        pairs[path] = SSlibKey.from_crypto(key.public_key())
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in files:
+            key = Ed25519PrivateKey.generate()
+            path.touch(mode=0o600, exist_ok=False)
+            with translate_disk_full(folder):
+                path.write_bytes(key.private_bytes(pem, pkcs8, protection))
+            pairs[path] = SSlibKey.from_crypto(key.public_key())
+    except OSError as error:
+        what = f"No key can be written to {folder}."
+        raise ReleaseError("key-invalid", what, details=[str(error)]) from error
     return pairs
 
 
@@ -182,18 +189,4 @@ def _identity_signer(identity: Identity) -> Signer:
             "identity-unusable",
             f"Nothing can be signed as {identity.identity}.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
-        ) from error
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """Write *data* to a file that must not exist, and that no other user may read."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with translate_disk_full(path.parent):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-    except OSError as error:
-        raise ReleaseError(
-            "key-invalid", f"{path} cannot be written.", details=[str(error)]
         ) from error

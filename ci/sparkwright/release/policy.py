@@ -261,7 +261,8 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
         arch: The architecture of the wheels; empty for that of each stack.
 
     Raises:
-        file-invalid: A file is missing or not valid, or names a recipe that does not exist.
+        file-invalid: A file is missing or not valid, or names a profile that does not exist.
+        UsageError: It names a recipe that does not exist.
         policy-unknown-check: It names a check that no gate emits.
     """
     path = root / "ci" / f"release-{capability(arch)}.yaml"
@@ -285,9 +286,6 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     names = {name for group in file.recipes.values() for name in group} | file.faulty
-    if unknown := sorted(names - set(recipes.names(root))):
-        what = "The release policy names recipes that do not exist."
-        raise FileError("file-invalid", what, details=unknown)
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
         what = f"The release policy names the profile {file.profile!r}, which does not exist."

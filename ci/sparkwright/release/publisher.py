@@ -139,7 +139,7 @@ class Publisher:
             wheel-name-taken, version-order, release-name-taken, release-yanked: The index does not
                 admit these wheels.
             set-unresolved: They make no installable set.
-            index-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
+            store-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
             release-gpu-foreign: The policy is for another GPU than the wheels or the index.
             UsageError: The wheels are of another stack, or the address of the index is unknown.
         """

@@ -196,9 +196,7 @@ def draft(
         records.append(record)
     paths = {facts.name: facts.path for facts in wheels}
     machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
-    # Of two builds of a fork, one from an unresolved source is the one to show.
-    by_source = sorted(wheels, key=lambda facts: facts.source.resolved, reverse=True)
-    sources = {facts.source.name: facts.source for facts in by_source}
+    sources = {facts.source.name: facts.source for facts in wheels}
     release = Release(
         name=name,
         stack=context.project.stack,

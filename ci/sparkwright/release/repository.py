@@ -48,7 +48,7 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
-from sparkwright.core.store import UNFINISHED, flush, translate_disk_full
+from sparkwright.core.store import UNFINISHED, flush, locked, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
@@ -242,8 +242,10 @@ class IndexFolder:
             index-damaged: A release is missing or is not the signed one.
         """
         targets = self.metadata["targets"].signed.targets.values()
-        entries = [self._entry(target) for target in targets]
-        entries.sort(key=lambda entry: (entry.release.made, number(entry.release.name)))
+        entries = sorted(
+            map(self._entry, targets),
+            key=lambda entry: (entry.release.made, number(entry.release.name)),
+        )
         return {entry.release.name: entry for entry in entries}
 
     def _entry(self, target: TargetFile) -> IndexEntry:
@@ -339,22 +341,15 @@ class IndexFolder:
         Hold the lock of the index for the block.
 
         Raises:
-            index-busy: Another publisher holds it. index-moved: The index changed since it was
+            store-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
-        # No parser of a command loads it.
-        from filelock import FileLock, Timeout
-
         try:
             with translate_disk_full(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.folder / LOCK, timeout=0):
+                with locked(self.folder / LOCK, str(self.folder), wait=False):
                     self._require_unmoved()
                     yield
-        except Timeout as error:
-            raise ReleaseError(
-                "index-busy", f"Another publisher works on {self.folder}."
-            ) from error
         except OSError as error:
             raise ReleaseError(
                 "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
