@@ -160,7 +160,7 @@ def decide(
     cells = throughput.cells if throughput and throughput.kind == "gate" else ()
     for verdict in verdicts:
         if (verdict.gate, verdict.state) == ("G8", "pass"):
-            cells = throughput_recheck.recompute(verdict, throughput, policy)
+            cells = throughput_recheck.recompute(verdict, throughput, policy.throughput)
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
     missing, recipes = _gates(wheel, required, verdicts, policy, throughput)
@@ -253,8 +253,8 @@ def _gates(
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
         missing += _lacks(wheel, policy, "G8", "", best)
-        if best and best.state == "pass" and throughput:
-            missing += throughput_recheck.missing(throughput, policy)
+        if best and best.state == "pass" and throughput and policy.throughput:
+            missing += throughput_recheck.missing(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
         states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
         # A fail is looked at below.

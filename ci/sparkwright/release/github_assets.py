@@ -161,9 +161,13 @@ class GitHubAssets(Repository):
         drafts = [release for release in every if release.draft and release.tag_name == self.tag]
         if drafts:
             return min(drafts, key=lambda release: release.id)
-        text = "Made by sparkwright. The signed index names these files by hash."
-        record = {"tag_name": self.tag, "name": self.tag, "body": text, "draft": True}
-        record["prerelease"] = self._prerelease
+        record = {
+            "tag_name": self.tag,
+            "name": self.tag,
+            "body": "Made by sparkwright. The signed index names these files by hash.",
+            "draft": True,
+            "prerelease": self._prerelease,
+        }
         return self.request("POST", "/releases", _GitHubRelease, f"a draft for {self.tag}", record)
 
     def _assets(self, release: _GitHubRelease) -> dict[str, _Asset]:

@@ -23,14 +23,14 @@ from sparkwright.client.records import Missing, line
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import gate, paired_differences
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.policy import ReleasePolicy, ThroughputRule
+from sparkwright.release.policy import ThroughputRule
 
 #: Machines round logarithms differently in the last digit.
 TOLERANCE = 1e-9
 
 
 def recompute(
-    verdict: Verdict, result: Result | None, policy: ReleasePolicy
+    verdict: Verdict, result: Result | None, rule: ThroughputRule | None
 ) -> tuple[CellResult, ...]:
     """
     Return the cells of *result* as its legs give them, and require that the pass *verdict* of G8
@@ -40,9 +40,9 @@ def recompute(
         verdict-hollow: There is no result, it holds too little, or something in it does not follow.
     """
     try:
-        if result is None or policy.throughput is None:
+        if result is None or rule is None:
             raise ValueError("there is no throughput.json of its recipe, or no rule for it")
-        cells = _recomputed(result, policy.throughput)
+        cells = _recomputed(result, rule)
         rows = {check.name: check.state for check in verdict.checks}
         for check in gate.checks(result):
             if rows.get(check.name) != check.state:
@@ -58,10 +58,8 @@ def recompute(
     return cells
 
 
-def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
+def missing(result: Result, rule: ThroughputRule) -> Iterator[Missing]:
     """Yield why a sound pass is not the one that the policy asks for: margins and workloads."""
-    rule = policy.throughput
-    assert rule is not None
     alpha = attempt_alpha(rule.policy.alpha, result.attempt)
     primary = {
         (cell.name, series.metric): series
