@@ -286,12 +286,13 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     names = {name for group in file.recipes.values() for name in group} | file.faulty
+    loaded = [recipes.load(root, name) for name in sorted(names)]
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
         what = f"The release policy names the profile {file.profile!r}, which does not exist."
         raise FileError("file-invalid", what)
     digests = {gate: policies.digest(gate) for gate in {"G1", "G2"} & file.required}
-    for recipe in [recipes.load(root, name) for name in sorted(names)]:
+    for recipe in loaded:
         for gate in file.required.intersection(SERVED) - {"G8"}:
             digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
     return digests

@@ -358,8 +358,7 @@ class Publisher:
         """
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
-        changed = dataclasses.replace(self, keys=both)
-        with changed._changing(index.require()) as change:
+        with dataclasses.replace(self, keys=both)._changing(index.require()) as change:
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
         return _changed(self._index())
 
