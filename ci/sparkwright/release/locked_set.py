@@ -103,8 +103,8 @@ def _compile(
         *("--python-version", python, "--default-index", index_url),
         *("--python-platform", f"{machine}-manylinux_2_{pylock.GLIBC}"),
         # Otherwise uv asks every Python of this machine for its version, which takes seconds.
-        *("--python", sys.executable, "--overrides", folder / "overrides.txt"),
-        *("--constraints", folder / "constraints.txt", folder / "requirements.in"),
+        *("--python", sys.executable, "--overrides", str(folder / "overrides.txt")),
+        *("--constraints", str(folder / "constraints.txt"), str(folder / "requirements.in")),
     ]
     environment = process.clean_environment(
         UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
