@@ -90,7 +90,6 @@ def resolved(
     paths: Sequence[Path],
     tmp_path: Path,
     *,
-    torch: str = "2.14.0",
     index_url: str = "",
     **changed: Any,
 ) -> LockedSet:
@@ -101,7 +100,7 @@ def resolved(
         **changed,
     }
     return locked_set.resolve(
-        own_wheels(index, paths), MACHINE, SetRule(**rule), index_url=index_url or index.url, torch=torch
+        own_wheels(index, paths), MACHINE, SetRule(**rule), index_url=index_url or index.url
     )  # fmt: skip
 
 
@@ -195,18 +194,6 @@ def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path
     )
     with refusal("set-unresolved"):
         resolved(index, [never], tmp_path, pythons=("3.12", "3.11"))
-
-
-def test_another_torch_is_a_mixed_set(index: Index, tmp_path: Path) -> None:
-    """Wheels that want another torch than they were compiled against make no set; where they leave it open, it is the one."""
-    wants = wheels.vllm(tmp_path / "a", requires=["torch==2.15.0"])
-    with refusal("set-unresolved") as caught:
-        resolved(index, [wants], tmp_path)
-    assert any("2.15.0" in line for line in caught.value.details)
-    torch = locked_set.torch_version(wheels.ROOT / "build" / "2026.11" / "pylock.toml")
-    assert (torch, locked_set.torch_version(tmp_path / "absent.toml")) == ("2.14.0", "")
-    leaves = wheels.vllm(tmp_path / "c", requires=["torch"])
-    assert resolved(index, [leaves], tmp_path, torch=torch).packages["torch"] == torch
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_commands_without_a_fault_work_once_nobody_else_is_at_work(
 ) -> None:
     monkeypatch.chdir(owner.folder)
     with owner.index.locked():
-        assert run(PUBLISH) == "index-busy"
+        assert run(PUBLISH) == "store-busy"
     for line in (
         PUBLISH,
         f"{YANK} --reason hangs",

@@ -70,7 +70,7 @@ def test_replaced_index_is_not_signed(folder: Path, tmp_path: Path, mine: str) -
     theirs = tufindex.make_keys(tmp_path / "theirs")
     tufindex.publish(evil, theirs, NAME)
     for name, roles in keys.KEY_ROLES.items():
-        own = keys.load_public(tmp_path / "keys" / f"{name}.pub")
+        [own] = public_keys(keys.load([tmp_path / "keys"]), name)
         with IndexFolder(evil).changing(theirs, ROLES) as change:
             change.rotate(roles, [*public_keys(theirs, name), own])
     before = tree(evil)

@@ -408,7 +408,5 @@ def _show(done: Changed, action: str, nothing: str = "the whole index") -> dict[
     console.result(f"{action}: {', '.join(done.releases) or nothing}")
     if done.removed:
         console.result(f"  deleted: {len(done.removed)} files or folders")
-    for address in done.elsewhere:
-        console.result(f"  left where it is: {address}")
     console.result(f"  version {done.version} of the index, valid until {done.expires}")
     return {"changed": done}

@@ -150,7 +150,7 @@ class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
         project: The normalised name. *version*: with its local label.
         metadata: The sha256 of METADATA, which lies beside the wheel as ``<name>.metadata``.
         uploaded: When the wheel was first published.
-        device_code: The audit's device-code digest; empty without device code.
+        device_code: The digest of G0's verdict; empty without device code, or without a verdict.
         content: The digest by which an environment that holds the wheel is recognised.
         isolated: Whether its compilation had no network; None if nothing was compiled, or unknown.
         provenance: The SLSA statement about the wheel. *sbom*: the one inside the wheel.

@@ -164,8 +164,9 @@ class StoreError(SparkwrightError):
             "why it is wrong: it protects against older metadata.",
         ),
         "store-busy": Advice(
-            "Another sparkwright works on the same thing in the same cache directory.",
-            "Wait for it to end, or use another --cache-dir.",
+            "Another sparkwright works on the same index, or on the same thing in the same cache"
+            " directory.",
+            "Wait for it to end and run again, or use another --cache-dir.",
         ),
     }
 

@@ -334,15 +334,10 @@ def wait(root: Path, seconds: float, names: Sequence[str] = ()) -> None:
     awaited = [results / f"{name}.json" for name in names or commands]
     while time.time() < until and not all(path.exists() for path in awaited):
         time.sleep(1)
-    begun = "was cut off; `run` goes on"
-    with (results / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            begun = "runs"
     for name in commands:
         result, log = results / f"{name}.json", results / f"{name}.log"
-        text = result.read_text() if result.exists() else begun if log.exists() else "waits"
+        text = "began" if log.exists() else "waits"
+        text = result.read_text() if result.exists() else text
         os.write(1, f"{name}: {text}\n".encode())
 
 

@@ -159,9 +159,10 @@ def decide(
             or (verdict.gate, verdict.state) != ("G8", "pass")
         )
         ladder = replace(ladder, verdicts=verdicts)
+    cells = throughput.cells if throughput and throughput.kind == "gate" else ()
     for verdict in verdicts:
         if (verdict.gate, verdict.state) == ("G8", "pass"):
-            throughput_recheck.require(verdict, throughput, policy)
+            cells = throughput_recheck.recompute(verdict, throughput, policy.throughput)
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
     missing, recipes = _gates(wheel, required, verdicts, policy, throughput)
@@ -171,7 +172,6 @@ def decide(
         missing.append(Missing("policy", "not-run", "fork-unknown", text))
     states = ladder.states if ladder else {}
     baseline = throughput.baseline if throughput else None
-    compared = throughput if throughput and throughput.kind == "gate" else None
     return Proof(
         policy=policy.digest,
         missing=tuple(
@@ -183,11 +183,7 @@ def decide(
             if name in states or name in required.gates
         ),
         recipes=recipes,
-        speeds=tuple(
-            _speed(cell, series)
-            for cell in (compared.cells if compared else ())
-            for series in cell.series
-        ),
+        speeds=tuple(_speed(cell, series) for cell in cells for series in cell.series),
         baseline=line(f"{baseline.label} ({baseline.sha256[:16]})") if baseline else "",
         margin=throughput.margin if throughput else None,
         host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
@@ -199,16 +195,13 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
     Require that *results* are about *wheel*.
 
     Raises:
-        verdict-foreign: They are about other bytes, other device code, or of another stack.
+        verdict-foreign: They are about other bytes, or of another stack.
     """
     stated: list[tuple[str, str, str]] = []
     if ladder := results.ladder:
         sha256 = ladder.wheel.sha256 if ladder.wheel else ""
         stated += [("stack", ladder.stack, wheel.stack), ("the verdicts", sha256, wheel.sha256)]
         stated += [(entry.gate, entry.wheel, wheel.sha256) for entry in ladder.verdicts]
-        # Only G0 reads device code.
-        if ladder.device_code or any(entry.gate == "G0" for entry in ladder.verdicts):
-            stated.append(("device code", ladder.device_code, wheel.device_code))
     if results.throughput:
         stated.append(("the throughput", results.throughput.candidate.sha256, wheel.sha256))
     faults = [
@@ -262,8 +255,8 @@ def _gates(
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
         missing += _lacks(wheel, policy, "G8", "", best)
-        if best and best.state == "pass" and throughput:
-            missing += throughput_recheck.missing(throughput, policy)
+        if best and best.state == "pass" and throughput and policy.throughput:
+            missing += throughput_recheck.missing(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
         states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
         # A fail is looked at below.

@@ -26,10 +26,6 @@ class ReleaseError(SparkwrightError):
             "In a workflow, give the job the right to ask for a token (id-token: write) and run"
             " again; elsewhere sign with a key.",
         ),
-        "index-busy": Advice(
-            "Another publisher works on this index right now.",
-            "Wait until it ends and run again; nothing was changed.",
-        ),
         "index-moved": Advice(
             "The index changed while this change was prepared, so what was decided may no longer"
             " hold.",
@@ -43,7 +39,8 @@ class ReleaseError(SparkwrightError):
         ),
         "index-unwritable": Advice(
             "The folder of the index, or something in it, cannot be written by this user.",
-            "Correct its permissions or choose another folder; clients read the index as it was.",
+            "Correct its permissions or choose another folder, and run again. Pages that a change"
+            " could not write are written by `sparkwright release refresh`.",
         ),
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"

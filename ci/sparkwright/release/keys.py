@@ -1,9 +1,9 @@
 """
 Keys of the index's roles: Ed25519 keys in files (PKCS#8, PEM), or an identity of Sigstore.
 
-A folder of keys holds ``root*.pem``, ``targets*.pem`` and ``online*.pem``, and beside each its
-public half as ``.pub``. The beginning of the name says for which roles a new index takes the key;
-in an index that exists, the root metadata alone says so. The fingerprint of a key is its key id.
+A folder of keys holds ``root*.pem``, ``targets*.pem`` and ``online*.pem``. The beginning of the
+name says for which roles a new index takes the key; in an index that exists, the root metadata
+alone says so. The fingerprint of a key is its key id.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
 
 from sparkwright.core.files import read_bytes
@@ -51,11 +48,10 @@ class Keys:
 
     Attributes:
         by_file: The beginning of the file name (see `KEY_ROLES`) → signers.
-        public: Public halves without their private ones: keys that others hold.
     """
 
-    def __init__(self, by_file: Mapping[str, Sequence[Signer]], public: Sequence[Key] = ()) -> None:
-        self.by_file, self.public = by_file, public
+    def __init__(self, by_file: Mapping[str, Sequence[Signer]]) -> None:
+        self.by_file = by_file
 
     @property
     def signers(self) -> dict[str, Signer]:
@@ -101,20 +97,19 @@ def passphrase() -> str:
 
 def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
     """
-    Return the keys in *paths*: files of either half, and folders of private ones.
+    Return the keys in the files and folders *paths*.
 
     Args:
         identity: Also sign for the targets role as this Sigstore identity, with the credentials
             of the environment.
 
     Raises:
-        key-invalid: A file cannot be read, holds no Ed25519 key, or is a private one that is open
-            to others; or a folder holds none.
+        key-invalid: A file cannot be read, holds no Ed25519 key, or is open to others; or a
+            folder holds none.
         identity-unusable: There are no credentials, or they are another identity's.
     """
     by_file: dict[str, list[Signer]] = {name: [] for name in KEY_ROLES}
-    public = [load_public(path) for path in paths if path.suffix == ".pub"]
-    for path in (path for path in paths if path.suffix != ".pub"):
+    for path in paths:
         files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
         if not files:
             raise ReleaseError("key-invalid", f"{path} holds no key (*.pem).")
@@ -123,7 +118,7 @@ def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
             by_file.setdefault(prefix, []).append(load_private(file))
     if identity:
         by_file["targets"].append(_identity_signer(identity))
-    return Keys(by_file, public)
+    return Keys(by_file)
 
 
 def load_private(path: Path) -> CryptoSigner:
@@ -134,8 +129,9 @@ def load_private(path: Path) -> CryptoSigner:
             f"{path} is open to others.",
             todo=f"Make it yours alone: chmod 600 {path}",
         )
+    data = read_bytes(path, limit=LARGEST, failure=partial(ReleaseError, "key-invalid"))
     try:
-        key = serialization.load_pem_private_key(_read(path), passphrase().encode() or None)
+        key = serialization.load_pem_private_key(data, passphrase().encode() or None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The library's message may quote the file, so it is not shown.
         raise ReleaseError(
@@ -148,20 +144,9 @@ def load_private(path: Path) -> CryptoSigner:
     return CryptoSigner(key)
 
 
-def load_public(path: Path) -> Key:
-    """Return the public key in the file *path*; raise `key-invalid` as `load`."""
-    try:
-        key = serialization.load_pem_public_key(_read(path))
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ReleaseError("key-invalid", f"{path} is no key.", details=[str(error)]) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise ReleaseError("key-invalid", f"{path} is no Ed25519 key.")
-    return SSlibKey.from_crypto(key)
-
-
 def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Key]:
     """
-    Make a key ``<name>.pem`` in *folder* for each of *names*, and its public half beside it.
+    Make a key ``<name>.pem`` in *folder* for each of *names*.
 
     Returns:
         The files, and their public keys.
@@ -170,7 +155,7 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
         key-invalid: A file is there already, or cannot be written. disk-full: There is no room.
     """
     files = [folder / f"{name}.pem" for name in names]
-    if taken := [path for path in files if path.exists() or path.with_suffix(".pub").exists()]:
+    if taken := [path for path in files if path.exists()]:
         raise ReleaseError(
             "key-invalid",
             f"{taken[0]} is there already; a key is never overwritten.",
@@ -179,14 +164,19 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if secret := passphrase():
         protection = serialization.BestAvailableEncryption(secret.encode())
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     pairs: dict[Path, Key] = {}
-    for path in files:
-        key = Ed25519PrivateKey.generate()
-        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-        spki = serialization.PublicFormat.SubjectPublicKeyInfo
-        _write_new(path, key.private_bytes(pem, pkcs8, protection), 0o600)
-        _write_new(path.with_suffix(".pub"), key.public_key().public_bytes(pem, spki), 0o644)
-        pairs[path] = SSlibKey.from_crypto(key.public_key())
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in files:
+            key = Ed25519PrivateKey.generate()
+            path.touch(mode=0o600, exist_ok=False)
+            with translate_disk_full(folder):
+                path.write_bytes(key.private_bytes(pem, pkcs8, protection))
+            pairs[path] = SSlibKey.from_crypto(key.public_key())
+    except OSError as error:
+        what = f"No key can be written to {folder}."
+        raise ReleaseError("key-invalid", what, details=[str(error)]) from error
     return pairs
 
 
@@ -200,21 +190,3 @@ def _identity_signer(identity: Identity) -> Signer:
             f"Nothing can be signed as {identity.identity}.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
         ) from error
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write *data* to a file that must not exist."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with translate_disk_full(path.parent):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-    except OSError as error:
-        raise ReleaseError(
-            "key-invalid", f"{path} cannot be written.", details=[str(error)]
-        ) from error
-
-
-def _read(path: Path) -> bytes:
-    return read_bytes(path, limit=LARGEST, failure=partial(ReleaseError, "key-invalid"))

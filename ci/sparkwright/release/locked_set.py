@@ -7,16 +7,16 @@ source archive. Every package has one version whatever the Python; the wheel may
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 from packaging.pylock import PackageWheel, Pylock, PylockSelectError
+from packaging.version import Version
 from uv import find_uv_bin
 
 from sparkwright.builder import pylock
@@ -28,12 +28,8 @@ from sparkwright.core.errors import CommandError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import SetRule
 
-#: How often versions are brought together; each time at least one more package is decided.
-ROUNDS = 8
 #: Lines of uv's explanation that are shown.
 SHOWN = 12
-#: The library that extensions are compiled against.
-TORCH = "torch"
 #: Settings of uv that would add a source.
 _SOURCES = (
     *("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"),
@@ -49,22 +45,12 @@ class LockedSet(msgspec.Struct, frozen=True):
     pythons: tuple[str, ...]
 
 
-def torch_version(build_lock: Path) -> str:
-    """Return the version of torch in the lock of a build; empty without a lock or a torch."""
-    try:
-        packages = tomllib.loads(build_lock.read_text("utf-8")).get("packages", [])
-    except (OSError, tomllib.TOMLDecodeError):
-        return ""
-    return next((str(entry["version"]) for entry in packages if entry.get("name") == TORCH), "")
-
-
 def resolve(
     own: Mapping[LockedWheel, Path],
     machine: Machine,
     rule: SetRule,
     *,
     index_url: str,
-    torch: str = "",
 ) -> LockedSet:
     """
     Return the set of wheels of ours for *machine*.
@@ -72,150 +58,88 @@ def resolve(
     Args:
         own: Each, with its address once it is published, and its file.
         rule: The Pythons, further requirements and overrides of the stack.
-        torch: The version that the wheels were compiled against; empty for any.
 
     Raises:
         set-unresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
     """
-    pythons = tuple(sorted(rule.pythons, key=_number))
+    pythons = tuple(sorted(rule.pythons, key=Version))
+    by_project = {wheel.project: wheel for wheel in own}
+    direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
+    pins: list[str] = []
     with (
         console.step(f"lock the set for {machine}"),
-        tempfile.TemporaryDirectory(prefix="set-") as folder,
+        tempfile.TemporaryDirectory(prefix="set-") as name,
     ):
-        resolver = _Resolver(own, machine, rule, index_url, Path(folder))
-        resolved = resolver.agree(pythons, [f"{TORCH}=={torch}"] if torch else [])
-    needed: dict[LockedWheel, list[str]] = {}
-    for python, wheels in resolved.items():
-        for wheel in wheels:
-            needed.setdefault(wheel, []).append(python)
-    packages = {wheel.project: wheel.version for wheel in sorted(needed)}
-    return LockedSet(write(needed, machine, pythons), packages, pythons)
-
-
-class _Resolver:
-    """Runs uv for one set, in *folder*."""
-
-    def __init__(
-        self,
-        own: Mapping[LockedWheel, Path],
-        machine: Machine,
-        rule: SetRule,
-        index_url: str,
-        folder: Path,
-    ) -> None:
-        self._own = {wheel.project: wheel for wheel in own}
-        self._machine, self._index_url, self._folder = machine, index_url, folder
-        direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
-        self._write("requirements.in", [*sorted(direct), *rule.requires])
-        self._write("overrides.txt", [override.requirement for override in rule.overrides])
-
-    def _write(self, name: str, lines: Sequence[str]) -> Path:
-        path = self._folder / name
-        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        return path
-
-    def agree(self, pythons: Sequence[str], pins: list[str]) -> dict[str, list[LockedWheel]]:
-        """
-        Return the wheels of each Python, every package in one version.
-
-        A Python that cannot have the versions of those before it is resolved by itself, close to
-        them; the versions in which it differs then hold for all.
-        """
-        for _ in range(ROUNDS):
-            resolved: dict[str, list[LockedWheel]] = {}
-            versions: dict[str, str] = {}
+        files = {
+            "requirements.in": [*sorted(direct), *rule.requires],
+            "overrides.txt": [override.requirement for override in rule.overrides],
+        }
+        # A version that one Python gets and another does not holds for all of them.
+        while True:
+            for file, lines in {**files, "constraints.txt": pins}.items():
+                Path(name, file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+            needed: dict[LockedWheel, list[str]] = {}
+            versions: dict[str, set[str]] = {}
             for python in pythons:
-                others = [f"{project}=={version}" for project, version in versions.items()]
-                try:
-                    resolved[python] = self._compile(python, [*pins, *others])
-                except ReleaseError:
-                    if not resolved:
-                        raise
-                    alone = self._compile(python, pins, close_to=list(resolved)[-1])
-                    pins += [
-                        f"{wheel.project}=={wheel.version}"
-                        for wheel in alone
-                        if versions.get(wheel.project, wheel.version) != wheel.version
-                    ]
-                    break
-                for wheel in resolved[python]:
-                    if wheel.project not in self._own:
-                        versions[wheel.project] = wheel.version
-            else:
-                return resolved
+                for wheel in _compile(by_project, machine, index_url, Path(name), python):
+                    needed.setdefault(wheel, []).append(python)
+                    versions.setdefault(wheel.project, set()).add(wheel.version)
+            packages = {
+                project: min(found, key=Version) for project, found in sorted(versions.items())
+            }
+            differing = [project for project, found in versions.items() if len(found) > 1]
+            if not differing:
+                return LockedSet(write(needed, machine, pythons), packages, pythons)
+            pins += [f"{project}=={packages[project]}" for project in differing]
+
+
+def _compile(
+    own: Mapping[str, LockedWheel], machine: Machine, index_url: str, folder: Path, python: str
+) -> Iterator[LockedWheel]:
+    """Yield what uv resolves for *python*, wheels of ours at their addresses."""
+    command = [
+        *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
+        *("--format", "pylock.toml", "--only-binary", ":all:"),
+        *("--python-version", python, "--default-index", index_url),
+        *("--python-platform", f"{machine}-manylinux_2_{pylock.GLIBC}"),
+        # Otherwise uv asks every Python of this machine for its version, which takes seconds.
+        *("--python", sys.executable, "--overrides", str(folder / "overrides.txt")),
+        *("--constraints", str(folder / "constraints.txt"), str(folder / "requirements.in")),
+    ]
+    environment = process.clean_environment(
+        UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
+    )
+    interpreter = pylock.Interpreter(f"{python}.0", machine)
+    try:
+        lock = Pylock.from_dict(tomllib.loads(process.output(command, env=environment)))
+        for package, file in lock.select(**interpreter.selection()):
+            # uv takes our files for archives.
+            if not isinstance(file, PackageWheel) or package.name in own:
+                yield own[package.name]
+                continue
+            yield LockedWheel(
+                package.name,
+                str(package.version),
+                file.filename,
+                _public(file.url or ""),
+                file.hashes["sha256"],
+                file.size or 0,
+            )
+    except (CommandError, PylockSelectError, KeyError) as error:
+        if isinstance(error, CommandError) and error.reference != "command-failed":
+            raise
+        details = error.details if isinstance(error, CommandError) else [str(error)]
         raise ReleaseError(
             "set-unresolved",
-            f"No single version of each package fits all of Python {', '.join(pythons)} on "
-            f"{self._machine}.",
-        )
-
-    def _compile(
-        self, python: str, pins: Sequence[str], *, close_to: str = ""
-    ) -> list[LockedWheel]:
-        """Return what uv resolves, near to what it resolved for the Python *close_to*."""
-        output = self._output(python)
-        output.unlink(missing_ok=True)
-        if close_to:
-            # uv prefers the versions of the file that it writes.
-            shutil.copyfile(self._output(close_to), output)
-        command = [
-            *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
-            *("--format", "pylock.toml", "--only-binary", ":all:", "--output-file", str(output)),
-            *("--python-version", python, "--default-index", self._index_url),
-            *("--python-platform", f"{self._machine}-manylinux_2_{pylock.GLIBC}"),
-            # Otherwise uv asks every Python of this machine for its version, which takes seconds.
-            *("--python", sys.executable, "--overrides", str(self._folder / "overrides.txt")),
-            *("--constraints", str(self._write("constraints.txt", pins))),
-            str(self._folder / "requirements.in"),
-        ]
-        environment = process.clean_environment(
-            UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
-        )
-        try:
-            process.output(command, env=environment)
-            return self._wheels(Pylock.from_dict(tomllib.loads(output.read_text("utf-8"))), python)
-        except (CommandError, PylockSelectError, KeyError) as error:
-            if isinstance(error, CommandError) and error.reference != "command-failed":
-                raise
-            details = error.details if isinstance(error, CommandError) else [str(error)]
-            raise ReleaseError(
-                "set-unresolved",
-                f"No set for Python {python} on {self._machine} satisfies these wheels.",
-                details=[line for line in details if line.strip()][-SHOWN:],
-            ) from error
-
-    def _wheels(self, lock: Pylock, python: str) -> list[LockedWheel]:
-        """Return the wheels of *lock* for *python*, those of ours at their addresses."""
-        wheels = []
-        interpreter = pylock.Interpreter(f"{python}.0", self._machine)
-        for package, file in lock.select(**interpreter.selection()):
-            if isinstance(file, PackageWheel) and package.name not in self._own:
-                wheel = LockedWheel(
-                    package.name,
-                    str(package.version),
-                    file.filename,
-                    _public(file.url or ""),
-                    file.hashes["sha256"],
-                    file.size or 0,
-                )
-            else:
-                # uv takes our files for archives.
-                wheel = self._own[package.name]
-            wheels.append(wheel)
-        return wheels
-
-    def _output(self, python: str) -> Path:
-        return self._folder / f"pylock.py{python.replace('.', '')}.toml"
+            f"No set for Python {python} on {machine} satisfies these wheels.",
+            details=[line for line in details if line.strip()][-SHOWN:],
+        ) from error
 
 
 def _public(url: str) -> str:
     """Return *url* without user, password and fragment, as it is published."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
-
-
-def _number(python: str) -> tuple[int, ...]:
-    return tuple(map(int, python.split(".")))
 
 
 def write(
@@ -227,7 +151,7 @@ def write(
     Args:
         needed: Wheel → the Pythons that need it.
     """
-    major, minor = _number(pythons[-1])
+    major, minor = Version(pythons[-1]).release
     platform = f"sys_platform == 'linux' and platform_machine == '{machine}'"
     environments = [f"{platform} and python_version == '{python}'" for python in pythons]
     lines = [
@@ -244,7 +168,7 @@ def write(
         used = {python for own in wheels.values() for python in own}
         if used != set(pythons):
             marker = " or ".join(
-                f"python_version == '{python}'" for python in sorted(used, key=_number)
+                f"python_version == '{python}'" for python in sorted(used, key=Version)
             )
             lines.append(f"marker = {_string(marker)}")
         lines += ["wheels = [", *(f"  {_entry(wheel)}," for wheel in wheels), "]"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 #: The project of the client.
 CLIENT = "sparkwright-install"
-#: Written where nothing was measured.
-NOT_MEASURED = "not measured"
 
 Wheel = ReleaseWheel | ClientWheel
 
@@ -99,27 +97,11 @@ def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str
             # A wheel of several releases is yanked only with all of them.
             reason = entry.state.yanked if earlier is None or earlier[1] else ""
             projects[wheel.project][wheel.name] = (wheel, reason)
-    links = [{"href": f"{name}/", "attributes": {}, "text": name} for name in sorted(projects)]
-    _write_page(folder, "Simple index", links)
+    _write_page(folder, "Simple index", projects=sorted(projects))
     for project, offered in projects.items():
-        links = [_wheel_link(*offered[name]) for name in sorted(offered)]
-        _write_page(folder / project, f"Links for {project}", links)
+        wheels = [offered[name] for name in sorted(offered)]
+        _write_page(folder / project, f"Links for {project}", wheels=wheels)
     return set(projects)
-
-
-def _wheel_link(wheel: Wheel, yanked: str) -> dict[str, Any]:
-    """Return what the template shows of *wheel* (PEP 503); *yanked*: why it was, if it was."""
-    metadata = f"sha256={wheel.metadata}"
-    return {
-        "href": f"{_link(wheel, 3)}#sha256={wheel.sha256}",
-        "attributes": {
-            "data-requires-python": wheel.requires_python or None,
-            "data-core-metadata": metadata,
-            "data-dist-info-metadata": metadata,  # for pip before 23.1
-            "data-yanked": yanked or None,
-        },
-        "text": wheel.name,
-    }
 
 
 def _link(file: ReleaseFile, depth: int) -> str:
@@ -128,8 +110,9 @@ def _link(file: ReleaseFile, depth: int) -> str:
     return file.url or "../" * depth + file.path.replace("+", "%2B")
 
 
-def _write_page(folder: Path, title: str, links: list[dict[str, Any]]) -> None:
-    page = template("simple.html").render(title=title, links=links)
+def _write_page(folder: Path, title: str, **content: Sequence[object]) -> None:
+    """Write a page of the simple API (PEP 503), of *projects* or of *wheels* with their yanks."""
+    page = template("simple.html").render(title=title, link=lambda file: _link(file, 3), **content)
     _write(folder / "index.html", page)
 
 
@@ -174,10 +157,7 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
         "summary": _summary(release),
         "sources": list(_source_changes(release, before)) if before else [],
         "packages": [_package_changes(lock, before) for lock in release.locks] if before else [],
-        "speeds": {
-            wheel.name: [_speed_row(speed) for speed in wheel.proof.speeds]
-            for wheel in release.wheels
-        },
+        "metrics": METRICS,
         "size_of": size,
         "reasons": reasons,
     }
@@ -250,8 +230,6 @@ def _summary(release: Release) -> list[str]:
     states = [patch.upstream or "unknown" for fork in release.forks for patch in fork.patches]
     counts = [f"{states.count(state)} {state}" for state in ("needed", "upstream", "unknown")]
     sentences = [f"Of {len(states)} patches: {', '.join(counts)}." if states else "No patches."]
-    if set(states) == {"upstream"}:
-        sentences.append("Upstream has every patch of this release.")
     faster_than_stock = False
     bases = {fork.name: fork.base for fork in release.forks}
     for wheel in release.wheels:
@@ -276,22 +254,6 @@ def _gain(speed: Speed) -> int:
         return 0
     higher = (speed.low > 1) - (speed.high < 1)
     return higher if METRICS[speed.metric][3] else -higher
-
-
-def _speed_row(speed: Speed) -> dict[str, str]:
-    metric = METRICS.get(speed.metric)  # type: ignore[call-overload]  # a record may hold any line
-    interval = NOT_MEASURED
-    if speed.low is not None and speed.high is not None:
-        interval = f"{speed.low - 1:+.2%} to {speed.high - 1:+.2%}"
-    return {
-        "cell": speed.cell,
-        "metric": f"{metric[0]} ({'more' if metric[3] else 'less'} is better)"
-        if metric
-        else speed.metric,
-        "state": speed.state if speed.state != "not-run" or speed.ratio is None else "reported",
-        "change": NOT_MEASURED if speed.ratio is None else f"{speed.ratio - 1:+.2%}",
-        "interval": interval,
-    }
 
 
 def _source_changes(release: Release, before: Release) -> Iterator[tuple[str, str, str, str]]:

@@ -133,9 +133,6 @@ class SetRule(_Record, frozen=True):
     edits: tuple[FileEdit, ...] = ()
 
     def __post_init__(self) -> None:
-        files = [edit.file for edit in self.edits]
-        if twice := sorted({file for file in files if files.count(file) > 1}):
-            raise ValueError(f"{twice[0]} is edited twice")
         # A line that is no requirement would be an option of uv.
         for text in (*self.requires, *(override.requirement for override in self.overrides)):
             if Requirement(text).url:
@@ -264,7 +261,8 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
         arch: The architecture of the wheels; empty for that of each stack.
 
     Raises:
-        file-invalid: A file is missing or not valid, or names a recipe that does not exist.
+        file-invalid: A file is missing or not valid, or names a profile that does not exist.
+        UsageError: It names a recipe that does not exist.
         policy-unknown-check: It names a check that no gate emits.
     """
     path = root / "ci" / f"release-{capability(arch)}.yaml"
@@ -288,15 +286,13 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     names = {name for group in file.recipes.values() for name in group} | file.faulty
-    if unknown := sorted(names - set(recipes.names(root))):
-        what = "The release policy names recipes that do not exist."
-        raise FileError("file-invalid", what, details=unknown)
+    loaded = [recipes.load(root, name) for name in sorted(names)]
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
         what = f"The release policy names the profile {file.profile!r}, which does not exist."
         raise FileError("file-invalid", what)
     digests = {gate: policies.digest(gate) for gate in {"G1", "G2"} & file.required}
-    for recipe in [recipes.load(root, name) for name in sorted(names)]:
+    for recipe in loaded:
         for gate in file.required.intersection(SERVED) - {"G8"}:
             digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
     return digests

@@ -12,6 +12,7 @@ import dataclasses
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,6 @@ from msgspec.structs import replace
 from packaging.version import Version
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import check_room
 from sparkwright.client.records import (
     Channel,
     Missing,
@@ -32,7 +32,7 @@ from sparkwright.client.records import (
     number,
 )
 from sparkwright.core import github
-from sparkwright.core.errors import StoreError, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
@@ -57,7 +57,7 @@ class Published(msgspec.Struct, frozen=True):
         version: Of the timestamp metadata that offers it.
         already: The same wheels were published before, and nothing was done.
         gated: What is published rests on every gate, by the policy of today.
-        sent: Files that were sent, those that lay there already not included.
+        sent: Files that were sent to GitHub, those that lay there already not included.
         missing: Wheel → what it lacks for ``verified``.
         fingerprint: Of root 1 of the index.
     """
@@ -79,14 +79,13 @@ class Changed(msgspec.Struct, frozen=True):
     Attributes:
         version: Of the timestamp metadata. *expires*: until when clients accept all metadata.
         releases: The releases that were changed.
-        removed: Paths that were removed. *elsewhere*: addresses of removed wheels at other hosts.
+        removed: Paths that were removed.
     """
 
     version: int
     expires: str
     releases: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +138,8 @@ class Publisher:
             verified-refused: Something is missing, and ``candidate`` was not asked for.
             wheel-name-taken, version-order, release-name-taken, release-yanked: The index does not
                 admit these wheels.
-            set-unresolved, set-mixed: They make no installable set.
-            index-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
+            set-unresolved: They make no installable set.
+            store-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
             release-gpu-foreign: The policy is for another GPU than the wheels or the index.
             UsageError: The wheels are of another stack, or the address of the index is unknown.
         """
@@ -155,7 +154,7 @@ class Publisher:
         url = self._url(index, url)
         contents: release_draft.Contents = {}
         facts = release_draft.read_wheels(self.context, self.policy, wheels)
-        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
+        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
         if channel != "candidate":
             release_draft.require_verified(proofs)
         channel = channel or "verified"
@@ -168,9 +167,8 @@ class Publisher:
                     todo=f"Move it: `sparkwright release promote {same.release.name}`.",
                 )
             if not dry_run:
-                with index.changing(self.keys, self.policy.file.roles) as change:
+                with self._changing(index) as change:
                     _put_wheels(change, facts, same.release)
-                self._finish()
             name, channel = same.release.name, same.state.channel
             gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
             return replace(done, release=name, channel=channel, already=True, gated=gated)
@@ -189,6 +187,7 @@ class Publisher:
             self.policy,
             facts,
             proofs,
+            device_code,
             contents,
             name=name,
             url=url,
@@ -196,19 +195,18 @@ class Publisher:
             published=published,
             before=earlier[-1] if earlier else None,
         )
-        self._require_room([*contents, *release.wheels])
         sent = _upload(host, new) if host and send else []
-        with index.changing(self.keys, self.policy.file.roles) as change:
+        with self._changing(index) as change:
             clients = _with_client(change, url)
             change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
             _put_wheels(change, facts, release)
             _set_release(change, release, contents, channel)
-        index = self._finish()
+        index = self._index()
         return replace(
             done,
             release=name,
             version=index.version,
-            sent=(*sent, *change.sent),
+            sent=tuple(sent),
             fingerprint=index.fingerprint,
         )
 
@@ -282,14 +280,17 @@ class Publisher:
             wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
             for wheel in entry.release.wheels
         ]
-        proofs = release_draft.prove(facts, self.policy, verdicts, contents)
+        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
         release_draft.require_verified(proofs)
-        wheels = [replace(wheel, proof=proofs[wheel.name]) for wheel in entry.release.wheels]
+        wheels = [
+            replace(wheel, proof=proofs[wheel.name], device_code=device_code[wheel.name])
+            for wheel in entry.release.wheels
+        ]
         release = replace(entry.release, wheels=tuple(wheels))
         release = release_draft.with_notes(release, index.before(release), contents)
-        with index.changing(self.keys, self.policy.file.roles) as change:
+        with self._changing(index) as change:
             _set_release(change, release, contents, "verified")
-        return _changed(self._finish(), name)
+        return _changed(self._index(), name)
 
     def yank(self, name: str, reason: str) -> Changed:
         """
@@ -308,9 +309,9 @@ class Publisher:
         index = self.open()
         entry = index.entry(name)
         _require_offered(entry)
-        with index.changing(self.keys, self.policy.file.roles) as change:
+        with self._changing(index) as change:
             change.set_state(name, replace(entry.state, yanked=reason))
-        return _changed(self._finish(), name)
+        return _changed(self._index(), name)
 
     def prune(self, keep: int) -> Changed:
         """
@@ -328,33 +329,28 @@ class Publisher:
             if entry.state.channel == "candidate":
                 surplus += [entry] if newer[entry.state.stack] >= keep else []
                 newer[entry.state.stack] += not entry.state.yanked
-        with index.changing(self.keys, self.policy.file.roles) as change:
+        with self._changing(index) as change:
             change.schedule_signing()
             for entry in surplus:
                 change.remove(entry.release)
-        index = self._finish()
+        index = self._index()
         removed = repository.remove_unreferenced(index)
-        used = {wheel.url for entry in index.entries.values() for wheel in entry.release.wheels}
-        urls = {wheel.url for entry in surplus for wheel in entry.release.wheels} - used
         names = sorted(entry.release.name for entry in surplus)
-        return replace(
-            _changed(index, *names), removed=tuple(removed), elsewhere=tuple(sorted(urls))
-        )
+        return replace(_changed(index, *names), removed=tuple(removed))
 
     def refresh(self) -> Changed:
         """
         Sign snapshot and timestamp again, and the targets metadata if its keys are here; remove
         what killed runs left.
         """
-        with self.open().changing(self.keys, self.policy.file.roles) as change:
+        with self._changing(self.open()) as change:
             change.schedule_signing(*(["targets"] if change.holds("targets") else []))
-        index = self._finish()
+        index = self._index()
         return replace(_changed(index), removed=tuple(repository.remove_unreferenced(index)))
 
     def rotate(self, roles: Sequence[str], new: Keys) -> Changed:
         """
-        Give *roles* to the keys *new* alone, of which others may hold some; the same keys renew
-        the root metadata.
+        Give *roles* to the keys *new* alone; the same keys renew the root metadata.
 
         Raises:
             key-missing: Keys of the root, or of a role that has to be signed, are not here.
@@ -362,33 +358,13 @@ class Publisher:
         """
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
-        with index.require().changing(both, self.policy.file.roles) as change:
-            own = [signer.public_key for signer in new.signers.values()]
-            change.rotate(roles, [*own, *new.public])
-        return _changed(self._finish())
+        with dataclasses.replace(self, keys=both)._changing(index.require()) as change:
+            change.rotate(roles, [signer.public_key for signer in new.signers.values()])
+        return _changed(self._index())
 
-    def _finish(self) -> IndexFolder:
-        """
-        Return the index as it is now, and write its pages.
-
-        Raises:
-            index-unwritable, disk-full: The pages cannot be written; the change is published.
-        """
-        index = self._index()
-        try:
-            with index.locked():
-                pages.write(index)
-        except (ReleaseError, StoreError) as error:
-            # Another publisher, who writes the pages of a newer version.
-            if error.reference not in ("index-busy", "index-moved"):
-                raise type(error)(
-                    error.reference,
-                    f"Version {index.version} of the index is published; its pages could not be"
-                    " written.",
-                    details=[error.what, *error.details],
-                    todo="Correct that, and write the pages with `sparkwright release refresh`.",
-                ) from error
-        return index
+    def _changing(self, index: IndexFolder) -> AbstractContextManager[Transaction]:
+        """Yield a transaction; after its commit, the pages are written."""
+        return index.changing(self.keys, self.policy.file.roles, lambda: pages.write(self._index()))
 
     def _url(self, index: IndexFolder, requested: str) -> str:
         """Return the address of *index*: the one it has, that of the policy, or *requested*."""
@@ -420,12 +396,6 @@ class Publisher:
             prerelease=channel == "candidate",
             immutable=self.policy.file.immutable,
         )
-
-    def _require_room(self, files: Iterable[ReleaseFile]) -> None:
-        """Raise `disk-full` before anything is written that would not fit."""
-        parent = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        own = [file for file in files if not file.url]
-        check_room(parent, sum(file.size for file in own if not (self.folder / file.path).exists()))
 
 
 def _set_release(

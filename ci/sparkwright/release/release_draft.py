@@ -14,8 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
-from sparkwright.audit import policy as audit_policy
-from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     ForkSource,
@@ -26,6 +24,7 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseLock,
     ReleaseWheel,
+    line,
 )
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -57,14 +56,11 @@ def read_wheels(
         release-gpu-foreign: They are for another GPU than the policy.
         wheel-invalid, wheel-mismatch, wheel-unsafe, archive-unsafe: See `wheel_facts.read_all`.
     """
-    project, audit = context.project, None
-    if project.audit_file.exists():
-        audit = audit_policy.load(project.audit_file, project.spec.arch)
-    wheels = wheel_facts.read_all(paths, audit)
-    if others := sorted({wheel.stack for wheel in wheels} - {project.stack}):
+    wheels, stack = wheel_facts.read_all(paths), context.project.stack
+    if others := sorted({wheel.stack for wheel in wheels} - {stack}):
         raise UsageError(
             "usage",
-            f"These are wheels of stack {', '.join(others)}, not of {project.stack}.",
+            f"These are wheels of stack {', '.join(others)}, not of {stack}.",
             todo=f"Give --stack {others[0]}.",
         )
     require_gpu(policy, {wheel.name: wheel.record.arch for wheel in wheels if wheel.record})
@@ -92,10 +88,10 @@ def prove(
     policy: ReleasePolicy,
     verdicts: Path | None,
     contents: Contents,
-) -> dict[str, Proof]:
+) -> tuple[dict[str, Proof], dict[str, str]]:
     """
-    Return what is shown of each of *wheels*, by file name; the files of the gates are added to
-    *contents*.
+    Return what is shown of each of *wheels*, and the digest of its device code by the audit, by
+    file name; the files of the gates are added to *contents*.
 
     Args:
         verdicts: The folder of the gates' files; None for beside each wheel.
@@ -112,7 +108,8 @@ def prove(
             for kind, data in results[name].files.items()
         }
         proofs[name] = replace(proof, **files)
-    return proofs
+    ladders = {name: result.ladder for name, result in results.items()}
+    return proofs, {name: line(each.device_code) if each else "" for name, each in ladders.items()}
 
 
 def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
@@ -145,6 +142,7 @@ def draft(
     policy: ReleasePolicy,
     wheels: Sequence[wheel_facts.WheelFacts],
     proofs: Mapping[str, Proof],
+    device_code: Mapping[str, str],
     contents: Contents,
     *,
     name: str,
@@ -164,7 +162,7 @@ def draft(
         before: The release of the same stack before it.
 
     Raises:
-        set-unresolved, set-mixed: The wheels make no installable set.
+        set-unresolved: The wheels make no installable set.
     """
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lock_file, rule = (
@@ -189,7 +187,7 @@ def draft(
             uploaded=earlier.uploaded if earlier else timestamp,
             proof=proofs[facts.name],
             requires_python=facts.requires_python,
-            device_code=facts.device_code,
+            device_code=device_code[facts.name],
             content=facts.content,
             isolated=facts.isolated,
             provenance=_add(f"{stem}.provenance.json", statement, contents),
@@ -198,9 +196,7 @@ def draft(
         records.append(record)
     paths = {facts.name: facts.path for facts in wheels}
     machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
-    # Of two builds of a fork, one from an unresolved source is the one to show.
-    by_source = sorted(wheels, key=lambda facts: facts.source.resolved, reverse=True)
-    sources = {facts.source.name: facts.source for facts in by_source}
+    sources = {facts.source.name: facts.source for facts in wheels}
     release = Release(
         name=name,
         stack=context.project.stack,
@@ -208,7 +204,7 @@ def draft(
         wheels=tuple(records),
         # A set without machine code is for the Spark.
         locks=tuple(
-            _lock(context, rule, records, paths, machine, url, contents)
+            _lock(rule, records, paths, machine, url, contents)
             for machine in machines or ["aarch64"]
         ),
         forks=tuple(pages.with_upstream(context, source) for source in sources.values()),
@@ -221,7 +217,6 @@ def draft(
 
 
 def _lock(
-    context: RunContext,
     rule: SetRule,
     wheels: Sequence[ReleaseWheel],
     paths: Mapping[str, Path],
@@ -247,12 +242,7 @@ def _lock(
         machine,
         rule,
         index_url=package_index.index_url(),
-        torch=locked_set.torch_version(context.project.build_folder / "pylock.toml"),
     )
-    if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
-        raise ClientError(
-            "set-mixed", "The set lacks packages that are to be edited.", details=absent
-        )
     file = _add(f"pylock.{machine}.toml", locked.lock, contents)
     return ReleaseLock(
         **msgspec.structs.asdict(file),

@@ -18,7 +18,7 @@ import contextlib
 import copy
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -48,7 +48,7 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
-from sparkwright.core.store import UNFINISHED, flush, translate_disk_full
+from sparkwright.core.store import UNFINISHED, flush, locked, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
@@ -242,8 +242,10 @@ class IndexFolder:
             index-damaged: A release is missing or is not the signed one.
         """
         targets = self.metadata["targets"].signed.targets.values()
-        entries = [self._entry(target) for target in targets]
-        entries.sort(key=lambda entry: (entry.release.made, number(entry.release.name)))
+        entries = sorted(
+            map(self._entry, targets),
+            key=lambda entry: (entry.release.made, number(entry.release.name)),
+        )
         return {entry.release.name: entry for entry in entries}
 
     def _entry(self, target: TargetFile) -> IndexEntry:
@@ -314,9 +316,14 @@ class IndexFolder:
                 )
 
     @contextlib.contextmanager
-    def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
+    def changing(
+        self, keys: Keys, roles: Roles, then: Callable[[], object] = lambda: None
+    ) -> Iterator[Transaction]:
         """
         Yield a transaction that is committed at the end of the block, if that raises nothing.
+
+        Args:
+            then: Called after the commit, under the lock.
 
         Raises:
             key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
@@ -326,6 +333,7 @@ class IndexFolder:
         with self.locked():
             yield transaction
             transaction.commit()
+            then()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -333,22 +341,15 @@ class IndexFolder:
         Hold the lock of the index for the block.
 
         Raises:
-            index-busy: Another publisher holds it. index-moved: The index changed since it was
+            store-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
-        # No parser of a command loads it.
-        from filelock import FileLock, Timeout
-
         try:
             with translate_disk_full(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.folder / LOCK, timeout=0):
+                with locked(self.folder / LOCK, str(self.folder), wait=False):
                     self._require_unmoved()
                     yield
-        except Timeout as error:
-            raise ReleaseError(
-                "index-busy", f"Another publisher works on {self.folder}."
-            ) from error
         except OSError as error:
             raise ReleaseError(
                 "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
@@ -376,17 +377,14 @@ class Transaction:
 
     Attributes:
         facts: What the index is to say of itself.
-        sent: Paths of the files that were written, not found in place.
     """
 
     def __init__(self, index: IndexFolder, keys: Keys, roles: Roles) -> None:
         index.require_own(keys)
         self._index, self._keys, self._roles = index, keys, roles
-        self._dirty: set[Path] = set()
         self._targets = copy.deepcopy(index.metadata["targets"].signed)
         self._signing: set[str] = set()
         self.facts = index.facts
-        self.sent: list[str] = []
         self._root = index.root or self._first_root()
         if not index.exists:
             self.schedule_signing("targets")
@@ -422,7 +420,6 @@ class Transaction:
         path = self._index.folder / file.path
         if not (path.is_file() and sha256_file(path) == file.sha256):
             self._write(path, source, file.sha256)
-            self.sent.append(file.path)
         beside = path.with_name(f"{path.name}.metadata")
         if metadata and not (beside.is_file() and beside.read_bytes() == metadata):
             self._write(beside, metadata)
@@ -512,11 +509,8 @@ class Transaction:
             order.insert(len(order) if admitted else -1, "root")
             staged["root"] = self._root
         for role in order:
-            if role == "timestamp":
-                self._flush()
             path = self._index.metadata_path(role, staged[role].signed.version)
             self._write(path, staged[role].to_bytes())
-        self._flush()
 
     def _stage(self) -> dict[str, Metadata[Any]]:
         """Return the next version of the roles that have to be signed, the timestamp last."""
@@ -572,38 +566,26 @@ class Transaction:
                 )
             flush(temporary)
             temporary.replace(path)
+            flush(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-        self._dirty.update((path.parent, path.parent.parent))
-
-    def _flush(self) -> None:
-        """Write the names of new files through to the disk."""
-        for folder in self._dirty:
-            flush(folder)
-        self._dirty.clear()
 
 
 def remove_unreferenced(index: IndexFolder) -> list[str]:
     """
     Remove what killed runs left and what no release refers to, and return the paths.
 
-    Metadata of the version before the present one stays, for clients that are reading it.
+    Metadata stays: it is small, and clients may be reading it.
     """
     with index.locked():
         folder = index.folder
         used = {f"files/{file.sha256}" for file in index.files}
         targets = index.metadata["targets"].signed.targets.values()
         used |= {f"targets/{target.get_prefixed_paths()[0]}" for target in targets}
-        for role in ("targets", "snapshot"):
-            version = index.metadata[role].signed.version
-            paths = (index.metadata_path(role, n) for n in (version, version - 1))
-            used |= {path.relative_to(folder).as_posix() for path in paths}
         digest = "[0-9a-f]" * 64
         patterns = (
             f"files/{digest}",
             f"targets/releases/{digest}.*",
-            "metadata/*.targets.json",
-            "metadata/*.snapshot.json",
             f"**/{UNFINISHED}*",
         )
         removed = []

@@ -1,21 +1,18 @@
 """
 The throughput gate once more, from its legs.
 
-A `Result` records every leg of the measurement. Differences, spread, evidence and decision are
-computed again from the legs and compared with what was written, so nothing else of it is believed.
+A `Result` records every leg of the measurement. Differences, spread, evidence, decision and the
+figures that a release shows are computed again from the legs, so nothing else of it is believed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import CONTROL_BLOCK, Result
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Result
 from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
@@ -26,37 +23,43 @@ from sparkwright.client.records import Missing, line
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import gate, paired_differences
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.policy import ReleasePolicy, ThroughputRule
+from sparkwright.release.policy import ThroughputRule
 
 #: Machines round logarithms differently in the last digit.
 TOLERANCE = 1e-9
 
 
-def require(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> None:
+def recompute(
+    verdict: Verdict, result: Result | None, rule: ThroughputRule | None
+) -> tuple[CellResult, ...]:
     """
-    Require that the pass *verdict* of G8 follows from the legs of *result*.
+    Return the cells of *result* as its legs give them, and require that the pass *verdict* of G8
+    follows from these.
 
     Raises:
         verdict-hollow: There is no result, it holds too little, or something in it does not follow.
     """
-    if policy.throughput is None:
-        faults = ["the policy has no rule for the throughput"]
-    elif result is None:
-        faults = ["there is no throughput.json of its recipe"]
-    else:
-        faults = list(_faults(verdict, result, policy.throughput))
-    if faults:
+    try:
+        if result is None or rule is None:
+            raise ValueError("there is no throughput.json of its recipe, or no rule for it")
+        cells = _recomputed(result, rule)
+        rows = {check.name: check.state for check in verdict.checks}
+        for check in gate.checks(result):
+            if rows.get(check.name) != check.state:
+                states = f"{rows.get(check.name, 'nothing')}, the result {check.state}"
+                raise ValueError(f"{check.name}: the verdict says {states}")
+    # A made-up result may hold any numbers.
+    except (ValueError, ArithmeticError, LookupError) as error:
         raise ReleaseError(
             "verdict-hollow",
             "The pass of G8 does not follow from what was measured.",
-            details=faults[:30],
-        )
+            details=[f"{type(error).__name__}: {error}"],
+        ) from error
+    return cells
 
 
-def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
+def missing(result: Result, rule: ThroughputRule) -> Iterator[Missing]:
     """Yield why a sound pass is not the one that the policy asks for: margins and workloads."""
-    rule = policy.throughput
-    assert rule is not None
     alpha = attempt_alpha(rule.policy.alpha, result.attempt)
     primary = {
         (cell.name, series.metric): series
@@ -76,31 +79,17 @@ def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
         yield Missing("G8", "invalid", "cells-missing", line(text))
 
 
-def _faults(verdict: Verdict, result: Result, rule: ThroughputRule) -> Iterator[str]:
+def _recomputed(result: Result, rule: ThroughputRule) -> tuple[CellResult, ...]:
+    """Return the cells that the legs give; raise ValueError if they do not give a pass."""
     if result.kind != "gate" or result.state != "pass":
-        yield f"the result is a {result.kind}, and says {result.state}"
-        return
+        raise ValueError(f"the result is a {result.kind}, and says {result.state}")
     baseline = result.baseline
     if not baseline or not baseline.sha256 or baseline.sha256 == result.candidate.sha256:
-        yield "there is no baseline, or it is the candidate itself"
+        raise ValueError("there is no baseline, or it is the candidate itself")
     if not result.qualified:
-        yield "there is no record that the load generator was qualified"
+        raise ValueError("there is no record that the load generator was qualified")
     if bare := [leg for leg in result.legs if leg.discarded and not leg.reasons]:
-        yield f"{len(bare)} legs were discarded without a reason"
-        return
-    try:
-        yield from _recomputed(result, rule)
-        rows = {check.name: check.state for check in verdict.checks}
-        for check in gate.checks(result):
-            if rows.get(check.name) != check.state:
-                states = f"{rows.get(check.name, 'nothing')}, the result {check.state}"
-                yield f"{check.name}: the verdict says {states}"
-    # A made-up result may hold any numbers.
-    except (ValueError, ArithmeticError, LookupError) as error:
-        yield f"the legs cannot be evaluated: {error}"
-
-
-def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
+        raise ValueError(f"{len(bare)} legs were discarded without a reason")
     cells, bounds = [], dict(rule.policy.bounds)
     for written in result.cells:
         primary = [series for series in written.series if series.primary]
@@ -111,49 +100,29 @@ def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
     counted = [leg for leg in result.legs if leg.counts]
     blocks = sorted({leg.block for leg in counted if leg.block >= 0})
     if len(blocks) < policy.min_blocks or blocks != list(range(len(blocks))):
-        yield f"{len(blocks)} consecutive blocks count; at least {policy.min_blocks} have to"
-        return
+        raise ValueError(
+            f"{len(blocks)} consecutive blocks count; at least {policy.min_blocks} have to"
+        )
     answers = {cell.name: cell.answer for cell in cells}
     for leg in counted:
         requests = leg.run.requests if leg.run else ()
-        wrong = [
-            request
-            for request in requests
-            if request.error
+        if not requests or any(
+            request.error
             or request.output_tokens != answers.get(leg.cell)
             or not 0 < request.ttft <= request.latency
-        ]
-        if not requests or wrong:
+            for request in requests
+        ):
             where = f"{leg.cell}, block {leg.block}, {leg.side}"
-            yield f"{where}: {len(wrong)} of {len(requests)} requests are not of the workload"
+            raise ValueError(f"{where}: not all requests are of the workload")
     history, today = result.calibration, paired_differences.day(result.began)
     aa_block = paired_differences.aa_block(counted, cells, CONTROL_BLOCK)
     names = [name for cell in cells for name in paired_differences.series_names(cell)]
     newest = [list(history.get(name, ()))[-1:] for name in names]
     if newest != [[(today, aa_block.get(name))] for name in names]:
-        yield "the newest A/A block of a series is not that of this gate's legs"
+        raise ValueError("the newest A/A block of a series is not that of this gate's legs")
     series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)
     least = policy.min_blocks
     decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
     if decision.state != "pass":
-        yield f"the legs say: {decision.message}"
-    computed = paired_differences.cell_results(cells, counted, blocks, series, decision)
-    for written, own in zip(result.cells, computed, strict=True):
-        same_ceiling = msgspec.to_builtins(replace(own, ceiling=written.ceiling))
-        yield from _differing(msgspec.to_builtins(written), same_ceiling, written.name)
-
-
-def _differing(written: Any, computed: Any, name: str) -> Iterator[str]:
-    """Yield the values below *name* in which *written* is not *computed*."""
-    if isinstance(written, dict):
-        # The text of the conclusion belongs to the version of the program.
-        for key in written.keys() - {"conclusion"}:
-            yield from _differing(written[key], computed[key], f"{name}: {key}")
-    elif isinstance(written, tuple) and len(written) == len(computed):
-        for number, value in enumerate(written):
-            yield from _differing(value, computed[number], name)
-    elif isinstance(written, float) and isinstance(computed, float):
-        if not math.isclose(written, computed, rel_tol=1e-6, abs_tol=TOLERANCE):
-            yield f"{name} is {written:g}; its legs give {computed:g}"
-    elif written != computed:
-        yield f"{name} is {written!r:.100}; its legs give {computed!r:.100}"
+        raise ValueError(f"the legs say: {decision.message}")
+    return paired_differences.cell_results(cells, counted, blocks, series, decision)

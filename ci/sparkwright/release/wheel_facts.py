@@ -1,8 +1,7 @@
 """
 What a wheel of ours is, from its bytes.
 
-The wheel is read as hostile, and checked as the client does before an installation. WHEEL, the SBOM
-and the libraries are then compared with its name and its build record.
+The wheel is read as hostile, and checked as the client does before an installation.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
-from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
-from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.client import wheel_check
@@ -68,7 +65,6 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     metadata: bytes
     requires_python: str = ""
-    device_code: str = ""
     sbom: bytes = b""
     record: BuildRecord | None = None
     isolated: bool | None = None
@@ -90,28 +86,23 @@ class _Contents(msgspec.Struct):
     files: dict[str, str]
 
 
-def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[WheelFacts, ...]:
+def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
     """
     Return what the wheels of one release are.
-
-    Args:
-        audit: The policy of the stack, by which device code is digested as the audit does it; None
-            to read none.
 
     Raises:
         wheel-invalid, wheel-unsafe, archive-unsafe: A client would refuse a file; see
             `sparkwright.client.wheel_check`.
-        wheel-mismatch: Likewise; or WHEEL, SBOM, build record and bytes of a wheel differ; or two
+        wheel-mismatch: Likewise; or WHEEL is of another wheel, or the build record of none; or two
             wheels are of one project and machine; or the wheel from which modules were compiled is
             not among them.
-        disk-full: There is no room for the largest library.
     """
     contents = {path: _contents(path) for path in paths}
     facts: dict[Path, WheelFacts] = {}
     # Precompiled modules name the wheel of their sources, which is read before them.
     for path in sorted(paths, key=lambda path: isinstance(contents[path].record, JitCacheRecord)):
         sources = {wheel.sha256: wheel.source for wheel in facts.values()}
-        facts[path] = _read(path, contents[path], audit, sources)
+        facts[path] = _read(path, contents[path], sources)
     keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts.values()]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise WheelError(
@@ -142,7 +133,6 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
         content=wheel.content,
         metadata=b"",
         requires_python=wheel.requires_python,
-        device_code=wheel.device_code,
         sbom=(index / wheel.sbom.path).read_bytes() if wheel.sbom else b"",
         isolated=wheel.isolated,
     )
@@ -178,13 +168,8 @@ def _headers(text: bytes, field: str) -> list[str]:
 
 
 def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord:
-    local = Version(name.version).local or ""
-    if text is None or not local.startswith("spark."):
-        raise WheelError(
-            "wheel-mismatch",
-            f"{name.filename} was not built by sparkwright.",
-            details=["no build record" if text is None else "no local version label spark.…"],
-        )
+    if text is None:
+        raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
     try:
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.json.decode(text, type=JitCacheRecord)
@@ -194,20 +179,14 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord
         raise WheelError("wheel-mismatch", what, details=[str(error)]) from error
 
 
-def _read(
-    path: Path,
-    contents: _Contents,
-    audit: AuditPolicy | None,
-    sources: Mapping[str, ForkSource],
-) -> WheelFacts:
+def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) -> WheelFacts:
     """
     Return what the wheel at *path* is.
 
     Args:
         sources: The sha256 of the wheels that precompiled modules may be of → their sources.
     """
-    name, record, libraries = contents.name, contents.record, dict[str, str]()
-    isolated = None
+    name, record, isolated = contents.name, contents.record, None
     if isinstance(record, JitCacheRecord):
         if record.sources not in sources:
             raise WheelError(
@@ -217,27 +196,13 @@ def _read(
                 todo="Also name the wheel of FlashInfer that it was compiled from.",
             )
         source = sources[record.sources]
-        for module, sha256 in record.modules.items():
-            libraries[f"{name.distribution}/jit_cache/{module}/{module}.so"] = sha256
     else:
         source = _source(contents, record)
         if record.plan:
             isolated = record.isolation not in ("", "none")
-        if transplant := record.transplant:
-            stated = transplant.base.items()
-            libraries = {
-                member: wheel_check.record_sha256(digest.rstrip("=")) for member, digest in stated
-            } | transplant.libraries
-    own = contents.files
-    if wrong := [member for member, sha256 in libraries.items() if own.get(member) != sha256]:
-        raise WheelError(
-            "wheel-mismatch",
-            f"Libraries of {path.name} are not those that its build record names.",
-            details=wrong[:20],
-        )
     subject = audit_wheel.read_subject(path)
     metadata = contents.texts["METADATA"]
-    facts = WheelFacts(
+    return WheelFacts(
         path=path,
         name=path.name,
         sha256=subject.sha256,
@@ -247,80 +212,35 @@ def _read(
         machine=_machine(path.name, subject),
         source=source,
         stack=record.stack,
-        content=wheel_identity.content_digest(own, name.info),
+        content=wheel_identity.content_digest(contents.files, name.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
-        device_code=device_code.wheel_digest(_device_code(path, subject, audit) if audit else []),
         sbom=contents.texts.get(SBOM, b""),
         record=None if isinstance(record, JitCacheRecord) else record,
         isolated=isolated,
     )
-    _check_sbom(facts)
-    return facts
-
-
-def _check_sbom(facts: WheelFacts) -> None:
-    """Require that the SBOM, if there is one, is a CycloneDX document about this wheel."""
-    if not facts.sbom:
-        return
-    try:
-        document = msgspec.json.decode(facts.sbom)
-        component = document["metadata"]["component"]
-        about = [document["bomFormat"], canonicalize_name(component["name"]), component["version"]]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        about = [str(error)]
-    if about != ["CycloneDX", facts.project, facts.version]:
-        raise WheelError(
-            "wheel-mismatch",
-            f"The SBOM of {facts.name} is about another wheel.",
-            details=[f"{about!r:.300}"],
-        )
 
 
 def _machine(name: str, subject: AuditedWheel) -> Machine:
-    machines = [
-        next((machine for machine in MACHINES if tag.endswith(machine)), None)
-        for tag in subject.platforms
-    ]
-    machine = machines[0]
-    if machine is None or set(machines) != {machine}:
-        raise WheelError(
-            "wheel-mismatch",
-            f"{name} is for several machines, or for none that is served.",
-            details=subject.platforms,
-        )
-    return machine
-
-
-def _device_code(path: Path, subject: AuditedWheel, audit: AuditPolicy) -> list[str]:
-    """Return the digests of the device code of the ELF members."""
-    digests: list[str] = []
-
-    for member in audit_wheel.members(path, None):
-        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(member.path) as data:
-            wants = audit.library(subject.name, member.name)
-            compiled = wants is not None and wants.role == "target"
-            shared = elf.shared_object(data)
-            code = device_code.read(data, shared, audit.device[0], compiled=compiled)
-            digests.append(code.digest)
-    return digests
+    for machine in MACHINES:
+        if all(tag.endswith(machine) for tag in subject.platforms):
+            return machine
+    raise WheelError(
+        "wheel-mismatch",
+        f"{name} is for several machines, or for none that is served.",
+        details=subject.platforms,
+    )
 
 
 def _source(contents: _Contents, record: BuildRecord) -> ForkSource:
     name, tree, source = contents.name, record.source, record.source.source
     version = Version(name.version)
-    if tree.fork != source.fork:
-        raise WheelError(
-            "wheel-mismatch",
-            f"The build record of {name.filename} is about two forks.",
-            details=[tree.fork, source.fork],
-        )
     label = _CUDA.search(version.local or "")
-    package = f"{name.distribution}/include/"
-    headers = any(member.startswith(package) for member in contents.files)
-    built = "headers" if headers else "backend"
+    built = "backend"
     if record.plan:
         built = "graft" if record.base else "full"
+    elif any(member.startswith(f"{name.distribution}/include/") for member in contents.files):
+        built = "headers"
     return ForkSource(
         name=tree.fork,
         version=version.public,
