@@ -161,7 +161,9 @@ def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> st
     try:
         index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
     except SparkwrightError as error:
-        console.warn(f"whether {marker.name} was yanked is not known: {error.what} ({error.reference})")
+        console.warn(
+            f"whether {marker.name} was yanked is not known: {error.what} ({error.reference})"
+        )
         return ""
     return index.states[marker.name].yanked if marker.name in index.states else ""
 

@@ -85,9 +85,9 @@ def resolve(
                     needed.setdefault(wheel, []).append(python)
                     versions.setdefault(wheel.project, set()).add(wheel.version)
             packages = {
-                project: min(found, key=Version) for project, found in sorted(versions.items())
+                project: min(choices, key=Version) for project, choices in sorted(versions.items())
             }
-            differing = [project for project, found in versions.items() if len(found) > 1]
+            differing = [project for project, choices in versions.items() if len(choices) > 1]
             if not differing:
                 return LockedSet(write(needed, machine, pythons), packages, pythons)
             pins += [f"{project}=={packages[project]}" for project in differing]

@@ -140,6 +140,8 @@ def limits(values: Floats, confidence: float) -> tuple[float, float]:
     the percentile bootstrap draws texts (Efron and Tibshirani, An Introduction to the Bootstrap,
     1993, chapter 13). The same numbers give the same limits.
     """
+    from scipy.stats import bootstrap
+
     drawn = bootstrap(
         [values],
         np.mean,
