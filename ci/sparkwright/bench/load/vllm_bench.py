@@ -214,12 +214,15 @@ class LoadResult(msgspec.Struct, frozen=True):
 
         The tokens of a request after the first are spread evenly.
         """
+        if not 0 < self.seconds < 1e9:
+            return None
         moments, tokens = np.linspace(0.0, self.seconds, parts + 1), np.zeros(parts + 1)
-        for request in self.requests:
-            times = request.start + np.array([request.ttft, request.latency])
-            counts = [min(1, request.output_tokens), request.output_tokens]
-            tokens += np.interp(moments, times, counts, left=0.0)
-        rates = np.diff(tokens) * (parts / self.seconds) if self.seconds > 0 else np.array([-1.0])
+        with np.errstate(over="ignore"):
+            for request in self.requests:
+                times = request.start + np.array([request.ttft, request.latency])
+                counts = [min(1, request.output_tokens), request.output_tokens]
+                tokens += np.interp(moments, times, counts, left=0.0)
+        rates = np.diff(tokens) * (parts / self.seconds)
         if not np.isfinite(rates).all() or rates.min() < 0:
             return None
         return LoadCurve(self.seconds, tuple(rates.tolist()))

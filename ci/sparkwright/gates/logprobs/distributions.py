@@ -21,7 +21,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 from scipy.special import rel_entr
-from scipy.stats import bootstrap
 
 from sparkwright.bench.records import Positive, Share
 from sparkwright.bench.server.client import ServerInvalid, TokenId
