@@ -56,8 +56,8 @@ TESTS = {
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server or workflows"
 FAST = f"not (network or toolchain or {SLOW})"
-#: One process more than there are cores, because some tests wait for servers.
-WORKERS = str((os.cpu_count() or 1) + 1)
+#: Two processes more than there are cores, because some tests wait for servers.
+WORKERS = str((os.cpu_count() or 1) + 2)
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
 SCRIPTS = (
     ".ci/run",
