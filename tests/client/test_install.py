@@ -451,47 +451,6 @@ def test_runs_at_once_wait_for_each_other(user: User) -> None:
 # Kills.
 
 
-#: Runs command lines in copies of itself, each of which kills itself before its k-th change of a file below the user's folder.
-CHILD = """
-import json, os, signal, subprocess, sys
-from sparkwright.client import environment, index, install, main
-
-def count(left, told, folder):
-    def counted(name, real):
-        def call(*words, **options):
-            nonlocal left
-            writes = name != "open" or words[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if writes and any(folder in str(word) for word in words if isinstance(word, (str, os.PathLike))):
-                left -= 1
-                if left == 0:
-                    os.write(told, name.encode())
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return real(*words, **options)
-        return call
-    for name in ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink", "open"):
-        setattr(os, name, counted(name, getattr(os, name)))
-    popen = subprocess.Popen
-    class Counted(popen):
-        def __init__(self, words, *rest, **options):
-            counted("mkdir", lambda *_: None)(" ".join(map(str, words)))
-            super().__init__(words, *rest, **options)
-    subprocess.Popen = Counted
-
-for line in sys.stdin:
-    step, folder, words = json.loads(line)
-    hears, told = os.pipe()
-    if (child := os.fork()) == 0:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        count(step, told, folder)
-        os.write(told, b"ended %d" % main.main(words))
-        os._exit(0)
-    os.close(told)
-    os.waitpid(child, 0)
-    print(os.read(hears, 1000).decode(), flush=True)
-    os.close(hears)
-"""
-
-
 @pytest.mark.parametrize(
     ("command", "before", "after", "first", "stride"),
     [
@@ -507,18 +466,14 @@ def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
 ) -> None:
     """Of an environment that is made anew, the old one may stand aside meanwhile."""
     user, words, ended, step = both, command.split(), "", first
-    line = [sys.executable, "-c", CHILD]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(line, env=user.environment, **pipes) as child:
-        assert child.stdout
+    with user.forking() as run:
         while not ended.startswith("ended"):
             if before == ONE:
                 user.run("uninstall", TWO)
             assert user.run("install", "--version", before).code == 0
             history = [ONE] if before == ONE else [ONE, TWO]
             (user.prefix / "history.json").write_text(json.dumps(history))
-            print(json.dumps([step, str(user.folder), words]), file=child.stdin, flush=True)
-            ended = child.stdout.readline().strip()
+            ended = run(step, words)
             condition = user.run("doctor").document
             releases = condition.get("error", condition)["releases"]
             whole = {name for name, entry in releases.items() if not entry["faults"]}

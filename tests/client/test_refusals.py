@@ -10,7 +10,7 @@ import subprocess
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -572,28 +572,31 @@ TORCH = wheel(
 )
 
 
+@pytest.fixture(scope="module")
+def confined(settled: User) -> Iterator[Callable[[int, Sequence[str]], str]]:
+    """Yield what runs the user's commands where only the user's folder can be written."""
+    folder = shlex.quote(str(settled.folder))
+    with settled.forking(
+        f"mount --bind {folder} {folder} && mount -o remount,bind,ro / && ! touch /escaped 2>/dev/null"
+        f" && export TMPDIR={folder}/tmp && mkdir $TMPDIR"
+    ) as run:
+        yield run
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", CASES)
-def test_hostile_wheel_is_refused_and_nothing_is_created(settled: User, case: str) -> None:
+def test_hostile_wheel_is_refused_and_nothing_is_created(settled: User, confined: Callable[[int, Sequence[str]], str], case: str) -> None:
     """
     Signed by the publisher and known by hash, it is refused all the same, where only the user's own
     folders can be written; the release before stays as it was.
     """
     expected, make = CASES[case]
-    before, folder = settled.listing(), shlex.quote(str(settled.folder))
+    before = settled.listing()
     settled.world.publish(settled.world.next_name(), [TORCH], [make()])
-    (settled.folder / "tmp").mkdir(exist_ok=True)
-    confined = f"mount --bind {folder} {folder} && mount -o remount,bind,ro / && ! touch /escaped 2>/dev/null"
-    script = f"{confined} && exec {shlex.join([*CLIENT, 'install', '--json'])}"
-    done = subprocess.run(
-        [*mounts.mounting_shell(), script],
-        env={**settled.environment, "TMPDIR": str(settled.folder / "tmp")},
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
+    assert confined(0, ["install", "--json"]) == "ended 1"
 
-    assert (json.loads(done.stdout)["error"]["reference"], settled.listing()) == (expected, before), done.stderr
+    said = json.loads((settled.folder / "said").read_text())
+    assert (said["error"]["reference"], settled.listing()) == (expected, before), said
     assert not list(settled.prefix.glob("releases/.*")) + list(
         settled.world.folder.rglob("escaped")
     )

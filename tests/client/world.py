@@ -16,6 +16,8 @@ import io
 import json
 import os
 import platform
+import shlex
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from unittest import mock
 from urllib.parse import unquote
 
 import msgspec
-from tests.support import foldertree, loopback, tufindex, wheels
+from tests.support import foldertree, loopback, mounts, tufindex, wheels
 
 from sparkwright.client import main
 from sparkwright.client.locked_wheels import LockedWheel
@@ -52,6 +54,49 @@ CLIENT = [sys.executable, "-m", "sparkwright.client.main"]
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"lib/python{PYTHON}/site-packages"
 MACHINE: Any = platform.machine()
+
+
+#: Runs command lines in copies of itself, which has loaded the client, with what they print in the user's file ``said``. Each kills itself
+#: before its k-th change of a file below the user's folder, if k is not 0.
+FORKING = """
+import json, os, signal, subprocess, sys
+import packaging.pylock, requests, securesystemslib.signer, tuf.ngclient
+from sparkwright.client import environment, index, install, main
+
+def count(left, told, folder):
+    def counted(name, real):
+        def call(*words, **options):
+            nonlocal left
+            writes = name != "open" or words[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if writes and any(folder in str(word) for word in words if isinstance(word, (str, os.PathLike))):
+                left -= 1
+                if left == 0:
+                    os.write(told, name.encode())
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return real(*words, **options)
+        return call
+    for name in ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink", "open"):
+        setattr(os, name, counted(name, getattr(os, name)))
+    popen = subprocess.Popen
+    class Counted(popen):
+        def __init__(self, words, *rest, **options):
+            counted("mkdir", lambda *_: None)(" ".join(map(str, words)))
+            super().__init__(words, *rest, **options)
+    subprocess.Popen = Counted
+
+for line in sys.stdin:
+    step, folder, words = json.loads(line)
+    hears, told = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(os.open(folder + "/said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        count(step, told, folder)
+        os.write(told, b"ended %d" % main.main(words))
+        os._exit(0)
+    os.close(told)
+    os.waitpid(child, 0)
+    print(os.read(hears, 1000).decode(), flush=True)
+    os.close(hears)
+"""
 
 
 class Wheel(NamedTuple):
@@ -325,6 +370,22 @@ class User:
         return Outcome(
             code, document.get("error", {}).get("reference", ""), document, said.getvalue()
         )
+
+    @contextlib.contextmanager
+    def forking(self, prepare: str = "") -> Iterator[Callable[[int, Sequence[str]], str]]:
+        """Yield what runs a command line by `FORKING` and returns how it ended; *prepare* are commands of a shell that may mount."""
+        command = [sys.executable, "-c", FORKING]
+        if prepare:
+            command = [*mounts.mounting_shell(), f"{prepare} && exec {shlex.join(command)}"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=self.environment, **pipes) as child:
+
+            def run(step: int, words: Sequence[str]) -> str:
+                assert child.stdout
+                print(json.dumps([step, str(self.folder), words]), file=child.stdin, flush=True)
+                return str(child.stdout.readline()).strip()
+
+            yield run
 
     def install(self, *words: str | Path) -> Outcome:
         """Install, with the index trusted."""

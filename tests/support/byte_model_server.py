@@ -206,8 +206,8 @@ class _Handler(loopback.Handler):
             else:
                 token = int(row.argmax())
             tokens.append(token)
-            listed = {token, *_best(row, top or 0)}
-            names.append({f"token_id:{at}": None if np.isnan(row[at]) else float(row[at]) for at in listed})
+            if top is not None:
+                names.append({f"token_id:{at}": None if np.isnan(row[at]) else float(row[at]) for at in {token, *_best(row, top)}})
             if own.drafts:
                 with own.lock:
                     own.counts["vllm:spec_decode_num_drafts_total"] += 1
@@ -238,4 +238,4 @@ def ended(length: int, of: int) -> Callable[[Message], object]:
 
 
 def _best(row: Floats, top: int) -> list[int]:
-    return [int(at) for at in np.argsort(-row, kind="stable")[:top]]
+    return [int(at) for at in np.argsort(-row, kind="stable")[:top]] if top else []
