@@ -295,7 +295,9 @@ def test_keys_that_the_carried_root_replaced_count_no_more(
 def test_state_of_a_later_format_hides_only_its_release(both: User) -> None:
     """A value that this client does not know is no reason to refuse the index."""
     with_state(lambda state: state.update(machines=["riscv64"]), TWO)(both.world)
-    assert list(both.run("list").document["releases"]) == [ONE]
+    outcome = both.run("list")
+    assert list(outcome.document["releases"]) == [ONE]
+    assert f"need a newer client, such as {TWO}" in outcome.said
 
 
 def test_redirect_of_metadata_is_followed(user: User) -> None:

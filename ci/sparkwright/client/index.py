@@ -32,6 +32,7 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core import files, http
+from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError, WheelError
 from sparkwright.core.store import write_file
 
@@ -182,9 +183,15 @@ class Index:
             # The library lists targets nowhere; what it wrote, it has verified.
             signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
         self.states: dict[str, ReleaseState] = {}
+        unreadable = []
         for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
-            with contextlib.suppress(msgspec.ValidationError):  # it needs a later client
+            try:
                 self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
+            except msgspec.ValidationError:
+                unreadable.append(name)
+        if unreadable:
+            names = ", ".join(unreadable[:5])
+            console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
 
     def __str__(self) -> str:
         return self.address.removeprefix("file://")
