@@ -78,6 +78,8 @@ class AuditFinding(msgspec.Struct, frozen=True, order=True):
 RULES: Mapping[str, str] = {
     "abi3-newer": "needs a newer Python than the wheel's tag and metadata promise",
     "abi3-violated": "is named abi3 and uses symbols outside Python's limited API",
+    "arch-contradicted": "the table by which a driver chooses names another target than the "
+    "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
     "arch-foreign": "machine code of another generation that no policy allows, or that does not "
     "say what it was made for",

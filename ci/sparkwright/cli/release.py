@@ -130,7 +130,7 @@ _OPTIONS: Mapping[str, options.Options] = {
             **options.REPEATED,
             "type": Path,
             "metavar": "FILE|DIR",
-            "help": "rotate: the keys that replace them, those of others as .pub; may be repeated",
+            "help": "rotate: the keys that replace them; may be repeated",
         },
     },
     "release notes": {

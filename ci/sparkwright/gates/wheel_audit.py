@@ -24,6 +24,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "targets": (
         "machine code is for the stack's target, and is labelled so",
         (
+            "arch-contradicted",
             "arch-folded",
             "arch-foreign",
             "arch-missing",
