@@ -150,6 +150,15 @@ def test_status_and_release_notes_have_the_result_of_the_last_drift(stack: Host,
     }
 
 
+def test_a_pick_that_is_pinned_anew_is_not_judged_by_the_drift_of_its_old_diff(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    document(stack, capsys, "drift", "--releases")
+    stack.write(stack.ledger.records[0])
+    stack.carry(8, stack.pull(8, {"c.txt": b"of another day\n"}, start="v1"))
+    lines = document(stack, capsys, "status")["stacks"]["test"]
+
+    assert [line["needed"] for line in lines[:2]] == ["until main 2026-11-01", "not looked at"]
+
+
 @pytest.mark.parametrize(
     ("words", "commit", "states", "page"),
     [
@@ -332,9 +341,11 @@ forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/w
         OLD.replace("  widget:", '  "widget":'),
         OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
         OLD.replace("    bases:", '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n    bases:'),
+        OLD.replace("    bases:", '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n    bases:'),
+        OLD.replace("build: graft", 'build: graft\n    vendored: {x: {ignored: "1.0.0"}}'),
         ONE_LINE,
     ],
-    ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "one line"],
+    ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field", "one line"],
 )
 def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""

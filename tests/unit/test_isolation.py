@@ -143,12 +143,15 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder, "engine.sock")
 
 
-def test_a_missing_engine_is_refused(address: Path) -> None:
+def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refusal("engine-missing"):
         container.connect()
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(address))
     with refusal("engine-unreachable"):
+        container.connect()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
+    with refusal("engine-unreachable", match="not on this machine"):
         container.connect()
 
 

@@ -401,6 +401,11 @@ def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
     assert caught.value.details == (f"missing trailer: {trailer}",)
 
 
+def test_a_damaged_diff_is_named_by_its_file() -> None:
+    with refusal("patch-invalid", match=r"x\.patch: A hunk of x is cut off"):
+        patch.parse("x.patch", MAIL.removesuffix(b" c\n"))
+
+
 @given(st.binary(max_size=300), st.integers(0, 600))
 def test_any_bytes_are_a_patch_or_refused(noise: bytes, place: int) -> None:
     """Whatever stands in a file, reading it gives a patch or `PatchInvalid`."""

@@ -157,9 +157,15 @@ def connect() -> docker.DockerClient:
     Raises:
         engine-missing: No engine listens.
         engine-forbidden: The user may not open its socket.
-        engine-unreachable: It does not answer.
+        engine-unreachable: It does not answer, or is on another machine.
     """
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if not address.startswith("unix://"):
+        raise ContainerError(
+            "engine-unreachable",
+            f"DOCKER_HOST names an engine that is not on this machine: {address}.",
+            todo="Unset it, or name a socket (unix:///var/run/docker.sock): builds mount folders.",
+        )
     try:
         # A minute for one answer of the engine; builds and waits have no limit.
         return docker.DockerClient(base_url=address, version="auto", timeout=60)

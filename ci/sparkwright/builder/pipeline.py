@@ -140,14 +140,8 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
 
 def machine_inputs(context: RunContext) -> dict[str, object]:
     """Return what determines a wheel of this machine, and of the machine that it is made for."""
-    return {
-        "this machine": (
-            platform.machine(),
-            platform.python_version(),
-            toolchain.compiler(context),
-        ),
-        "--target": context.machine,
-    }
+    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
+    return {"this machine": here, "--target": context.machine}
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
@@ -156,11 +150,8 @@ def _digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
-    return {
-        name: part
-        for name, part in parts.items()
-        if "/" in name or name in ("sparkwright", "--targets")
-    }
+    shared = ("sparkwright", "--targets")
+    return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -196,17 +187,15 @@ def dist_info(
         **compiled,
     )
     manifest = record.transplant
-    return sbom.dist_info(
-        record,
-        **sbom.gather(
-            context,
-            source,
-            base=base,
-            compiled=manifest.libraries if manifest else None,
-            inherited=manifest.base if manifest else {},
-            compiler=record.compiler,
-        ),
+    parts = sbom.gather(
+        context,
+        source,
+        base=base,
+        compiled=manifest.libraries if manifest else None,
+        inherited=manifest.base if manifest else {},
+        compiler=record.compiler,
     )
+    return sbom.dist_info(record, **parts)
 
 
 # Wheels in the store.
@@ -372,14 +361,13 @@ def _graft(
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
         official = archive.WheelName.of(base.name)
+        compiled = [changes[name] for name in manifest.libraries]
         path = archive.rewrite(
             base,
             folder,
             version=archive.labelled(official.version, label),
             # Raised if the libraries compiled here need a newer system.
-            platform=graft.platform_tag(
-                official.tag.rpartition("-")[2], [changes[name] for name in manifest.libraries]
-            ),
+            platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled),
             replace=changes,
             remove=manifest.removed,
             version_files=settings.version_files,

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import msgspec
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from sparkwright.builder import pylock
@@ -115,8 +116,12 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for project, text in self.requires.items():
             # An invalid requirement is a ValueError, too.
             requirement = Requirement(text or project)
-            if str(requirement) != f"{project}{requirement.specifier}":
-                raise ValueError(f"requires: {text!r} states more than a version of {project!r}")
+            more = requirement.url or requirement.extras or requirement.marker
+            if canonicalize_name(requirement.name) != project or more:
+                raise ValueError(
+                    f"requires: {text!r} is not a version of {project} on the package index, or "
+                    f"{project!r} is not the normalised name"
+                )
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

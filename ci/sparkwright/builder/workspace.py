@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import configure, moe_configs, ninja, pylock, toolchain
+from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.builder.configure import Call, TranslationUnit
@@ -131,20 +131,25 @@ class Workspace:
                     sandbox=self.sandbox,
                     fresh=fresh,
                 )
-            record.write_text(identity, "utf-8")
-        finally:
+        except BuildError:
             # The name of a source that CMake could not reach says more than its message.
-            configure.check_vendored(
-                self._fork,
-                configure.declarations(self.calls()),
-                context.lock.forks[self._fork],
-                context.project.fork(self._fork).ignored,
-            )
+            self._check_downloads()
+            raise
+        record.write_text(identity, "utf-8")
+        self._check_downloads()
         return units
 
     def calls(self) -> list[Call]:
         """Return the calls of the last configure."""
         return configure.calls(self.source, self.build, sandbox=self.sandbox)
+
+    def _check_downloads(self) -> None:
+        configure.check_vendored(
+            self._fork,
+            configure.declarations(self.calls()),
+            self._context.lock.forks[self._fork],
+            self._context.project.fork(self._fork).ignored,
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile."""

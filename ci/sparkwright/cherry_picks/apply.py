@@ -239,7 +239,8 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     if not fits:
         # "while searching for" is followed by lines of the patch, which the report has.
         lines = [line for line in output.splitlines() if "while searching for" not in line]
-        return [line for line in lines if line.startswith("error:")] or ["git apply was killed"]
+        errors = [line for line in lines if line.startswith("error:")]
+        return errors or lines[-5:] or ["git apply was killed"]
     if joined := list(_joined_lines(git, patch)):
         return ["it ends a file that continues in this tree", *joined]
     moved = _OFFSET.findall(output)

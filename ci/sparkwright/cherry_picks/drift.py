@@ -9,6 +9,8 @@ changes.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import email.utils
 import itertools
@@ -19,7 +21,14 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.ledger import Ledger, load_ledger, path_of, render, today
+from sparkwright.cherry_picks.ledger import (
+    Ledger,
+    PickRecord,
+    load_ledger,
+    path_of,
+    render,
+    today,
+)
 from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines
 from sparkwright.cherry_picks.upstream import (
     Base,
@@ -225,7 +234,7 @@ def status(
     """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = drift or last(context, fork)
-    carried = [series.as_patch(record, b"") for record in ledger.carried(stack)]
+    carried = [_stored(context, ledger, record) for record in ledger.carried(stack)]
     carried += series.load(context.project.series_folder(fork))
     return [
         PatchStatus(
@@ -242,6 +251,14 @@ def status(
     ]
 
 
+def _stored(context: RunContext, ledger: Ledger, record: PickRecord) -> Patch:
+    """Return the patch of *record*; without its diff if the store lacks the pinned one."""
+    with contextlib.suppress(SourceError, PatchError):
+        offline = dataclasses.replace(context, offline=True)
+        return series.patch_of(offline, ledger, record, context.project.stack)
+    return series.as_patch(record, b"")
+
+
 def _days_since(date: str, today: datetime.date) -> int:
     try:
         return (today - email.utils.parsedate_to_datetime(date).date()).days
@@ -254,7 +271,7 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     Return whether a patch is still needed, and what superseded it; a drift of another version of it
     does not count.
     """
-    tried = [trial for trial in (drift.of(name) if drift else ()) if sha256 in ("", trial.sha256)]
+    tried = [trial for trial in (drift.of(name) if drift else ()) if trial.sha256 == sha256]
     if not drift or not tried:
         return "not looked at", ""
     end = drift.absorption(name)
@@ -407,27 +424,44 @@ def _tag(base: WheelSpec, version: str) -> str:
     return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 
+def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
+    """Return *fork* at *version*: its release, and the wheels and the ref of the same version."""
+    replace, sources = msgspec.structs.replace, fork.sources
+
+    def wheel(spec: WheelSpec) -> WheelSpec:
+        same = sources.sdist and spec.name == sources.sdist.name
+        return replace(spec, version=version, tag=_tag(spec, version)) if same else spec
+
+    git = sources.git and replace(sources.git, ref=sources.git.ref.replace(old, version), commit="")
+    sdist = sources.sdist and replace(sources.sdist, version=version)
+    own = replace(sources, git=git, sdist=sdist, wheel=sources.wheel and wheel(sources.wheel))
+    bases = {machine: wheel(spec) for machine, spec in fork.bases.items()}
+    return replace(fork, sources=own, bases=bases)
+
+
 def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
     Return stack.yaml with *version* in place of the locked release wherever the block of the fork
-    has it in quotes, so that comments stay; and the fork as it is then.
+    has it in quotes, so that comments stay; and the fork as it is then, which has to be the
+    `_bumped` one.
     """
-    sdist, text = project.fork(fork).sources.sdist, project.stack_file.read_text("utf-8")
+    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
+    sdist = before.sources.sdist
     if sdist is None or sdist.version == version:
         raise SourceError(
             "not-provided",
             f"{fork} is at {version} already, or has no release on the package index.",
             todo="If it has none, edit stack.yaml and run `sparkwright lock`.",
         )
-    old = re.compile(rf'"(v?){re.escape(sdist.version)}"')
+    after = _bumped(before, sdist.version, version)
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
-        block = old.sub(lambda pin: f'"{pin[1]}{version}"', match[1])
+        quoted = rf'"(v?){re.escape(sdist.version)}"'
+        block = re.sub(quoted, lambda pin: f'"{pin[1]}{version}"', match[1])
         block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
-        for base in project.fork(fork).bases.values():
-            block = block.replace(f'"{base.tag}"', f'"{_tag(base, version)}"')
+        for machine, base in before.bases.items():
+            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
         text = text[: match.start(1)] + block + text[match.end(1) :]
-    after = strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
-    if old.search(msgspec.json.encode(after).decode()):
+    if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",

@@ -260,15 +260,17 @@ def parse(name: str, data: bytes) -> Patch:
             details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
+    try:
+        parts = sections(diff)
+    except PatchError as error:
+        raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
         reason=trailers["Reason"],
         subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
         drop_when=trailers["Drop-When"],
-        files=tuple(
-            dict.fromkeys(path for part in sections(diff) for path in (part.old, part.new) if path)
-        ),
+        files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
         data=diff,
         author=_decoded(str(message.get("From", ""))),
         date=str(message.get("Date", "")),

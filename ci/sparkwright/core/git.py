@@ -239,9 +239,8 @@ class Objects:
 
     def resolve(self, name: str, *, check: bool = True) -> str:
         """Return the id of the object that *name* means; without *check* empty if there is none."""
-        return self.text(
-            "rev-parse", "--verify", "--quiet", "--end-of-options", name, check=check
-        ).strip()
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", name)
+        return self.text(*words, check=check).strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -250,9 +249,8 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self.text(
-            "ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])
-        )
+        below = [f"{folder}/"] if folder else []
+        out = self.text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
         rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
@@ -281,9 +279,8 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        parts = self.text(
-            "diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after
-        ).split("\0")
+        words = ["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after]
+        parts = self.text(*words).split("\0")
         return dict(zip(parts[1::2], parts[::2], strict=False))
 
     def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
@@ -297,9 +294,8 @@ class Objects:
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """Return *tree* with the bytes of *files* at their paths; modes stay."""
         modes = {path: mode for path, (mode, _) in self.paths(tree).items()}
-        return self.store_files(
-            ((path, modes.get(path, REGULAR), data) for path, data in files.items()), tree
-        )
+        rows = ((path, modes.get(path, REGULAR), data) for path, data in files.items())
+        return self.store_files(rows, tree)
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
@@ -320,11 +316,9 @@ class Objects:
             stream.writelines(commands)
             stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
             stream.seek(0)
-            return self.text(
-                *("-c", "core.compression=1"),
-                *("fast-import", "--quiet", "--done", "--force", "--depth=0"),
-                stdin=stream,
-            ).split()[2]
+            options = ["--quiet", "--done", "--force", "--depth=0"]
+            words = ["-c", "core.compression=1", "fast-import", *options]
+            return self.text(*words, stdin=stream).split()[2]
 
     def commit(self, tree: str, message: str, parent: str = "", *, author: str, date: str) -> str:
         """
@@ -345,11 +339,8 @@ class Objects:
             "GIT_AUTHOR_DATE": date,
             "GIT_COMMITTER_DATE": date,
         }
-        return self.text(
-            *("commit-tree", tree, *(("-p", parent) if parent else ())),
-            env=env,
-            stdin=message.encode(),
-        ).strip()
+        words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
+        return self.text(*words, env=env, stdin=message.encode()).strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """

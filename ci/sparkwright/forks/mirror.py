@@ -87,11 +87,10 @@ class Mirror:
             if name.startswith("refs/") or name == "HEAD"
             else (f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}")
         )
+        words = ["ls-remote", "--quiet", "--", self.address, "HEAD", *wanted]
         try:
             # A login page counts as a repository without refs, which has not even a HEAD.
-            out = self._objects.text(
-                "ls-remote", "--quiet", "--", self.address, "HEAD", *wanted, timeout=PATIENCE
-            )
+            out = self._objects.text(*words, timeout=PATIENCE)
             if not out:
                 raise GitError(
                     "git-failed",
@@ -113,12 +112,9 @@ class Mirror:
         """
         if not self._objects.has(f"{commit}^{{commit}}"):
             with self._held() as has_histories:
-                self._fetch(
-                    [f"+{commit}:refs/pinned/{commit}"],
-                    f"offer commit {commit}",
-                    # In a mirror that has histories, a shallow fetch would cut them off.
-                    *(() if has_histories else ("--depth=1",)),
-                )
+                # In a mirror that has histories, a shallow fetch would cut them off.
+                depth = () if has_histories else ("--depth=1",)
+                self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
         return self._objects.resolve(f"{commit}^{{tree}}")
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
@@ -139,11 +135,8 @@ class Mirror:
         if named is None or named == fetched:
             return named
         with self._held():
-            self._fetch(
-                [f"+{named}:{_FETCHED}{name}"],
-                f"offer {name}",
-                *(("--unshallow",) if (self.path / "shallow").exists() else ()),
-            )
+            depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
+            self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
         return named
 
     def fetched(self, name: str) -> str | None:
@@ -153,14 +146,8 @@ class Mirror:
         """
         if not (self.path / "HEAD").exists():
             return None
-        return (
-            self._git(
-                ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False
-            )[1]
-            .decode()
-            .strip()
-            or None
-        )
+        words = ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"]
+        return self._git(words, check=False)[1].decode().strip() or None
 
     def files(self, ids: Collection[str], paths: Mapping[str, str] | None = None) -> None:
         """

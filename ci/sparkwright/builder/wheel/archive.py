@@ -173,7 +173,11 @@ class _Writer:
         target.seek(self._zip.start_dir)
         info.header_offset = target.tell()
         target.write(info.FileHeader(zip64=member.file_size >= zipfile.ZIP64_LIMIT))
-        if target.write(source.read(member.compress_size)) != member.compress_size:
+        left = member.compress_size
+        while chunk := source.read(min(left, 1 << 22)):
+            target.write(chunk)
+            left -= len(chunk)
+        if left:
             raise WheelError("wheel-invalid", f"{member.filename} is cut off inside its wheel.")
         # zipfile cannot write a member that is compressed already; this is the state that its own
         # `_open_to_write` keeps.
