@@ -116,6 +116,7 @@ TARGET = {"role": "target", "glob": "*"}
 @pytest.mark.parametrize(
     ("common", "own", "arch", "message"),
     [
+        ({}, {"libraries": {"prob": [HOST_ONLY]}}, "12.1f", "no distribution prob"),
         ({"arch": "12.1f"}, {}, "12.1f", "unknown field `arch`"),
         ({}, {"needed": []}, "12.1f", "unknown field `needed`"),
         *(
@@ -133,7 +134,7 @@ TARGET = {"role": "target", "glob": "*"}
 def test_a_policy_that_contradicts_itself_is_refused(
     tmp_path: Path, common: dict[str, Any], own: dict[str, Any], arch: str, message: str
 ) -> None:
-    """The architecture stands in stack.yaml alone, and nothing is allowed without a reason."""
+    """The architecture stands in stack.yaml alone, a stack adds to listed distributions, and nothing is allowed without a reason."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit.yaml").write_text(strict_yaml.dump({**COMMON, **common}))
     (tmp_path / "audit" / "test.yaml").write_text(strict_yaml.dump(own))

@@ -170,6 +170,11 @@ def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -
     assert (check.state in ("fail", "invalid"), check.reason) == (True, reason)
 
 
+def test_figures_of_the_cache_that_the_log_lacks_are_named(tmp_path: Path) -> None:
+    check = judged(tmp_path, LOG.replace("KV cache", "cache").replace("GiB, reserved", "GiB; reserved"))["kv-cache"]
+    assert check.message.startswith("KV cache: size not in the log, tokens not in the log; planned ")
+
+
 _PLAIN_KERNELS = (ATTENTION, LINEAR, MOE)
 #: What is wrong → the kernels of prefill and of decode, whether CUDA graphs launch them, the checks that fail, and a reason among theirs.
 TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, set[str], str]] = {

@@ -75,6 +75,13 @@ def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: st
         assert check.remedy.endswith(f"apt-get install -y {packages.get(subject, subject)}")
 
 
+def test_a_host_that_was_not_asked_is_told_from_one_that_does_not_answer(tmp_path: Path) -> None:
+    facts = doctor.inventory(tmp_path, "", "")
+    assert (facts["package index"], facts["upstream host"]) == (None, None)
+    checks = states(package_index=None, upstream_host=False)
+    assert [checks[name].observed for name in ("package index", "upstream host")] == ["not asked", "no answer"]
+
+
 def test_a_host_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"

@@ -252,7 +252,9 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     assert written["quick"]["runs"] >= 2
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["quick"]["warnings"][0]
-    assert "not a gate" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not a gate" in shown
+    assert "200 requests per second, any number at a time, answers of natural length" in shown
 
 
 QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
@@ -306,7 +308,7 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
         (b'{"prompt": " "}\n', "no prompt"),
         (b'{"prompt": "Why?"}\n{"x": ', "Expecting value"),
         (b"[1, 2]", "no prompt"),
-        (b"[{}", "no prompt"),
+        (b"[{}", "Expecting value"),
         (b"[{}, what", "Expecting value"),
         (b'[{"conversations": [{"from": "human"', ""),
         (b'[{"conversations": ' + b"[" * 200_000, "recursion"),

@@ -112,7 +112,7 @@ PINNED = "--kv-cache-memory-bytes=4G"
         ([PINNED, "--gpu-memory-utilization=0.999"], False, "memory-utilization"),
         (["--kv-cache-memory-bytes=200G"], False, "memory-short"),
         (["--kv-cache-memory-bytes=0"], False, "cache-unpinned"),
-        (["--kv-cache-memory-bytes=20GiB"], False, "cache-unpinned"),
+        (["--kv-cache-memory-bytes=20GiB"], False, "cache-unpinned: --kv-cache-memory-bytes=20GiB is no number of bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -220,6 +220,8 @@ def test_refusals_name_the_successor(world: World) -> None:
         world.plan(flags=("--max-model-length=5", "--api_key=x"))
     assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"
     assert "VLLM_API_KEY" in flag.value.details[1]
+    with refusal("flag-unknown", match=r"max\\x00len"):
+        flags.parse(("--dtype", "half", "--max\0len"))
 
 
 def test_environment_without_the_recipes_vllm_is_refused(world: World) -> None:
@@ -266,13 +268,15 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
         assert flags.value(merged, name) == flags.value(above if name in names else below, name)
 
 
-def test_port_and_memory_are_checked_now_and_a_ray_head_that_ends_at_once_is_a_failure() -> None:
+def test_port_and_memory_are_checked_now_and_a_ray_head_that_ends_at_once_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
     with refusal("port-taken"):
         preflight.check_port("a..b", 8000)
-    with refusal("memory-held", match="not enough free"):
+    monkeypatch.setattr(preflight, "LARGE", 0)
+    with refusal("memory-held", match="not enough free") as held:
         preflight.check_memory(1e6, 0)
+    assert re.fullmatch(r"process \d+, .+: \d+\.\d GiB", held.value.details[1])
     with refusal("ray-failed"):
         launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})
 

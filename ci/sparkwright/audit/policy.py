@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileError
 
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
@@ -204,10 +205,17 @@ def load(path: Path, arch: str) -> AuditPolicy:
         arch: The stack's.
 
     Raises:
-        file-invalid: A file is missing or not valid.
+        file-invalid: A file is missing or not valid, or the stack's names a distribution that the
+            common one lacks.
     """
     common = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy)
     own = strict_yaml.load(path, StackPolicy).libraries
+    if unknown := sorted(own.keys() - common.distributions.keys()):
+        raise FileError(
+            "file-invalid",
+            f"The policy of {path.stem} contradicts the common one.",
+            details=[f"the common policy has no distribution {', '.join(unknown)}", str(path)],
+        )
     distributions = {
         name: replace(listed, libraries=own.get(name, ()) + listed.libraries)
         for name, listed in common.distributions.items()

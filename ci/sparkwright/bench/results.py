@@ -158,7 +158,7 @@ class CellResult(msgspec.Struct, frozen=True):
         if not self.ceiling or leg.run is None or leg.run.tpot <= 0:
             return None
         length = leg.speculation.length if leg.speculation else 1.0
-        return 1 / float(leg.run.tpot * length * self.ceiling)
+        return 1 / (leg.run.tpot * length * self.ceiling)
 
 
 class Subject(msgspec.Struct, frozen=True):

@@ -234,6 +234,10 @@ def quick(
     conditions = [f"{cell.name}: {look.runs} runs of {look.requests} requests"]
     if look.output_tokens < cell.answer:
         conditions.append(f"answers cut to {look.output_tokens} tokens")
+    if rate:
+        conditions.append(f"{rate:g} requests per second, any number at a time")
+    if natural:
+        conditions.append("answers of natural length")
     output.show_quick(look, f"{name}, {', '.join(conditions)}", cell.name)
     facts = {
         "quick": look,

@@ -35,6 +35,8 @@ CheckState = Literal["ready", "look", "missing", "not-run"]
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
+#: What is shown of a host by whether it answers; None: it was not asked.
+ANSWERS: Mapping[bool | None, str] = {True: "answers", False: "no answer", None: "not asked"}
 #: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
 TOOLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("git", "g++", "aarch64-linux-gnu-g++", "ccache"), ("--version",)),
@@ -107,8 +109,8 @@ def machine(context: RunContext) -> dict[str, Any]:
 def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
     """
     Return facts about this machine by name: its processor, memory and disk, the versions of
-    programs (empty if one is not installed), and whether hosts answer. Sizes are in bytes. No
-    program or host is waited for longer than `host_info.PATIENCE`.
+    programs (empty if one is not installed), and whether hosts answer (None if they are not asked).
+    Sizes are in bytes. No program or host is waited for longer than `host_info.PATIENCE`.
 
     Args:
         cache: The cache directory.
@@ -120,8 +122,8 @@ def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
     return {
         **{name: _tool_version(name) for name in TOOLS},
         "gpus": host_info.gpus(),
-        "package index": bool(index) and _index_answers(index),
-        "upstream host": bool(upstream) and _repository_answers(upstream),
+        "package index": _index_answers(index) if index else None,
+        "upstream host": _repository_answers(upstream) if upstream else None,
         "machine": platform.machine(),
         "glibc": version if libc == "glibc" else "",
         "cores": len(os.sched_getaffinity(0)),
@@ -235,13 +237,13 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     yield _check(
         "package index",
         facts["package index"],
-        "answers" if facts["package index"] else "no answer",
+        ANSWERS[facts["package index"]],
         "fetch, plan, build, audit and demo use what the cache directory holds",
     )
     yield _check(
         "upstream host",
         facts["upstream host"],
-        "answers" if facts["upstream host"] else "no answer",
+        ANSWERS[facts["upstream host"]],
         "git sources only through --mirror",
     )
 

@@ -164,7 +164,8 @@ class GitHub:
         own = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
-        return cls(address, next(filter(None, (token, *own)), "") * encrypted, seconds=seconds)
+        token = next(filter(None, (token, *own)), "") if encrypted else ""
+        return cls(address, token, seconds=seconds)
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """

@@ -24,8 +24,7 @@ class ServeError(SparkwrightError):
         "memory-held": Advice(
             "The machine is large enough, but running programs hold so much memory that the "
             "server would not fit beside them.",
-            "End some of them (`ps aux --sort=-rss` lists the largest first), or plan less "
-            "(--kv-cache-memory-bytes, --max-num-seqs).",
+            "End what is listed above, or plan less (--kv-cache-memory-bytes, --max-num-seqs).",
         ),
         "port-taken": Advice(
             "Another program listens on that address and port, or this user may not.",

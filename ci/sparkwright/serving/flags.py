@@ -72,8 +72,11 @@ def parse(words: Sequence[str]) -> list[VllmArgument]:
     Raises:
         flag-unknown: The first word is no flag, or a word holds a zero byte.
     """
-    if (words and not is_flag(words[0])) or "\0" in "".join(words):
-        raise ServeError("flag-unknown", f"{words[0]!r:.80} is no argument of vLLM.")
+    wrong = [word for word in words if "\0" in word]
+    if words and not is_flag(words[0]):
+        wrong.append(words[0])
+    if wrong:
+        raise ServeError("flag-unknown", f"{wrong[0]!r:.80} is no argument of vLLM.")
     starts = [index for index, word in enumerate(words) if is_flag(word)]
     bounds = itertools.pairwise([*starts, len(words)])
     return [_argument(tuple(words[start:end])) for start, end in bounds]

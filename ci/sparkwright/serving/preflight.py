@@ -30,6 +30,8 @@ CACHE = "--kv-cache-memory-bytes"
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
 NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
+#: Megabytes from which a process is named as holding memory, and how many are.
+LARGE, SHOWN = 200, 6
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -83,7 +85,11 @@ def check(
         serve-unfit: A rule is broken.
     """
     results = [*_speculation(words, checkpoint)]
-    if machine.unified and not flags.number(words, CACHE):
+    pin, cache = flags.value(words, CACHE), flags.number(words, CACHE)
+    if pin and cache is None:
+        message = f"{CACHE}={pin} is no number of bytes; write 20G"
+        results.append(PreflightFinding("cache-unpinned", message))
+    elif machine.unified and not cache:
         message = (
             "vLLM would size its KV cache by a profile that counts other programs and may come out "
             "negative (vllm #44740, #46307). Pin it: --flag=--kv-cache-memory-bytes=20G"
@@ -163,12 +169,21 @@ def check_memory(needed: float, floor: float) -> None:
     Check that *needed* and *floor* GiB are free now.
 
     Raises:
-        memory-held: Running programs hold too much.
+        memory-held: Running programs hold too much; the largest are named.
     """
     free = process.available_megabytes() * 1e6 / GIB
     if needed + floor <= free:
         return
-    details = [f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free"]
+    sizes = {
+        f"process {running.pid}, {running.info['name']}": running.info["memory_info"].rss
+        for running in psutil.process_iter(["name", "memory_info"])
+        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6
+    }
+    largest = sorted(sizes, key=lambda name: -sizes[name])
+    details = [
+        f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
+        *(f"{name}: {sizes[name] / GIB:.1f} GiB" for name in largest[:SHOWN]),
+    ]
     what = "There is not enough free memory for the server."
     raise ServeError("memory-held", what, details=details)
 

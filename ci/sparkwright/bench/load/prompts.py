@@ -82,17 +82,20 @@ def _extract(path: Path, output: Path) -> None:
 
 def _entries(text: TextIO) -> Iterator[Any]:
     """Yield the elements of a JSON array, or the values of JSON lines; ValueError for others."""
-    decoder, buffer, at = json.JSONDecoder(), "", 0
+    decoder, buffer = json.JSONDecoder(), text.read(CHUNK).lstrip()
+    is_array = buffer.startswith("[")
+    at = int(is_array)
     while True:
-        # The brackets of an array separate no more than its commas.
-        while at < len(buffer) and buffer[at] in " \t\r\n,[]":
+        while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
             at += 1
+        if is_array and buffer[at : at + 1] == "]":
+            return
         try:
             entry, at = decoder.raw_decode(buffer, at)
         except json.JSONDecodeError:
             # It may be cut off. Reading as much again keeps the repeated parsing linear.
             more = text.read(max(CHUNK, len(buffer) - at))
-            if not (more or buffer[at:]):
+            if not (more or is_array or buffer[at:]):
                 return
             if not more or len(buffer) - at > LONGEST_ENTRY:
                 raise

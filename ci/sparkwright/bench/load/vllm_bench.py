@@ -155,23 +155,9 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _over_requests(name: str, percent: int) -> property:
-    """Return a property: a percentile of *name* over the requests that have it."""
-    fewest = {"tpot": 2, "ttft": 0}[name]
-    return property(
-        lambda result: percentile(
-            [getattr(each, name) for each in result.requests if each.output_tokens >= fewest],
-            percent,
-        )
-    )
-
-
 class LoadResult(msgspec.Struct, frozen=True):
     """
     The result of one measurement.
-
-    `tpot` and `ttft` are percentiles over requests of the seconds per token and to the first token;
-    a name without a number is the median.
 
     Attributes:
         generator: Name and version. *sha256*: digest of the program.
@@ -190,12 +176,41 @@ class LoadResult(msgspec.Struct, frozen=True):
     itl_p99: float | None = None
     itl_p90: float | None = None
 
-    tpot = _over_requests("tpot", 50)
-    tpot_p90 = _over_requests("tpot", 90)
-    tpot_p99 = _over_requests("tpot", 99)
-    ttft = _over_requests("ttft", 50)
-    ttft_p90 = _over_requests("ttft", 90)
-    ttft_p99 = _over_requests("ttft", 99)
+    def _tpot(self, percent: int) -> float:
+        return percentile([each.tpot for each in self.requests if each.output_tokens > 1], percent)
+
+    def _ttft(self, percent: int) -> float:
+        return percentile([request.ttft for request in self.requests], percent)
+
+    @property
+    def tpot(self) -> float:
+        """Median over requests of the seconds per token."""
+        return self._tpot(50)
+
+    @property
+    def tpot_p90(self) -> float:
+        """90th percentile over requests of the seconds per token."""
+        return self._tpot(90)
+
+    @property
+    def tpot_p99(self) -> float:
+        """99th percentile over requests of the seconds per token."""
+        return self._tpot(99)
+
+    @property
+    def ttft(self) -> float:
+        """Median over requests of the seconds to the first token."""
+        return self._ttft(50)
+
+    @property
+    def ttft_p90(self) -> float:
+        """90th percentile over requests of the seconds to the first token."""
+        return self._ttft(90)
+
+    @property
+    def ttft_p99(self) -> float:
+        """99th percentile over requests of the seconds to the first token."""
+        return self._ttft(99)
 
     @property
     def requests_per_second(self) -> float:

@@ -384,16 +384,13 @@ class Column(msgspec.Struct, frozen=True):
 
 def columns(views: Sequence[View]) -> list[Column]:
     """Return the configurations of *views*, each with its own name."""
-    marks = {"baseline": " (baseline)"}
-    return [
-        Column(
-            f"#{position} {view.result.quantization} {subject.label}{marks.get(side, '')}",
-            view,
-            side,
-        )
-        for position, view in enumerate(views, 1)
-        for side, subject in view.subjects.items()
-    ]
+    marks = {"baseline": "(baseline)"}
+    result = []
+    for position, view in enumerate(views, 1):
+        for side, subject in view.subjects.items():
+            words = (f"#{position}", view.result.quantization, subject.label, marks.get(side))
+            result.append(Column(" ".join(filter(None, words)), view, side))
+    return result
 
 
 def comparison(views: Sequence[View]) -> Table:

@@ -80,8 +80,8 @@ REASONS: Mapping[str, str] = {
         "What this release of vLLM prints is not known. Read its sources, "
         "then add it to ci/gates/contract.yaml."
     ),
-    "backend-wrong": "The server chose something else than the recipe says, or its log does not "
-    "say what: then the part was not used, or this release words the line differently.",
+    "backend-wrong": "The server chose something else than the recipe says. If the log lacks the "
+    "line, the part was not used, or this release words the line differently.",
     "backend-refused": (
         "The server refused the backend that it was told to use, and used another without an error."
     ),
@@ -314,7 +314,7 @@ def _line(kind: str, pattern: str, lines: LogLines) -> Check:
         message = f"the contract does not say what serves {kind}, which is {logged}"
         return not_run(name, message, "contract-incomplete")
     samples = [Sample("log", pattern, text) for text in lines.texts[:5]]
-    good = all(re.fullmatch(pattern, value) for value in lines.values or {"": 0})
+    good = all(re.fullmatch(pattern, value) for value in [*lines.values] or [""])
     message = f"{kind} is {logged}; the recipe wants {pattern or 'none'}"
     return judged(name, message, "backend-wrong", good, [Figure("lines", lines.count)], samples)
 
@@ -436,9 +436,11 @@ def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -
     figures += [Figure("tokens in the cache", count, bound=plan.max_model_len) for count in counts]
     tolerance = policy.kv_tolerance * plan.cache
     near = all(size > 0 and abs(size - plan.cache) <= tolerance for size in sizes)
+    cache = ", ".join(f"{size:g} GiB" for size in sizes) or "size not in the log"
+    tokens = f"{min(counts):,.0f} tokens" if counts else "tokens not in the log"
     message = (
-        f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts, default=0):,.0f}"
-        f" tokens; planned {plan.cache:g} GiB, at least {plan.max_model_len:,} tokens"
+        f"KV cache: {cache}, {tokens}; planned {plan.cache:g} GiB, "
+        f"at least {plan.max_model_len:,} tokens"
     )
     good = near and min(counts, default=0) >= plan.max_model_len
     return judged("kv-cache", message, "kv-outside-plan", good, figures)

@@ -105,6 +105,11 @@ class Declared(msgspec.Struct, frozen=True):
     """
     A check that a gate can emit.
 
+    Nothing holds a gate to its declarations while it runs. Publication refuses a pass with a
+    required check that is not declared, or with a measured one that has neither figure nor sample
+    (`release.decision`), and a policy can require only checks that decide. No code looks whether a
+    check with another role behaves so: that is for its gate.
+
     Attributes:
         name: Its name; ``*`` stands for a part that a policy, a recipe or a wheel gives.
         measured: Whether every pass of it has a figure or a sample.
