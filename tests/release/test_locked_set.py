@@ -194,6 +194,11 @@ def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path
     )
     with refusal("set-unresolved"):
         resolved(index, [never], tmp_path, pythons=("3.12", "3.11"))
+    index.offer("local", "2.11.0")
+    index.offer("local", "2.11.0+cu130", python=">=3.12")
+    path = wheels.vllm(tmp_path / "l", requires=["local"])
+    with refusal("set-unresolved", match="No single version of each package fits all of Python 3.11, 3.12"):
+        resolved(index, [path], tmp_path, pythons=("3.12", "3.11"))
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.support import githubapi, processes, publisher, tufindex, verdicts, w
 from tests.support.foldertree import files, tree
 from tests.support.publisher import IndexOwner
 
+from sparkwright.client.records import FileEdit, TextChange
 from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, locked_set, staging
 from sparkwright.release.policy import ReleasePolicy
@@ -53,6 +54,17 @@ def test_dry_run_and_full_disk_write_nothing(
     owner.root = owner.folder / "nowhere"
     owner.publish(new, "candidate", dry_run=True)
     assert files(owner.folder) == before
+
+
+def test_edit_of_a_package_that_the_set_lacks_is_refused(
+    owner: IndexOwner, new: list[Path]
+) -> None:
+    edit = FileEdit("name", "absent", "a.py", "0" * 64, "1" * 64, (TextChange("a", "b"),), "it fails", "it works")
+    rules = verdicts.release_policy()
+    rule = replace(rules.file.sets[wheels.STACK], edits=(edit,))
+    policy = replace(rules, file=replace(rules.file, sets={wheels.STACK: rule}))
+    with refusal("set-mixed", match="lacks packages that are to be edited"):
+        dataclasses.replace(owner.publisher(), policy=policy).publish(tuple(new), "candidate", url=owner.url)
 
 
 def test_incomplete_release_is_a_candidate_until_new_verdicts_promote_it(

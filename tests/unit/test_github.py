@@ -120,7 +120,7 @@ USED_UP = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1794999600"}
     [
         (403, USED_UP, "github-limited", "the limit ends: 2026-11-18 11:00:00 UTC"),
         (429, USED_UP, "github-limited", "the limit ends: 2026-11-18 11:00:00 UTC"),
-        (403, {"Retry_After": "soon"}, "github-limited", "answered 403, asked with a token"),
+        (403, {"Retry_After": "soon"}, "github-limited", "the limit ends: GitHub does not say"),
         (401, {"X_RateLimit_Remaining": "41"}, "github-refused", "answered 401, asked with a token"),
         (403, {"X_RateLimit_Remaining": "41"}, "github-refused", "answered 403, asked with a token"),
         (404, {"X_RateLimit_Remaining": "41"}, "pull-request-gone", "answered 404, asked with a token"),

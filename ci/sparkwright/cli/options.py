@@ -182,7 +182,14 @@ def define(
     functions: Mapping[str, Callable[[argparse.Namespace], Any]],
     tables: Mapping[str, Options],
 ) -> None:
-    """Set the function of each command, and add the options that *tables* have for it."""
+    """
+    Define commands: what each runs, and its options.
+
+    Args:
+        parsers: Command → its parser, to which both are added.
+        functions: Command → the function that runs it.
+        tables: Command → its options; a command that is not in it has none of its own.
+    """
     for name, function in functions.items():
         parsers[name].set_defaults(run=function)
         add(parsers[name], tables.get(name, {}))

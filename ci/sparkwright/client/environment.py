@@ -320,18 +320,8 @@ def make(
     log.unlink(missing_ok=True)
     options = ["--no-config", "--offline", "--no-python-downloads"]
     uv = functools.partial(process.run, log=log, env=_uv_environment(cache))
-    uv(
-        [
-            find_uv_bin(),
-            "venv",
-            *options,
-            "--relocatable",
-            "--quiet",
-            "--python",
-            python.path,
-            folder,
-        ]
-    )
+    words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
+    uv([*words, folder])
     base = describe(folder, contents=False).keys() | {".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "requirements.txt"
@@ -466,8 +456,11 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
         command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
         ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
     if ended.status or not ended.tail.endswith(load_check.DONE):
+        end = f"status: {ended.status}"
+        if ended.late:
+            end = f"it did not end within {_LOAD_LIMITS.seconds:g} s"
         raise ClientError(
             "environment-broken",
             f"The libraries in {folder} cannot be loaded.",
-            details=[*ended.tail.splitlines()[-20:], f"status: {ended.status}"],
+            details=[*ended.tail.splitlines()[-20:], end],
         )

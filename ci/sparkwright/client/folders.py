@@ -33,9 +33,12 @@ def own_folder(base: Path, *parts: str) -> Path:
 
 def _check_own(folder: Path) -> None:
     state = folder.lstat()
-    others = state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH
-    if others or not stat.S_ISDIR(state.st_mode) or not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError("It is a link, or this user alone may not write it.")
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError("it is a link")
+    if state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
+        raise PermissionError("another user may change it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError("it cannot be written")
 
 
 def locked_folder(folder: Path) -> AbstractContextManager[None]:

@@ -8,7 +8,6 @@ distribution `sparkwright-install`.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -149,23 +148,22 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(arguments: argparse.Namespace, prefix: Prefix, marker: Marker) -> str:
+def _yanked(arguments: argparse.Namespace, prefix: Prefix, address: str) -> dict[str, str]:
     """
-    Return why the release of *marker* was yanked, asked of the index that it came from.
+    Return the releases of the index at *address* → why each was yanked; empty if it was not.
 
     An index that does not answer states nothing, because going back must not need one.
     """
     # Markers hold addresses without credentials.
     named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    url, trust = (arguments.index, arguments.trust) if marker.index == named else (marker.index, "")
+    url, trust = (arguments.index, arguments.trust) if address == named else (address, "")
     try:
         index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
     except SparkwrightError as error:
-        console.warn(
-            f"whether {marker.name} was yanked is not known: {error.what} ({error.reference})"
-        )
-        return ""
-    return index.states[marker.name].yanked if marker.name in index.states else ""
+        why = f"{error.what} ({error.reference})"
+        console.warn(f"whether a release was yanked is not known: {why}")
+        return {}
+    return {name: state.yanked for name, state in index.states.items()}
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -245,7 +243,10 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = functools.partial(_yanked, arguments, prefix)
+
+    def yanked(marker: Marker) -> str:
+        return _yanked(arguments, prefix, marker.index).get(marker.name, "")
+
     return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
 
 
@@ -277,9 +278,11 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
-    yanked = {
-        name: _yanked(arguments, prefix, marker) for name, marker in prefix.installed().items()
-    }
+    installed = prefix.installed()
+    # An index is asked once, however many releases came from it.
+    addresses = {marker.index for marker in installed.values()}
+    reasons = {address: _yanked(arguments, prefix, address) for address in addresses}
+    yanked = {name: reasons[marker.index].get(name, "") for name, marker in installed.items()}
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,

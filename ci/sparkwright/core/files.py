@@ -9,7 +9,10 @@ of losing one of its values.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,6 +36,11 @@ KEY_FORMAT = 1
 _invalid = partial(FileError, "file-invalid")
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file as `os.open`; a named pipe that has no writer is empty."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> bytes:
     """
     Return the regular file at *path*.
@@ -45,14 +53,14 @@ def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid)
         file-invalid: The file is missing, larger, or no regular file; or as *failure* says.
     """
     try:
-        # A pipe would be waited for.
-        if path.exists() and not path.is_file():
-            raise OSError("It is no regular file.")
-        with path.open("rb") as stream:
-            data = stream.read(limit + 1)
+        with io.FileIO(path, opener=_open_without_waiting) as stream:
+            regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            data = io.BufferedReader(stream).read(limit + 1) if regular else b""
     # A ValueError is a NUL in the path.
     except (OSError, ValueError) as error:
         raise failure(f"{path} cannot be read.", details=[str(error)]) from error
+    if not regular:
+        raise failure(f"{path} is no regular file.")
     if len(data) > limit:
         raise failure(f"{path} is larger than {limit} bytes.")
     return data

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -128,6 +129,15 @@ def limited(reply: Reply) -> bool:
             or b"rate limit" in reply.body.lower()
         )
     )
+
+
+def limit_ends(reply: Reply) -> str:
+    """Return the time at which the rate limit of *reply* ends, as text."""
+    reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
+    announced = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
+    ends = announced if wait is None else time.time() + wait
+    text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return text if ends else "GitHub does not say"
 
 
 class GitHub:
@@ -261,12 +271,9 @@ class GitHub:
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
         details, reference = self._details(reply), "github-unreachable"
-        reset = reply.headers.get("x-ratelimit-reset", "")
         if limited(reply):
             reference = "github-limited"
-            if re.fullmatch("[0-9]{1,11}", reset):
-                ends = datetime.datetime.fromtimestamp(int(reset), datetime.UTC)
-                details.append(f"the limit ends: {ends:%Y-%m-%d %H:%M:%S} UTC")
+            details = [f"the limit ends: {limit_ends(reply)}", *details]
         elif reply.status in (401, 403, 422, *_GONE):
             reference = "github-refused"
         return GitHubError(reference, f"GitHub answers {reply.status} for {what}.", details=details)

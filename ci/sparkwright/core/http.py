@@ -135,15 +135,25 @@ class Reply:
         self.length = None if length is None else int(length)
 
     @property
+    def retry_after(self) -> float | None:
+        """
+        Return the seconds after which the server may be asked again, or None if it states none.
+        """
+        text = self.headers.get("retry-after", "")
+        return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+
+    @property
     def wait(self) -> float:
         """
         Return the seconds after which another attempt may have another reply; infinite if none may.
         """
-        # Limits that name their end otherwise end hours later.
-        limit = self.status == 429 and "retry-after" in self.headers
-        text = self.headers.get("retry-after", "")
-        stated = float(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0.0
-        return stated if limit or self.status >= 500 else math.inf
+        stated = "retry-after" in self.headers
+        # GitHub says 403 for some limits. A Retry-After that is a date is not waited for.
+        if stated and (self.status in (403, 429) or self.status >= 500):
+            return math.inf if self.retry_after is None else self.retry_after
+        # A limit that names its end in GitHub's own header ends hours later.
+        limit = self.status == 429 and "x-ratelimit-reset" not in self.headers
+        return 0.0 if limit or self.status >= 500 else math.inf
 
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """

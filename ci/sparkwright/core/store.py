@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: What a killed run leaves beside the file that it was writing begins so.
 UNFINISHED = ".unfinished-"
+#: Bytes read of a file of JSON lines.
+LARGEST_LINES = 1024**3
 
 
 def flush(path: Path) -> None:
@@ -151,10 +153,12 @@ def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
         what: The name of such a file, for people.
 
     Raises:
-        file-invalid: It cannot be read, or has other contents.
+        file-invalid: It cannot be read, is larger than `LARGEST_LINES`, or has other contents.
     """
     decoder = msgspec.json.Decoder(kind)
     try:
+        if path.stat().st_size > LARGEST_LINES:
+            raise ValueError(f"it is larger than {LARGEST_LINES} bytes")
         *lines, _ = path.read_bytes().split(b"\n")
         return [decoder.decode(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:

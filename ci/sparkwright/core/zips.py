@@ -160,7 +160,7 @@ def zip_members(
     following = dict(reversed([*itertools.pairwise(offsets)]))
     names = {info.filename for info in infos}
     for info in infos:
-        path = safe_path(info.filename.removesuffix("/"), origin)
+        path, fault = safe_path(info.filename.removesuffix("/"), origin), ""
         details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
         if stat.S_ISLNK(info.external_attr >> 16):
             raise FileError(
@@ -170,28 +170,23 @@ def zip_members(
             )
         total += info.file_size
         packed = LOCAL_HEADER.size + info.compress_size
-        large = (
+        if info.filename in files:
+            fault = "holds the same member twice"
+        elif not names.isdisjoint(folders_above(path)):
+            fault = "has a file where another member needs a folder"
+        elif info.compress_type not in _COMPRESSIONS:
+            fault = "is packed in a way that not every installer knows"
+        elif (
             info.file_size > MOST_BYTES
             or total > MOST_BYTES_TOTAL
             or _inflated(info.file_size, info.compress_size, RATIO_FROM)
             or _inflated(total, archive.start_dir, RATIO_TOTAL_FROM)
-        )
-        overlaps = info.header_offset + packed > following.get(info.header_offset, 0)
-        for wrong, fault in (
-            (info.filename in files, "holds the same member twice"),
-            (
-                not names.isdisjoint(folders_above(path)),
-                "has a file where another member needs a folder",
-            ),
-            (
-                info.compress_type not in _COMPRESSIONS,
-                "is packed in a way that not every installer knows",
-            ),
-            (large, "is larger than any wheel"),
-            (overlaps, "holds members that overlap"),
         ):
-            if wrong:
-                raise failure(f"{origin} {fault}.", details=details)
+            fault = "is larger than any wheel"
+        elif info.header_offset + packed > following.get(info.header_offset, 0):
+            fault = "holds members that overlap"
+        if fault:
+            raise failure(f"{origin} {fault}.", details=details)
         files[info.filename] = info
     return {name: info for name, info in files.items() if not info.is_dir()}
 

@@ -234,34 +234,27 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
             tar.members.clear()  # type: ignore[attr-defined]
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")
-            top = top or head
+            top, fault = top or head, ""
             if head == top and (info.isdir() or not path):
                 continue
             above = folders_above(path)
-            twice = path in files or path in folders or not files.isdisjoint(above)
+            if head != top:
+                fault = "has more than one top folder"
+            elif not (info.issym() or info.isreg()):
+                fault = "has a member that is no file, folder or symbolic link"
+            elif info.issym() and _leaves(path, info.linkname):
+                fault = f"has a link that leaves its folder, to {info.linkname!r}"
+            elif path in files or path in folders or not files.isdisjoint(above):
+                fault = "holds the same path twice"
             total += info.size if info.isreg() else 0  # that of a link may be negative
             files.add(path)
             folders |= above
-            for wrong, fault in (
-                (head != top, "has more than one top folder"),
-                (
-                    not (info.issym() or info.isreg()),
-                    "has a member that is no file, folder or symbolic link",
-                ),
-                (
-                    info.issym() and _leaves(path, info.linkname),
-                    f"has a link that leaves its folder, to {info.linkname!r}",
-                ),
-                (twice, "holds the same path twice"),
-                (
-                    len(files) + len(folders) > MOST_FILES or total > MOST_BYTES,
-                    f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes",
-                ),
-            ):
-                if wrong:
-                    raise FileError(
-                        "archive-unsafe", f"{origin} {fault}.", details=[f"member: {name!r}"]
-                    )
+            if len(files) + len(folders) > MOST_FILES or total > MOST_BYTES:
+                fault = f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes"
+            if fault:
+                raise FileError(
+                    "archive-unsafe", f"{origin} {fault}.", details=[f"member: {name!r}"]
+                )
             if info.issym():
                 yield path, LINK, info.linkname.encode()
             elif content := tar.extractfile(info):

@@ -90,7 +90,19 @@ def resolve(
             differing = [project for project, choices in versions.items() if len(choices) > 1]
             if not differing:
                 return LockedSet(write(needed, machine, pythons), packages, pythons)
-            pins += [f"{project}=={packages[project]}" for project in differing]
+            further = {f"{project}=={packages[project]}" for project in differing} - set(pins)
+            # A pin of 2.11.0 admits 2.11.0+cu130, too.
+            if not further:
+                raise ReleaseError(
+                    "set-unresolved",
+                    f"No single version of each package fits all of Python {', '.join(pythons)} on "
+                    f"{machine}.",
+                    details=[
+                        f"{project}: {', '.join(sorted(versions[project]))}"
+                        for project in differing
+                    ],
+                )
+            pins += sorted(further)
 
 
 def _compile(

@@ -138,7 +138,7 @@ class Publisher:
             verified-refused: Something is missing, and ``candidate`` was not asked for.
             wheel-name-taken, version-order, release-name-taken, release-yanked: The index does not
                 admit these wheels.
-            set-unresolved: They make no installable set.
+            set-unresolved, set-mixed: They make no installable set.
             store-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
             release-gpu-foreign: The policy is for another GPU than the wheels or the index.
             UsageError: The wheels are of another stack, or the address of the index is unknown.

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
+from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     ForkSource,
@@ -162,7 +163,7 @@ def draft(
         before: The release of the same stack before it.
 
     Raises:
-        set-unresolved: The wheels make no installable set.
+        set-unresolved, set-mixed: The wheels make no installable set.
     """
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lock_file, rule = (
@@ -243,6 +244,10 @@ def _lock(
         rule,
         index_url=package_index.index_url(),
     )
+    if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
+        raise ClientError(
+            "set-mixed", "The set lacks packages that are to be edited.", details=absent
+        )
     file = _add(f"pylock.{machine}.toml", locked.lock, contents)
     return ReleaseLock(
         **msgspec.structs.asdict(file),
