@@ -145,6 +145,9 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "no-refusal", "backend-refused"),
     "an unlisted fallback": ("Using 'V", "PyNccl falls back to gloo\n Using 'V", "no-fallback", "fallback-unlisted"),
     "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "graph-memory", "graph-memory-negative"),
+    "a log of two releases": (
+        "(EngineCore pid=2) INFO 11-21 22:31:50", "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO", "version", "version-unknown",
+    ),
     "a small cache": ("24.0 GiB", "3.1 GiB", "kv-cache", "kv-outside-plan"),
     "a negative cache": ("reserved 24.0 GiB", "Available KV cache memory: -6.5 GiB", "kv-cache", "kv-outside-plan"),
     "few tokens": ("811,008", "11,008", "kv-cache", "kv-outside-plan"),
@@ -173,6 +176,7 @@ def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -
 def test_figures_of_the_cache_that_the_log_lacks_are_named(tmp_path: Path) -> None:
     check = judged(tmp_path, LOG.replace("KV cache", "cache").replace("GiB, reserved", "GiB; reserved"))["kv-cache"]
     assert check.message.startswith("KV cache: size not in the log, tokens not in the log; planned ")
+    assert judged(tmp_path, LOG.replace("GiB, reserved", "GiB; reserved"))["kv-cache"].reason == "kv-outside-plan"
 
 
 _PLAIN_KERNELS = (ATTENTION, LINEAR, MOE)

@@ -442,8 +442,8 @@ def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
 def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
     Return stack.yaml with *version* in place of the locked release wherever the block of the fork
-    has it in quotes, so that comments stay; and the fork as it is then, which has to be the
-    `_bumped` one.
+    has it in quotes, without the pinned commit and with the tags of the new wheels, so that
+    comments stay; and the fork as it is then, which has to be the `_bumped` one.
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
     sdist = before.sources.sdist

@@ -34,11 +34,11 @@ def own_folder(base: Path, *parts: str) -> Path:
 def _check_own(folder: Path) -> None:
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode):
-        raise NotADirectoryError("it is a link")
+        raise NotADirectoryError(f"{folder} is a link")
     if state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
-        raise PermissionError("another user may change it")
+        raise PermissionError(f"another user may change {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError("it cannot be written")
+        raise PermissionError(f"{folder} cannot be written")
 
 
 def locked_folder(folder: Path) -> AbstractContextManager[None]:

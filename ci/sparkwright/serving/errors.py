@@ -24,7 +24,8 @@ class ServeError(SparkwrightError):
         "memory-held": Advice(
             "The machine is large enough, but running programs hold so much memory that the "
             "server would not fit beside them.",
-            "End what is listed above, or plan less (--kv-cache-memory-bytes, --max-num-seqs).",
+            "End some of the programs listed above (`ps aux --sort=-rss` lists all), or plan less "
+            "(--kv-cache-memory-bytes, --max-num-seqs).",
         ),
         "port-taken": Advice(
             "Another program listens on that address and port, or this user may not.",

@@ -77,8 +77,8 @@ REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
     "version-unknown": (
-        "What this release of vLLM prints is not known. Read its sources, "
-        "then add it to ci/gates/contract.yaml."
+        "What this release of vLLM prints is not known, or the log is not of one server alone. "
+        "Read the release's sources, then add it to ci/gates/contract.yaml."
     ),
     "backend-wrong": "The server chose something else than the recipe says. If the log lacks the "
     "line, the part was not used, or this release words the line differently.",
@@ -298,11 +298,12 @@ def _serves(server: launch.Server) -> Check:
 
 
 def _version(policy: ContractPolicy, lines: LogLines) -> Check:
-    """Return whether the log is of a release that the policy covers."""
+    """Return whether the log is of one release, which the policy covers."""
     logged = ", ".join(lines.values)
     release = re.match(r"\d{1,9}(?:\.\d{1,9})+", logged, re.ASCII)
-    if not release or not SpecifierSet(policy.releases).contains(release[0]):
-        message = f"the log is of {logged or 'no known release'}, outside {policy.releases}"
+    covered = release and SpecifierSet(policy.releases).contains(release[0])
+    if len(lines.values) != 1 or not covered:
+        message = f"the log is of {logged or 'no known release'}, not of one in {policy.releases}"
         return invalid("version", message, "version-unknown")
     return passed("version", f"vLLM {logged} wrote the log")
 
@@ -314,7 +315,9 @@ def _line(kind: str, pattern: str, lines: LogLines) -> Check:
         message = f"the contract does not say what serves {kind}, which is {logged}"
         return not_run(name, message, "contract-incomplete")
     samples = [Sample("log", pattern, text) for text in lines.texts[:5]]
-    good = all(re.fullmatch(pattern, value) for value in [*lines.values] or [""])
+    # Without a line only an empty pattern is right, and no pattern that matches anything.
+    matches = all(re.fullmatch(pattern, value) for value in lines.values)
+    good = matches if lines.values else not pattern
     message = f"{kind} is {logged}; the recipe wants {pattern or 'none'}"
     return judged(name, message, "backend-wrong", good, [Figure("lines", lines.count)], samples)
 
@@ -435,7 +438,7 @@ def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -
     figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
     figures += [Figure("tokens in the cache", count, bound=plan.max_model_len) for count in counts]
     tolerance = policy.kv_tolerance * plan.cache
-    near = all(size > 0 and abs(size - plan.cache) <= tolerance for size in sizes)
+    near = bool(sizes) and all(size > 0 and abs(size - plan.cache) <= tolerance for size in sizes)
     cache = ", ".join(f"{size:g} GiB" for size in sizes) or "size not in the log"
     tokens = f"{min(counts):,.0f} tokens" if counts else "tokens not in the log"
     message = (
