@@ -20,7 +20,7 @@ from tests.unit.test_tuning import NAME, record
 from uv import find_uv_bin
 
 from sparkwright.builder import toolchain
-from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 from sparkwright.core import process, strict_yaml
 from sparkwright.demo import upstreams
@@ -250,7 +250,7 @@ def test_the_wheel_is_one_of_the_other_machine(crossed: Demo, undisturbed: Demo)
     record = json.loads(crossed.members()[f"{crossed.info}/sparkwright.json"])
     assert record["compiler"].startswith(toolchain.triple(OTHER))
     audit = report(crossed)
-    assert {library["machine"] for library in audit["libraries"]} == {OTHER}
+    assert {elf.shared_object(crossed.members()[library["name"]]).machine for library in audit["libraries"]} == {OTHER}
     assert not audit["findings"]
     ours, native = ({library["name"]: library["device_code"] for library in audited["libraries"]} for audited in (audit, report(undisturbed)))
     compiled = record["transplant"]["libraries"]
