@@ -81,8 +81,8 @@ RULES: Mapping[str, str] = {
     "arch-contradicted": "the table by which a driver chooses names another target than the "
     "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
-    "arch-foreign": "machine code of another generation that no policy allows, or that does not "
-    "say what it was made for",
+    "arch-foreign": "machine code of another generation that no policy allows, or without a stated "
+    "target",
     "arch-missing": "a library without machine code for the stack's target, or without that of a "
     "unit",
     "code-foreign": "device code that no translation unit of the build made",

@@ -164,8 +164,7 @@ class StoreError(SparkwrightError):
             "why it is wrong: it protects against older metadata.",
         ),
         "store-busy": Advice(
-            "Another sparkwright works on the same index, or on the same thing in the same cache"
-            " directory.",
+            "Another sparkwright works on the same index or the same part of the cache directory.",
             "Wait for it to end and run again, or use another --cache-dir.",
         ),
     }
