@@ -29,7 +29,7 @@ from sparkwright.builder.workspace import (
 )
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
-from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.core.store import replacing, translate_disk_full
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
@@ -116,7 +116,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
     for name in concerned:
-        parts[f"forks/{stack}/{name}/series"] = _digests(project.series_folder(name).glob("*"))
+        parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
     if tuned := context.tuned_files(fork):
         parts[f"build/{stack}/moe{project.suffix}"] = _digests(tuned)

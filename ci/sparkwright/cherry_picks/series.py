@@ -21,7 +21,7 @@ from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.core.files import content_key, sha256_bytes, sha256_file
+from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 
@@ -145,7 +145,7 @@ def names(folder: Path) -> list[str]:
     listing = folder / "series"
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
     listed = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
-    present = {path.name for path in folder.glob("*.patch")}
+    present = {path.name for path in list_folder(folder, "*.patch")}
     wrong = [f"listed twice: {name}" for name in sorted(set(listed)) if listed.count(name) > 1]
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]

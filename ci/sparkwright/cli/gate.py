@@ -21,6 +21,7 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import list_folder
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.builder import GateBuilder
@@ -204,5 +205,5 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
 def _newest_wheel(context: RunContext) -> Path | None:
     """Return the newest wheel of a grafted fork in the output folder."""
     grafts = [fork for fork in context.forks if context.project.fork(fork).build == "graft"]
-    wheels = [path for fork in grafts for path in context.output.glob(f"*{fork}-*.whl")]
+    wheels = [path for fork in grafts for path in list_folder(context.output, f"*{fork}-*.whl")]
     return max(wheels, key=lambda path: path.stat().st_mtime, default=None)

@@ -221,7 +221,7 @@ class Prefix:
         """Return the names of the environments that an installation made, also of damaged ones."""
         return [
             folder.name
-            for folder in sorted(self.root.glob("releases/[!.]*"))
+            for folder in files.list_folder(self.root / "releases", "[!.]*")
             if os.path.lexists(folder / MARKER) or os.path.lexists(folder / LISTING)
         ]
 

@@ -26,6 +26,7 @@ from sparkwright.client.records import CHANNELS
 from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
+from sparkwright.core.files import list_folder
 from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
 
@@ -289,7 +290,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
             "yanked": yanked.get(name, ""),
             "faults": installation.find_changes(prefix, name, deep=arguments.deep),
         }
-        for name in sorted(path.name for path in prefix.root.glob("releases/[!.]*"))
+        for name in [path.name for path in list_folder(prefix.root / "releases", "[!.]*")]
     }
     rows = [
         [

@@ -8,6 +8,7 @@ of losing one of its values.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import io
 import json
@@ -93,6 +94,23 @@ def read_json(path: Path, kind: type[T], *, limit: int = LARGEST) -> T:
 def _unique(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
         raise ValueError("a key appears twice")
+
+
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
+    """
+    Return what lies in *folder* and has a name like *pattern* (`fnmatch`), sorted; nothing if there
+    is no such folder.
+
+    `Path.glob` gives nothing, too, for a folder that this user may not read.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in paths if fnmatch.fnmatch(path.name, pattern)]
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks.mirror import Mirror, mirrored
@@ -90,7 +90,7 @@ class RunContext:
             project.lock_file,
             project.root / "cherry_picks" / f"{fork}.yaml",
             project.build_folder / f"archs{project.suffix}.yaml",
-            *sorted(project.series_folder(fork).glob("*")),
+            *list_folder(project.series_folder(fork)),
             *self.tuned_files(fork),
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
@@ -103,7 +103,7 @@ class RunContext:
 
     def tuned_files(self, fork: str) -> list[Path]:
         """Return the tuned configurations of *fork* and their records (`builder.moe_configs`)."""
-        return sorted(self.tuned_folder.glob("*")) if fork == "vllm" else []
+        return list_folder(self.tuned_folder) if fork == "vllm" else []
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

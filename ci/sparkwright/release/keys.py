@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
 
-from sparkwright.core.files import read_bytes
+from sparkwright.core.files import list_folder, read_bytes
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 
@@ -110,7 +110,7 @@ def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
     """
     by_file: dict[str, list[Signer]] = {name: [] for name in KEY_ROLES}
     for path in paths:
-        files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
+        files = list_folder(path, "*.pem") if path.is_dir() else [path]
         if not files:
             raise ReleaseError("key-invalid", f"{path} holds no key (*.pem).")
         for file in files:

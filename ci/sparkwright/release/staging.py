@@ -25,6 +25,7 @@ from sparkwright.client.index import Index, open_index
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import PythonError, UsageError
+from sparkwright.core.files import list_folder
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -44,7 +45,7 @@ def staged_index(context: RunContext, folder: Path) -> Iterator[tuple[Index, str
     Raises:
         UsageError: There is no wheel; and as `Publisher.publish`.
     """
-    wheels = tuple(sorted(folder.absolute().glob("*.whl")))
+    wheels = tuple(list_folder(folder.absolute(), "*.whl"))
     if not wheels:
         raise UsageError(
             "usage", f"There is no wheel in {folder}.", todo="Build first: sparkwright build."

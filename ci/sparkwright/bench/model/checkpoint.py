@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.files import read_bytes
+from sparkwright.core.files import list_folder, read_bytes
 from sparkwright.forks.stack import SourceError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
@@ -196,7 +196,7 @@ def _decode(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 def _shards(folder: Path) -> list[str]:
     """Return the files of a model without an index; ``consolidated`` ones are duplicates."""
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    names = [path.name for path in list_folder(folder, "*.safetensors")]
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
         raise SourceError(

@@ -24,6 +24,7 @@ from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
+from sparkwright.core.files import list_folder
 
 #: One argument, its value behind ``=``; never split at blanks.
 Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
@@ -402,7 +403,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def names(root: Path) -> tuple[str, ...]:
     """Return the names of all recipes of the repository at *root*."""
-    return tuple(sorted(path.stem for path in (root / "ci" / "recipes").glob("*.yaml")))
+    return tuple(path.stem for path in list_folder(root / "ci" / "recipes", "*.yaml"))
 
 
 def load(root: Path, name: str) -> Recipe:

@@ -25,7 +25,7 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.files import canonical, list_folder, sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line, read_lines
 from sparkwright.gates.core.verdict import (
@@ -129,7 +129,7 @@ def read_logs(folder: Path, wheel: str) -> list[Attempt]:
     """
     return [
         line
-        for path in sorted(folder.glob("*.attempts.jsonl"))
+        for path in list_folder(folder, "*.attempts.jsonl")
         for line in read_lines(path, Attempt, "attempt log")
         if line.wheel == wheel
     ]
