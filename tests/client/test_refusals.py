@@ -588,10 +588,11 @@ TORCH = wheel(
 @pytest.fixture(scope="module")
 def confined(settled: User) -> Iterator[Callable[[int, Sequence[str]], str]]:
     """Yield what runs the user's commands where only the user's folder can be written."""
-    folder = shlex.quote(str(settled.folder))
+    folder, root = shlex.quote(str(settled.folder)), shlex.quote(f"{settled.world.folder}-root")
+    # A root that is no mount, as in a plain chroot, cannot be made read-only itself.
     with settled.forking(
-        f"mount --bind {folder} {folder} && mount -o remount,bind,ro / && ! touch /escaped 2>/dev/null"
-        f" && export TMPDIR={folder}/tmp && mkdir $TMPDIR"
+        f"mkdir {root} && mount --rbind / {root} && mount --bind {folder} {root}{folder} && mount -o remount,bind,ro {root}"
+        f" && ! chroot {root} touch /escaped 2>/dev/null && export TMPDIR={folder}/tmp && mkdir $TMPDIR && exec chroot {root}"
     ) as run:
         yield run
 

@@ -373,10 +373,13 @@ class User:
 
     @contextlib.contextmanager
     def forking(self, prepare: str = "") -> Iterator[Callable[[int, Sequence[str]], str]]:
-        """Yield what runs a command line by `FORKING` and returns how it ended; *prepare* are commands of a shell that may mount."""
+        """
+        Yield what runs a command line by `FORKING` and returns how it ended; *prepare* are commands of a shell that may mount, the last of
+        which takes the program as its words.
+        """
         command = [sys.executable, "-c", FORKING]
         if prepare:
-            command = [*mounts.mounting_shell(), f"{prepare} && exec {shlex.join(command)}"]
+            command = [*mounts.mounting_shell(), f"{prepare} {shlex.join(command)}"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=self.environment, **pipes) as child:
 

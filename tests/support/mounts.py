@@ -17,12 +17,13 @@ def mounting_shell() -> list[str]:
 
     Systems that give ordinary users no namespaces (a chroot, Ubuntu 24.04 as installed) skip the test; as root it fails.
     """
-    # In a chroot the root folder is no mount, so its propagation cannot be changed; a script unmounts what it mounted.
     own = [] if os.geteuid() == 0 else ["--map-root-user"]
-    command = ["unshare", *own, "--mount", "--propagation", "unchanged", "sh", "-c"]
-    with tempfile.TemporaryDirectory() as folder:
-        trial = f'mount -t tmpfs none "{folder}" && umount "{folder}"'
-        run = subprocess.run([*command, trial], capture_output=True, text=True, check=False)
-    if run.returncode:
-        (pytest.skip if own else pytest.fail)(f"no file system can be mounted here: {run.stderr.strip() or run.returncode}")
-    return command
+    # In a plain chroot the root folder is no mount, so its propagation cannot be changed.
+    for propagation in ("private", "unchanged"):
+        command = ["unshare", *own, "--mount", "--propagation", propagation, "sh", "-c"]
+        with tempfile.TemporaryDirectory() as folder:
+            trial = f'mount -t tmpfs none "{folder}" && umount "{folder}"'
+            run = subprocess.run([*command, trial], capture_output=True, text=True, check=False)
+        if not run.returncode:
+            return command
+    (pytest.skip if own else pytest.fail)(f"no file system can be mounted here: {run.stderr.strip() or run.returncode}")
