@@ -2,12 +2,13 @@
 Does what the README tells a newcomer to do, on fresh minimal Debian systems.
 
     nox -s newcomer                                      # Debian 12 and 13, each in the foreground and in the background
-    nox -s newcomer -- bookworm --background --again     # what .ci/run does
+    nox -s newcomer -- bookworm --background --again     # what .ci/run does, and:
+    nox -s newcomer -- trixie --root --again
 
 The lines of the README's first ``console`` block are read out of it and run in order by one shell of an ordinary user, in a Debian that
 debootstrap made (``minbase``, and sudo) and a clean clone of HEAD. In the foreground they have a terminal, ``/sys``, and namespaces, as on
 a machine. In the background nox's lines are started by ``nohup … &`` from a script, so they ignore interruptions, and there is no ``/sys``
-and no namespace to be had, as in many containers.
+and no namespace to be had, as in many containers. As root they run in a plain chroot, whose ``/`` is no mount.
 
 Needs root and debootstrap. How this machine reaches its package indexes goes along: apt's archive and settings, proxies, certificates,
 and pip's and uv's indexes; folders of this machine that pip looks into stay behind.
@@ -42,7 +43,8 @@ USER = "newcomer"
 CHECKOUT = "sparkwright"
 #: Debian 12 and 13.
 RELEASES = ("bookworm", "trixie")
-MODES = ("foreground", "background")
+#: How the lines are run → what --help says.
+MODES = {"foreground": "run the lines as typed, only", "background": "run nox under nohup, only", "root": "run them as root in a plain chroot, only"}
 #: The line that is run with --build alone, and the one that --again repeats.
 LONG, TESTS = "nox -s build", "nox -s tests"
 
@@ -64,7 +66,7 @@ PIP = ("index-url", "extra-index-url", "proxy", "cert", "client-cert", "trusted-
 MOUNTS = """
 set -eu
 root=$1 mode=$2 user=$3 command=$4
-mount --bind "$root" "$root"
+[[ $mode == root ]] || mount --bind "$root" "$root"
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -t tmpfs -o nosuid,mode=755 tmpfs "$root/dev"
 for device in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do
@@ -210,8 +212,8 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 # One run
 
-def furnish(root: Path, suite: str) -> None:
-    """Give *root* what a container engine gives one, how this machine reaches its indexes, and the checkout."""
+def furnish(root: Path, suite: str, user: str, home: Path) -> None:
+    """Give *root* what a container engine gives one, how this machine reaches its indexes, and the checkout in the *home* of *user*."""
     write(root / "etc" / "apt" / "sources.list", "".join(f"deb {address} {release} main\n" for address, release in sources(suite)))
     (root / "etc" / "resolv.conf").unlink(missing_ok=True)
     write(root / "etc" / "hosts", f"127.0.0.1 localhost {os.uname().nodename}\n::1 localhost\n")
@@ -224,9 +226,9 @@ def furnish(root: Path, suite: str) -> None:
         if path.is_file():
             (target := root / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    checkout = root / "home" / USER / CHECKOUT
+    checkout = home / CHECKOUT
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, checkout], check=True)
-    subprocess.run(["chroot", root, "chown", "-R", f"{USER}:{USER}", f"{checkout.relative_to(root)}"], check=True)
+    subprocess.run(["chroot", root, "chown", "-R", f"{user}:{user}", f"{checkout.relative_to(root)}"], check=True)
 
 
 def script(told: Sequence[str], environment: Mapping[str, str], mode: str, *, again: bool) -> str:
@@ -248,7 +250,7 @@ def script(told: Sequence[str], environment: Mapping[str, str], mode: str, *, ag
 
 def step(text: str, mode: str, number: int) -> list[str]:
     """Return how the shell runs the line *text*, as a person types it or as a script puts it into the background."""
-    if mode == "foreground" or not text.startswith("nox "):
+    if mode != "background" or not text.startswith("nox "):
         return [f"{{ {text}", "}; ended=$?"]
     out = f"~/nohup-{number}.out"
     return [f": >{out}", f"nohup {text} >>{out} 2>&1 &", f"tail --lines=+1 --follow --pid=$! {out}", "wait $!; ended=$?"]
@@ -261,12 +263,12 @@ def run(suite: str, mode: str, told: Sequence[str], limit: int, *, again: bool) 
     skipped.unlink(missing_ok=True)
     with fresh(suite) as root:
         subprocess.run(["tar", "-C", root, "--numeric-owner", "-xzf", made], check=True)
-        furnish(root, suite)
-        home = root / "home" / USER
+        user, home = ("root", root / "root") if mode == "root" else (USER, root / "home" / USER)
+        furnish(root, suite, user, home)
         write(home / "lines", script(told, variables(), mode, again=again))
         # A program in the foreground has a terminal, which `script` gives it.
-        command = "bash lines" if mode == "background" else "script --quiet --return --command 'bash lines' /dev/null"
-        whole = contained("bash", "-c", MOUNTS, "newcomer", str(root), mode, USER, command)
+        command = "bash lines" if mode != "foreground" else "script --quiet --return --command 'bash lines' /dev/null"
+        whole = contained("bash", "-c", MOUNTS, "newcomer", str(root), mode, user, command)
         # In a session of its own: a signal to a group reaches neither this process from there nor that one from here.
         follow = ["timeout", str(limit), "bash", "-c", '"$@" 2>&1 | tee "$0"', str(log), *whole]
         # Nothing is typed, and nothing ends what could be.
@@ -285,7 +287,7 @@ def main(words: Sequence[str]) -> int:
     """Run the lines as asked for, say what became of each, and return 0 if every line passed."""
     parser = argparse.ArgumentParser(prog="nox -s newcomer --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{' or '.join(RELEASES)} (both)")
-    for mode, text in (("foreground", "run the lines as typed, only"), ("background", "run nox under nohup, only")):
+    for mode, text in MODES.items():
         parser.add_argument(f"--{mode}", dest="modes", action="append_const", const=mode, help=text)
     parser.add_argument("--build", action="store_true", help="run the line of the build, too")
     parser.add_argument("--again", action="store_true", help="ask what failed once more; what then passes was the machine's doing")
