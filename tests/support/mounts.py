@@ -26,4 +26,5 @@ def mounting_shell() -> list[str]:
             run = subprocess.run([*command, trial], capture_output=True, text=True, check=False)
         if not run.returncode:
             return command
-    (pytest.skip if own else pytest.fail)(f"no file system can be mounted here: {run.stderr.strip() or run.returncode}")
+    reason = f"no file system can be mounted here: {run.stderr.strip() or run.returncode}"
+    raise (pytest.skip.Exception if own else pytest.fail.Exception)(reason)
