@@ -19,8 +19,9 @@ GB10 = (12, 1)
 WHEEL = Path("a.whl")
 
 
-def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
+def test_without_a_gpu_every_check_states_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every declared check is there as not run, and required as on a GPU."""
+    monkeypatch.setattr(host_info, "gpus", lambda: ())
     checks = device.run(POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
     assert [check.name for check in checks] == [entry.name for entry in CHECKS]
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
