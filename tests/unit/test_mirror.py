@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import random
 import shutil
-from collections.abc import Callable
+import socketserver
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,59 @@ def test_ref_is_the_commit_of_a_tag_before_that_of_a_branch(run: RunContext, rep
     assert [run.mirror(URL).ref(name) for name in names] == [commits[0], commits[1], commits[4], commits[2], None]
 
 
+class Daemon(socketserver.ThreadingTCPServer):
+    """
+    git's own server of every repository in *folder*, over git://.
+
+    Attributes:
+        limit: Bytes after which an answer is cut off; 0 for no limit.
+        largest: Bytes of the largest answer.
+    """
+
+    daemon_threads, limit, largest = True, 0, 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.command = ["git", "daemon", "--inetd", "--export-all", f"--base-path={folder}", str(folder)]
+        self.url = f"git://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: Daemon
+
+    def handle(self) -> None:
+        sent, limit = 0, self.server.limit
+        with contextlib.suppress(OSError), subprocess.Popen(self.server.command, stdin=self.request, stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            while (not limit or sent < limit) and (data := child.stdout.read1(min(4096, limit - sent if limit else 4096))):
+                self.request.sendall(data)
+                sent += len(data)
+            child.kill()
+        self.server.largest = max(self.server.largest, sent)
+
+
+@pytest.fixture(name="daemon")
+def _daemon(repository: Repository, commits: list[str]) -> Iterator[Daemon]:
+    """Serve the upstream, which has no branch of the name in its HEAD."""
+    repository.git("symbolic-ref", "HEAD", "refs/heads/unborn")
+    with Daemon(repository.path.parent) as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["git", "file"])
+def test_a_mirror_needs_no_branch_at_its_head(
+    daemon: Daemon, repository: Repository, commits: list[str], store: Store, kind: str
+) -> None:
+    """Refs, commits and files come from a host whose HEAD names no commit; a ref that it lacks is none."""
+    upstream = context({"git": f"{daemon.url}/upstream", "file": repository.url}[kind], store).mirror(URL)
+    upstream.commit(commits[4])
+
+    assert upstream.tree(repository.tree("main")) == repository.tree("main")
+    assert [upstream.ref(name) for name in ("main", "gone")] == [commits[4], None]
+
+
 # Hosts that do not do as they are asked.
 
 
@@ -101,6 +157,38 @@ def test_files_that_a_mirror_lacks_are_named(run: RunContext, repository: Reposi
     assert "lacks 2 files of its own commits.\nd/b.txt\nd/same.txt\n" in said
     assert "under `without` of the git source in stack.yaml" in said
     assert run.objects.whole(run.mirror(URL).tree(tree, ("d",)))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_connection_that_is_cut_is_not_damage(daemon: Daemon, repository: Repository, store: Store, tmp_path: Path, share: float) -> None:
+    """Wherever a fetch is cut, the host is unreachable and the mirror stays usable."""
+    repository.git("checkout", "--quiet", "main")
+    commit, tree = repository.commit({"big": random.Random(1).randbytes(300_000)}), repository.tree()
+
+    def fetch(upstream: Mirror) -> None:
+        upstream.commit(commit)
+        upstream.tree(tree)
+
+    fetch(context(f"{daemon.url}/upstream", Store(tmp_path / "other")).mirror(URL))
+    processes.until(lambda: daemon.largest > 300_000)
+    daemon.limit, run = int(daemon.largest * share), context(f"{daemon.url}/upstream", store)
+    assert "127.0.0.1" in refused(run, fetch)
+    daemon.limit = 0
+    fetch(run.mirror(URL))
+    assert run.objects.whole(tree)
+
+
+def test_a_damaged_file_of_a_local_mirror_is_blamed_on_that_mirror(run: RunContext, repository: Repository, commits: list[str]) -> None:
+    """The folder of the map is named; nobody is told to remove the copy in the store, which is whole."""
+    blob = repository.git("rev-parse", "HEAD:a.txt")
+    path = repository.path / ".git" / "objects" / blob[:2] / blob[2:]
+    path.chmod(0o644)
+    path.write_bytes(b"\xff" * 40)
+    run.mirror(URL).commit(commits[4])
+    said = refused(run, lambda upstream: upstream.tree(repository.tree()))
+
+    assert str(repository.path) in said
+    assert str(run.store.root) not in said
 
 
 @pytest.mark.parametrize("address", ["ext::touch {folder}/ran", "--upload-pack=touch {folder}/ran"])

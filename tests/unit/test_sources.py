@@ -50,7 +50,10 @@ def test_a_prefix_is_resolved_by_the_ref(host: Host, commit: str) -> None:
 
 
 def test_another_source_than_the_locked_one_is_refused(host: Host, commit: str) -> None:
-    """Another tree, a moved tag, a lock without a commit, and a kind that is not locked are errors that show both sides."""
+    """
+    Another tree, a moved tag, a lock without a commit, and a kind that is not locked are errors that show both sides. A tag that a mirror merely
+    lacks is no other source.
+    """
     moved = host.work.commit({"a.txt": b"2\n"})
     for pins, source, reference, details in (
         (dict[str, Any](tree="0" * 40), "git", "source-mismatch", (f"lock:   {'0' * 40}", f"commit: {host.work.tree()}")),
@@ -62,6 +65,10 @@ def test_another_source_than_the_locked_one_is_refused(host: Host, commit: str) 
         with refusal(reference) as caught:
             fetched_by(host, "--source", source)
         assert caught.value.details == details
+    host.lock(commit=commit[:9])
+    host.push(":refs/tags/v1")
+    with refusal("source-unreachable", match=r"does not offer v1 of widget"):
+        fetched_by(host, "--source", "git")
 
 
 # Submodules, and what is left out.

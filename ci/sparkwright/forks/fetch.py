@@ -248,8 +248,8 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
     Raises:
         source-unresolved: The lock has no commit.
         source-mismatch: A prefix is locked, and the ref names a commit that does not begin with it.
-        offline, source-unreachable: A prefix is locked, and the host may not be asked or does not
-            answer.
+        offline, source-unreachable: A prefix is locked, and the host may not be asked, does not
+            answer, or lacks the ref.
     """
     if len(locked.commit) == 40:
         return locked.commit
@@ -257,11 +257,18 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
         raise SourceError(
             "source-unresolved", f"The lock names no commit for {fork} ({locked.ref})."
         )
-    named = context.mirror(locked.url).ref(locked.ref)
-    if named is None or not named.startswith(locked.commit):
+    mirror = context.mirror(locked.url)
+    named = mirror.ref(locked.ref)
+    if named is None:
+        raise SourceUnreachable(
+            "source-unreachable",
+            f"{redact_credentials(mirror.address)} does not offer {locked.ref} of {fork}.",
+            todo="Give a mirror that has it (--mirror), or take another kind of source (--source).",
+        )
+    if not named.startswith(locked.commit):
         raise SourceError(
             "source-mismatch",
             f"{locked.ref} of {fork} is not the locked commit.",
-            details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"],
+            details=[f"lock: {locked.commit}…", f"host: {named}"],
         )
     return named
