@@ -232,6 +232,17 @@ def test_file_is_downloaded_once_and_goes_on_where_it_broke(store: Store, index:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_damaged_file_in_the_store_is_fetched_again(store: Store, index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bytes are compared with the hash each time; offline the error names it."""
+    path = obtain(store)
+    path.write_bytes(CONTENT[:-1] + b"x")
+    with refusal("offline", match=f"{NAME} is damaged: {path}"):
+        obtain(store, offline=True)
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert f"{path} is damaged, and fetched again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""

@@ -128,27 +128,34 @@ def path_of(store: Store, sha256: str, filename: str) -> Path:
     return store.root / "downloads" / sha256 / filename
 
 
+def _intact(path: Path, sha256: str) -> bool:
+    return path.exists() and sha256_file(path) == sha256
+
+
 def obtain(
     store: Store, project: str, filename: str, sha256: str, *, offline: bool = False
 ) -> Path:
     """
     Return the path of *filename* of *project* with the given *sha256*, downloading it when the
-    store has none.
+    store has none, or a damaged one.
 
     Raises:
-        offline: It is not in the store and *offline* is set.
+        offline: It is not in the store, or damaged there, and *offline* is set.
         source-unreachable: The index does not offer it, or the connection broke too often.
         source-mismatch: The index states another hash, or other bytes arrived; those are removed.
         disk-full: There is no room; what arrived is kept.
     """
     path = path_of(store, sha256, filename)
-    if path.exists():
+    if _intact(path, sha256):
         return path
     if offline:
-        raise SourceUnreachable("offline", f"{filename} is not in the store.")
+        state = f"is damaged: {path}" if path.exists() else "is not in the store"
+        raise SourceUnreachable("offline", f"{filename} {state}.")
     with store.lock(f"download-{sha256[:16]}"):
-        if path.exists():
+        if _intact(path, sha256):
             return path
+        if path.exists():
+            console.warn(f"{path} is damaged, and fetched again")
         offer = next((file for file in files(project) if file.name == filename), None)
         if not offer:
             raise SourceUnreachable(
