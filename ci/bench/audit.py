@@ -107,6 +107,6 @@ with tempfile.TemporaryDirectory(dir=scratch) as folder:
 console.result(f"budget: {RATIO:g} times the list, so at least {1 / RATIO:.2f} in the last column")
 
 with Peak() as peak:
-    whole = {"sparkwright audit": lambda: wheel.audit(base, rules, programs, scratch=scratch, judged="any")}
+    whole = {"sparkwright audit": lambda: wheel.audit(base, rules, lambda: programs, scratch=scratch, judged="any")}
     measure.compare(f"audit of {as_size(base.stat().st_size)}", whole, options, budget=SECONDS)
 console.result(f"budget: {as_size(MEMORY)}; most of all processes at once: {as_size(peak.bytes)}")

@@ -120,7 +120,7 @@ def test_first_use_on_a_spark_compiles_nothing(small: RunContext, tmp_path: Path
     wheels = [pipeline.wheel_path(small, built) for built in (sources, modules)]
     assert pipeline.current(small, "flashinfer") == sources
     assert flashinfer_aot.build(small, SMALL, sources) == modules
-    audited = wheel.audit(wheels[1], policy.load(small.project.audit_file, small.project.spec.arch), tools.cuda / "bin")
+    audited = wheel.audit(wheels[1], policy.load(small.project.audit_file, small.project.spec.arch), lambda: tools.cuda / "bin")
     assert {Path(library.name).name: (library.cubins, library.ptx) for library in audited.libraries} == {
         f"{name}_and_mul.so": ({"sm_121f": 1}, {}) for name in ("silu", "gelu")
     }

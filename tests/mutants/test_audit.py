@@ -109,7 +109,7 @@ class Workshop:
 
     def ask(self, wheel: Path) -> tuple[Check, ...]:
         """Return the checks that `sparkwright gate` would make."""
-        return audited.run(audit(wheel, msgspec.convert(POLICY, AuditPolicy), self.cuda_bin, scratch=self.folder))
+        return audited.run(audit(wheel, msgspec.convert(POLICY, AuditPolicy), lambda: self.cuda_bin, scratch=self.folder))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ from sparkwright.forks.stack import Project
 from sparkwright.gates import wheel_audit as audited
 
 ROOT = Path(__file__).parents[2]
-NOWHERE = Path("/nonexistent")
+NOWHERE = partial(Path, "/nonexistent")
 HOST = f"linux_{platform.machine()}"
 LIBRARY = "probe/_C.abi3.so"
 
@@ -478,7 +479,7 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
     lines = [".text.quantise:", *(f"  /*0000*/ {text}" for text in instructions)]
     processes.script(tmp_path / "nvdisasm", "".join(f"echo '{line}'\n" for line in lines))
     library = fatbins.library(tmp_path, [cubin(tmp_path, target, kernels=("quantise",))])
-    report = audit(write_wheel(tmp_path, {LIBRARY: library}), policy({"opcodes": [FP4], "trap_free": [NO_TRAP]}), tmp_path, judged=judged)
+    report = audit(write_wheel(tmp_path, {LIBRARY: library}), policy({"opcodes": [FP4], "trap_free": [NO_TRAP]}), lambda: tmp_path, judged=judged)
 
     assert rules(report) == expected
     assert report.libraries[0].spark == {gain: 1}

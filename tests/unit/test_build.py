@@ -113,6 +113,30 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
     assert len(caught.value.details) == 4
 
 
+SETUPTOOLS = 'version = "80.10.2"\nwheels = [\n  { path = "wheels/setuptools-80.10.2-'
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "old", "new", "reference"),
+    [
+        (["plan", "--fork", "vllm"], "build/demo/pylock.toml", SETUPTOOLS, SETUPTOOLS.replace("80.", "8."), "early-check-failed"),
+        (["build", "--fork", "cutlass"], "ci/audit.yaml", "mini-flashinfer:", "other:\n    reason: 3\n  mini-flashinfer:", "file-invalid"),
+        (["audit", "--offline", "WHEEL"], "ci/audit.yaml", "mini-flashinfer:", "mini-flashinfer:", ""),
+        (["audit", "--offline", "WHEEL", "--judge", "stack"], "ci/audit.yaml", "mini-flashinfer:", "mini-flashinfer:", "offline"),
+    ],
+)  # fmt: skip
+def test_no_tools_are_installed_for_what_can_be_known_without(
+    mini: Mini, words: list[str], path: str, old: str, new: str, reference: str
+) -> None:
+    """A plan is checked first, and a policy before a build; an audit by the rules for any wheel reads no instructions."""
+    mini.edit(path, old, new)
+    wheel = wheels.plain(mini.root, "mini-vllm", "0.33.0")
+    with refusal(reference) if reference else contextlib.nullcontext():
+        main.run([str(wheel) if word == "WHEEL" else word for word in words] + mini.words)
+
+    assert not [*mini.cache.glob("environments/*/*"), *mini.cache.glob("wheels/*")]
+
+
 def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
     """Also before the wheel is taken from the store."""
     (tmp_path / "file").touch()

@@ -26,7 +26,7 @@ from tests.support import fatbins, wheels
 from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy, report
-from sparkwright.audit import wheel as wheel_audit
+from sparkwright.audit.wheel import cached_audit
 from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
@@ -253,7 +253,7 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     mini.edit("forks/demo/lock.yaml", "  flashinfer:\n", f"    wheel: {locked}\n  flashinfer:\n")
     context = dataclasses.replace(mini.context(), output=mini.root / "dist")
     path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
-    report.show(audited := wheel_audit.audit(path, policy.load(context.project.audit_file, "12.1f"), Path("/nonexistent")))
+    report.show(audited := cached_audit(context, path))
 
     text = "cutlass 4.8.0 of the official mini-vllm 0.33.0 wheel, although upstream pins v4.7.1; accepted, because upstream ships it."
     assert list(pipeline.deviations(context, source_tree(context, "vllm"))) == [f"vllm compiles against {text}"]

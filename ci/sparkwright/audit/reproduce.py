@@ -153,9 +153,9 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `audit`.
     """
-    # Nothing is disassembled, so the folder of nvdisasm is not needed.
+    # Nothing is disassembled, so no folder of nvdisasm is needed.
     old, new = (
-        audit(path, policy, scratch, scratch=scratch, judged="any") for path in (first, again)
+        audit(path, policy, Path, scratch=scratch, judged="any") for path in (first, again)
     )
     files, new_files = (
         {member.name: member.sha256 for member in members(path, scratch)} for path in (first, again)

@@ -279,7 +279,7 @@ def cached_audit(
     )
     if stored := context.store.get("audit", key, AuditReport):
         return stored
-    programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
+    programs, scratch = partial(toolchain.disassembler, context), context.store.folder("work")
     with console.step(f"audit {path.name}"):
         result = audit(path, policy, programs, scratch=scratch, judged=judged)
     context.store.put("audit", key, result)
@@ -289,7 +289,7 @@ def cached_audit(
 def audit(
     wheel: Path,
     policy: AuditPolicy,
-    programs: Path,
+    programs: Callable[[], Path],
     *,
     scratch: Path | None = None,
     judged: Literal["stack", "any"] | None = "stack",
@@ -300,7 +300,7 @@ def audit(
     `sparkwright.audit.device_code` describes the device-code digest.
 
     Args:
-        programs: The folder of nvdisasm.
+        programs: Returns the folder of nvdisasm; called only if the policy wants instructions read.
         scratch: As of `members`.
         judged: See `AuditReport.judged`; None for ``stack`` if the wheel holds our build record,
             else ``any``.
@@ -311,24 +311,26 @@ def audit(
         command-failed: nvdisasm cannot read a cubin, or takes longer than `MOST_SECONDS`.
         disk-full: There is no room for the largest library and its cubins.
     """
-    deadline = time.monotonic() + MOST_SECONDS
     about = read_subject(wheel)
     contents = read_contents(wheel, about)
     judged = judged or ("stack" if contents.record else "any")
+    listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
+    disassembles = judged == "stack" and any(library.kernels for library in listed.libraries)
+    folder = programs() if disassembles else Path()
+    deadline = time.monotonic() + MOST_SECONDS
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
     for member in members(wheel, scratch):
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
         if member.is_elf:
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
-            libraries.append(audited.inspect(member, programs, deadline))
+            libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
     findings += [
         AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
         if not _UNSIGNED.fullmatch(name)
     ]
-    listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
     if listed.size_max is not None and about.size > listed.size_max:
         findings.append(
             AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")

@@ -35,7 +35,7 @@ PYTHONS = (11, 12, 13, 14)
 #: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
-NVCC = "nvidia-cuda-nvcc"
+NVCC, NVDISASM = "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm"
 
 #: Project, file name and sha256.
 LockedWheel = tuple[str, str, str]

@@ -338,6 +338,23 @@ def obtain(context: RunContext) -> Toolchain:
     return tools
 
 
+def disassembler(context: RunContext) -> Path:
+    """
+    Return the folder of nvdisasm: of the stack's tools if they are installed, else of its wheel.
+
+    Raises:
+        source-unreachable, source-mismatch, offline, disk-full, command-failed: As `install`.
+    """
+    wheels = [wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVDISASM]
+    if installed(context) or not wheels:
+        return obtain(context).cuda / "bin"
+    root = context.store.root / "environments" / f"nvdisasm-{wheels[0][2][:16]}"
+    with fill_once(context.store, root) as lacking:
+        if lacking:
+            install(context, root, wheels, "nvdisasm", platform.machine())
+    return root / "nvidia" / "cu13" / "bin"
+
+
 @contextlib.contextmanager
 def fill_once(store: Store, root: Path) -> Iterator[bool]:
     """

@@ -288,11 +288,10 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         if context.project.fork(fork).build != "graft":
             console.note(f"{fork}: nothing is compiled")
             continue
-        tools = toolchain.obtain(context)
         with context.store.lock(Workspace.name(context, fork)):
             source = source_tree(context, fork)
             preflight.check(context, source)
-            plans.append(arch_plan.obtain(context, tools, source))
+            plans.append(arch_plan.obtain(context, toolchain.obtain(context), source))
         arch_plan.show(plans[-1], result=True)
     for planned in plans:
         arch_plan.check(planned)
@@ -323,6 +322,8 @@ def build(arguments: argparse.Namespace) -> int:
         f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
         f"cache: {context.store.root}"
     )
+    # A policy that is not valid must not cost an hour of compiling.
+    policy.load(context.project.audit_file, context.project.spec.arch)
     rows, audits, wheels = [], [], []
     for built in _built(context, ahead=arguments.aot):
         path = pipeline.wheel_path(context, built)
