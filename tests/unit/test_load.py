@@ -102,15 +102,21 @@ def test_prompts_are_shorter_by_the_tokens_that_the_tokenizer_adds(tmp_path: Pat
 
 def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> None:
     store, data = Store(tmp_path), b"#!/bin/sh\n"
-    base = read_lock(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
-    wheel = store.folder("downloads", base.sha256) / base.filename
+    project = Project(ROOT, POLICY.stack)
+    base = read_lock(project).forks["vllm"].bases[os.uname().machine]
+    wheel = tmp_path / base.filename
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("vllm/vllm-rs", data)
-    generator = vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    wheel = wheel.rename(store.folder("downloads", sha256) / wheel.name)
+    lock = Project(tmp_path, POLICY.stack).lock_file
+    lock.parent.mkdir(parents=True)
+    lock.write_text(project.lock_file.read_text().replace(base.sha256, sha256))
+    generator = vllm_bench.obtain(tmp_path, POLICY.stack, store, offline=True)
     assert (generator.name, generator.sha256) == ("vllm-rs 0.33.0", hashlib.sha256(data).hexdigest())
     assert os.access(generator.program, os.X_OK)
     wheel.unlink()
-    assert vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True) == generator
+    assert vllm_bench.obtain(tmp_path, POLICY.stack, store, offline=True) == generator
 
 
 PROFILE = DelayProfile(0.2, 0.02, 3, 13, 2)
