@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -102,16 +103,15 @@ def test_prompts_are_shorter_by_the_tokens_that_the_tokenizer_adds(tmp_path: Pat
 
 def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> None:
     store, data = Store(tmp_path), b"#!/bin/sh\n"
-    project = Project(ROOT, POLICY.stack)
-    base = read_lock(project).forks["vllm"].bases[os.uname().machine]
+    base = read_lock(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
     wheel = tmp_path / base.filename
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("vllm/vllm-rs", data)
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     wheel = wheel.rename(store.folder("downloads", sha256) / wheel.name)
+    shutil.copytree(ROOT / "forks" / POLICY.stack, tmp_path / "forks" / POLICY.stack)
     lock = Project(tmp_path, POLICY.stack).lock_file
-    lock.parent.mkdir(parents=True)
-    lock.write_text(project.lock_file.read_text().replace(base.sha256, sha256))
+    lock.write_text(lock.read_text().replace(base.sha256, sha256))
     generator = vllm_bench.obtain(tmp_path, POLICY.stack, store, offline=True)
     assert (generator.name, generator.sha256) == ("vllm-rs 0.33.0", hashlib.sha256(data).hexdigest())
     assert os.access(generator.program, os.X_OK)
