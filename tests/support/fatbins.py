@@ -51,16 +51,26 @@ def note(options: bytes, version: int = 2) -> bytes:
 
 
 def cubin(
-    folder: Path, target: str, *, listed: str = "", kernels: Sequence[str] = ("kernel",)
+    folder: Path, target: str, *, listed: str = "", kernels: Sequence[str] = ("kernel",), version: int = 2, memory: int = 8
 ) -> Image:
-    """Return a cubin for *target* (empty for one that does not state it)."""
-    (folder / "note").write_bytes(note(f"-arch {target}".encode()) if target else b"")
+    """
+    Return a cubin for *target* (empty for one that does not state it).
+
+    Args:
+        version: Of its note. *memory*: The section type of its shared memory, which is larger than the file and has no bytes.
+    """
+    (folder / "note").write_bytes(note(f"-arch {target}".encode(), version) if target else b"")
     source = ".section .note.nv.tkinfo\n" + f'.incbin "{folder}/note"\n'
     source += "".join(f".section .text.{kernel}\n.byte 0\n" for kernel in kernels)
+    source += '.section .nv_debug.shared,"aw",@nobits\n.skip 1000000\n'
     (folder / "cubin.s").write_text(source)
     words: list[str | Path] = ["cc", "-c", folder / "cubin.s", "-o", folder / "cubin.o"]
     subprocess.run(words, check=True)
-    return 2, listed or target, (folder / "cubin.o").read_bytes()
+    data = bytearray((folder / "cubin.o").read_bytes())
+    for place in range(struct.unpack_from("<Q", data, 0x28)[0] + 4, len(data), 64):
+        if data[place] == 8:
+            struct.pack_into("<I", data, place, memory)
+    return 2, listed or target, bytes(data)
 
 
 def ptx(target: str) -> Image:

@@ -418,6 +418,21 @@ def test_code_for_another_target_is_found(
     assert all(expected[finding.rule] in finding.message for finding in report.findings)
 
 
+@pytest.mark.parametrize(
+    ("version", "memory", "stated"),
+    [(2, 8, "sm_120"), (0x80, 8, "sm_120"), (0x81, 0x7000000A, "sm_120"), (7, 0x70000007, "sm_120?")],
+)
+def test_code_is_judged_by_the_table_where_it_states_no_target_that_can_be_read(
+    tmp_path: Path, version: int, memory: int, stated: str
+) -> None:
+    """Of every CUDA release; memory of a GPU has no bytes in the file."""
+    image = cubin(tmp_path, "sm_120", version=version, memory=memory)
+    report = audit(write_wheel(tmp_path, {LIBRARY: fatbins.library(tmp_path, [image])}), policy({}), NOWHERE, judged="any")
+
+    assert rules(report) == []
+    assert (report.libraries[0].cubins, report.libraries[0].spark) == ({stated: 1}, {"plain": 1})
+
+
 def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_path: Path) -> None:
     """One library that cannot be read does not hide another."""
     good = fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f")])

@@ -5,8 +5,9 @@ them, their instructions, and a digest of them all.
 A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and
 ``sm_121f``; only ``-arch`` among the ptxas options in its ``.note.nv.tkinfo`` section tells them
 apart. As an ELF note: name ``NVIDIA Corp``, type 2000, and a description of six little-endian words
-(2, object, tool, version, build, options), of which the last five are offsets into the
-NUL-terminated strings that follow (seen with CUDA 13.0.88).
+(version, object, tool, version, build, options), of which the last five are offsets into the
+NUL-terminated strings that follow (seen with CUDA 12.8 and 12.9, versions 0x80 and 0x81, and with
+CUDA 13, version 2). Where there is no such note (CUDA 12.6), a driver has nothing but the table.
 
 The digest covers the code that a GPU of the stack could load. For a library compiled here these
 are its cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so
@@ -42,7 +43,7 @@ from sparkwright.core.store import translate_disk_full
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
 #: Sizes of name and description, type, name, and the first word of the description.
-_TKINFO = re.compile(rb"\x0c\0\0\0(.{4})\xd0\x07\0\0NVIDIA Corp\0(?=\x02\0\0\0)", re.DOTALL)
+_TKINFO = re.compile(rb"\x0c\0\0\0(.{4})\xd0\x07\0\0NVIDIA Corp\0(?=[\x02\x80\x81]\0\0\0)", re.DOTALL)
 _ARCH_OPTION = re.compile(rb"[\s\0](?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=[\s\0])")
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.
@@ -89,6 +90,11 @@ class DeviceImage(msgspec.Struct, frozen=True):
     sha256: str = ""
     kernels: tuple[str, ...] = ()
 
+    @property
+    def loaded(self) -> str:
+        """The target for which a driver takes it: that of the table if the code states none."""
+        return self.listed if self.target.endswith("?") else self.target
+
 
 class DeviceCode(msgspec.Struct, frozen=True):
     """
@@ -105,7 +111,7 @@ class DeviceCode(msgspec.Struct, frozen=True):
 
     def counts(self, kind: Literal["ptx", "cubin"]) -> dict[str, int]:
         """Return the number of images of that kind by target, ``sm_80`` before ``sm_100``."""
-        numbers = Counter(_targets(self.images, kind))
+        numbers = Counter(image.target for image in self.images if image.kind == kind)
         return {
             name: numbers[name]
             for name in sorted(numbers, key=lambda name: (parsed(name.rstrip("?")), name))
@@ -113,7 +119,7 @@ class DeviceCode(msgspec.Struct, frozen=True):
 
 
 def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
-    return [image.target for image in images if image.kind == kind]
+    return [image.loaded for image in images if image.kind == kind]
 
 
 def read(

@@ -72,7 +72,7 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 13
+FORM = 14
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -695,7 +695,7 @@ def _missing_operator(data: elf.Buffer, operator: str) -> str:
     parts = [
         section
         for section in elf.sections(data)
-        if section.name.startswith(".rodata") and section.kind != elf.NO_BITS
+        if section.name.startswith(".rodata") and section.kind not in elf.NO_BYTES
     ]
     if sum(part.size for part in parts) > len(data):
         raise elf.ElfUnreadable("its sections of read-only data overlap")

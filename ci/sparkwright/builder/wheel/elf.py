@@ -35,8 +35,11 @@ MAGIC = b"\x7fELF"
 MACHINES = {62: "x86_64", 183: "aarch64"}
 RELOCATABLE_FATBIN = "__nv_relfatbin"
 FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
-#: Section types: no bytes in the file, dynamic symbols. Segment types: loaded, dynamic.
-NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
+#: Section types without bytes in the file: NOBITS, and a GPU's global, local, shared and reserved
+#: shared memory (SHT_CUDA_GLOBAL, _LOCAL, _SHARED, _RESERVED_SHARED; seen with CUDA 11.8 to 13.2).
+NO_BYTES = frozenset((8, 0x70000007, 0x70000009, 0x7000000A, 0x70000015))
+#: Section type: dynamic symbols. Segment types: loaded, dynamic.
+_DYNAMIC_SYMBOLS = 11
 _LOAD, _DYNAMIC = 1, 2
 #: Entries of the dynamic section: strings and their size, names, paths.
 _STRTAB, _STRSZ, _NEEDED, _PATHS = 5, 10, 1, (15, 29)
@@ -164,7 +167,7 @@ def sections(data: Buffer) -> tuple[ElfSection, ...]:
     for name, kind, _, _, offset, size, link, _, _, _ in entries:
         section = ElfSection(strings.name(name) if length else "", kind, offset, size, link)
         # The first entry is empty but for the numbers that do not fit into the header.
-        if kind not in (0, NO_BITS):
+        if kind and kind not in NO_BYTES:
             _check_bounds(data, offset, size, f"section {section.name[:80]}")
         listed.append(section)
     return tuple(listed)
@@ -207,7 +210,7 @@ def shared_object(data: Buffer) -> SharedObject:
         fatbins=tuple(
             (section.offset, section.size)
             for section in listed
-            if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
+            if section.name in FATBIN_SECTIONS and section.kind not in NO_BYTES
         ),
         symbols=frozenset(name for name, defined in symbols if defined),
         imports=frozenset(name for name, defined in symbols if not defined),
