@@ -43,7 +43,9 @@ from sparkwright.core.store import translate_disk_full
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
 #: Sizes of name and description, type, name, and the first word of the description.
-_TKINFO = re.compile(rb"\x0c\0\0\0(.{4})\xd0\x07\0\0NVIDIA Corp\0(?=[\x02\x80\x81]\0\0\0)", re.DOTALL)
+_TKINFO = re.compile(
+    rb"\x0c\0\0\0(.{4})\xd0\x07\0\0NVIDIA Corp\0(?=[\x02\x80\x81]\0\0\0)", re.DOTALL
+)
 _ARCH_OPTION = re.compile(rb"[\s\0](?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=[\s\0])")
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.

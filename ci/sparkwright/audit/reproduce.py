@@ -154,9 +154,7 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
         wheel-invalid, archive-unsafe, disk-full: As `audit`.
     """
     # Nothing is disassembled, so no folder of nvdisasm is needed.
-    old, new = (
-        audit(path, policy, Path, scratch=scratch, judged="any") for path in (first, again)
-    )
+    old, new = (audit(path, policy, Path, scratch=scratch, judged="any") for path in (first, again))
     files, new_files = (
         {member.name: member.sha256 for member in members(path, scratch)} for path in (first, again)
     )
