@@ -65,12 +65,27 @@ SCRIPTS = (
     "ci/runner/run-job",
     *map(str, sorted(Path("build").glob("*.sh"))),
 )
+#: The file that holds the version of the program.
+VERSION = "ci/sparkwright/__init__.py"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def groups(*names: str) -> list[str]:
     """Return the requirements of dependency groups of pyproject.toml."""
     return list(nox.project.dependency_groups(PYPROJECT, *names))
+
+
+def install(session: nox.Session, *words: str) -> None:
+    """
+    Install the program with *words*; nothing if this session's environment has both already, so
+    that it needs no network again.
+    """
+    stated = [Path(name).read_text("utf-8") for name in ("pyproject.toml", VERSION)]
+    wanted = "\n".join([*words, *stated])
+    record = Path(session.virtualenv.location, "installed.txt")
+    if not record.exists() or record.read_text("utf-8") != wanted:
+        session.install("--editable", ".[full]", *words)
+        record.write_text(wanted, "utf-8")
 
 
 def pytest(
@@ -84,7 +99,7 @@ def pytest(
     Run the tests with *marks*; one that takes longer than *seconds* fails, and one that cannot be
     ended takes its process with it.
     """
-    session.install("--editable", ".[full]", *groups("test"))
+    install(session, *groups("test"))
     last = ("-o", f"faulthandler_timeout={seconds + 60}", "-o", "faulthandler_exit_on_timeout=true")
     limit = ("--timeout", str(seconds), *last)
     session.run("pytest", "-m", marks, *limit, *options, *session.posargs, env=env)
@@ -94,7 +109,7 @@ def add_command(name: str, text: str) -> None:
     """Add the session that runs the command *name*."""
 
     def command(session: nox.Session) -> None:
-        session.install("--editable", ".[full]")
+        install(session)
         session.run("sparkwright", name, *session.posargs)
 
     command.__doc__ = text
@@ -138,7 +153,7 @@ def actionlint(session: nox.Session) -> None:
 @nox.session(tags=["check"])
 def typecheck(session: nox.Session) -> None:
     """Check types, strictly."""
-    session.install("--editable", ".[full]", "nox", *groups("typecheck"))
+    install(session, "nox", *groups("typecheck"))
     session.run("mypy", *session.posargs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork:
     assert [site.rule for site in made.sites] == [rule.name for rule in rules]
     assert len(set(trees)) == len(trees)
     assert context.objects.changes(made.source.tree, made.tree).keys() == named
+
+
+def test_a_session_that_was_installed_needs_no_network(tmp_path: Path) -> None:
+    """Nox runs a command of a checkout again where no index is reached and no cache holds its build requirements."""
+    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "checkout"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "nox"], check=True)
+    subprocess.run([tmp_path / "nox" / "bin" / "pip", "install", "--quiet", "nox", "uv"], check=True)
+    nowhere = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    session = [tmp_path / "nox" / "bin" / "nox", "-s", "audit", "--", "--help"]
+    subprocess.run(session, cwd=tmp_path / "checkout", check=True)
+    again = subprocess.run(session, cwd=tmp_path / "checkout", env={**os.environ, **nowhere}, check=False)
+
+    assert again.returncode == 0
 
 
 @pytest.mark.long
