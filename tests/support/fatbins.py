@@ -78,15 +78,15 @@ def ptx(target: str) -> Image:
     return 1, target, f".version 9.0\n.target {target}\n.address_size 64\n".encode()
 
 
-def library(folder: Path, *units: Sequence[Image], source: str = "", fatbin: bytes = b"") -> bytes:
-    """Return a shared library of the C text *source* with *fatbin* and one for each unit."""
+def library(folder: Path, *units: Sequence[Image], source: str = "", fatbin: bytes = b"", needs: str = "") -> bytes:
+    """Return a shared library of the C text *source* with *fatbin* and one for each unit, which *needs* another of the folder."""
     (folder / "fatbin").write_bytes(
         fatbin + b"".join(container(*map(_entry, unit)) for unit in units)
     )
     (folder / "fatbin.c").write_text(source)
     text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
     (folder / "fatbin.s").write_text(text)
-    words = ["-shared", "-fPIC", "fatbin.c", "fatbin.s", "-o", "fatbin.so"]
+    words = ["-shared", "-fPIC", "fatbin.c", "fatbin.s", "-o", "fatbin.so", *(["-Wl,--no-as-needed", needs] if needs else [])]
     subprocess.run(["cc", *words], cwd=folder, check=True)
     return (folder / "fatbin.so").read_bytes()
 

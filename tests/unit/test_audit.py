@@ -72,11 +72,12 @@ def write_wheel(
     files: Mapping[str, bytes],
     *,
     tag: str = HOST,
+    python: str = "py3-none",
     name: str = "probe",
     more: str = "",
 ) -> Path:
     """Write a wheel of the distribution ``probe``, with *name* and *more* in its METADATA."""
-    path = folder / f"probe-1-py3-none-{tag}.whl"
+    path = folder / f"probe-1-{python}-{tag}.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{more}"
     archive.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
     return path
@@ -376,6 +377,40 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
 
 
 @pytest.mark.parametrize(
+    ("tag", "names", "expected"),
+    [
+        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
+        ("py3-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
+        ("cp310.cp311-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
+        ("cp310-cp310", ["a.cpython-310-x86_64-linux-gnu.so"], 0),
+        ("cp311-cp311", ["a.cpython-310-x86_64-linux-gnu.so", "b.cpython-311-x86_64-linux-gnu.so"], 1),
+        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.cpython-311-x86_64-linux-gnu.so"], 0),
+        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.abi3.so"], 0),
+    ],
+)
+def test_a_module_for_one_python_is_found_where_the_tag_promises_others(
+    tmp_path: Path, library: bytes, tag: str, names: list[str], expected: int
+) -> None:
+    """A policy that names it by its Python allows it."""
+    wheel = write_wheel(tmp_path, dict.fromkeys(names, library), python=tag)
+
+    assert rules(audit(wheel, policy(distributions={}), NOWHERE, judged="any")) == ["python-other"] * expected
+    named = {**HOST_ONLY, "glob": "*.cpython-3*"}
+    assert rules(audit(wheel, policy(named), NOWHERE, judged="any")) == []
+
+
+def test_a_platform_tag_is_held_against_all_runtimes_of_c_and_says_which(tmp_path: Path) -> None:
+    """Also a tag with a name: glibc 2.17's systems have no C++ runtime with a sized delete."""
+    (tmp_path / "a.cc").write_text("void f(int *number) { delete number; }\n")
+    subprocess.run(["c++", "-shared", "-fPIC", "-std=c++17", "a.cc", "-o", "a.so"], cwd=tmp_path, check=True)
+    files = {LIBRARY: (tmp_path / "a.so").read_bytes()}
+    (finding,) = audit(write_wheel(tmp_path, files, tag=f"manylinux2014_{platform.machine()}"), policy(HOST_ONLY), NOWHERE).findings
+
+    assert finding.rule == "tag-newer"
+    assert finding.message == "it needs CXXABI_1.3.9, so a system of glibc 2.24; the tag promises glibc 2.17"
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("p/libcuda.so.1", ["vendored-driver"]),
@@ -466,6 +501,34 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
         digests.append(report.device_code)
 
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("libraries", "metadata", "expected"),
+    [
+        ({"a": ("sm_90", "13")}, "", ["code-missing"]),
+        ({"a": ("sm_120a", "13"), "b": ("ptx sm_90", "13")}, "", ["code-missing"]),
+        ({"a": ("sm_90", "13"), "b": ("sm_120", "13")}, "", []),
+        ({"a": ("sm_120", "12"), "b": ("sm_120", "12")}, "", ["needed-foreign"] * 2),
+        ({"a": ("sm_120", "12"), "b": ("sm_120", "13")}, "", []),
+        ({"a": ("sm_120", "12")}, "Requires-Dist: nvidia-cuda-runtime-cu12\n", []),
+        ({"a": ("sm_120", "12"), "libcudart.so.12": ("sm_120", "12")}, "", []),
+    ],
+)
+def test_a_wheel_of_others_that_is_of_no_use_here_does_not_pass(
+    tmp_path: Path, libraries: dict[str, tuple[str, str]], metadata: str, expected: list[str]
+) -> None:
+    """None of its libraries has machine code for the GPU, or fits the stack's CUDA; one that does is enough, since a program takes it."""
+    files = {}
+    for name, (target, release) in libraries.items():
+        image = ptx(target[4:]) if target.startswith("ptx ") else cubin(tmp_path, target)
+        runtime = f"libcudart.so.{release}"
+        subprocess.run(["cc", "-shared", f"-Wl,-soname,{runtime}", "-x", "c", "/dev/null", "-o", runtime], cwd=tmp_path, check=True)
+        files[f"probe/{name}"] = fatbins.library(tmp_path, [image], needs=runtime)
+    wheel = write_wheel(tmp_path, files, more=metadata)
+    needed = [*COMMON["needed"], "libcudart.so.13"]
+
+    assert rules(audit(wheel, policy(distributions={}, needed=needed), NOWHERE, judged="any")) == expected
 
 
 FP4 = {"pattern": r"F2FP\..*E2M1", "least": 2, "kernels": "quantise"}

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import os
 import platform
@@ -569,8 +570,9 @@ def wanting(folder: Path, versions: Sequence[str]) -> bytes:
 @pytest.mark.parametrize(
     ("versions", "tag"),
     [
-        ((), "manylinux_2_28"),
-        (("GLIBC_2.17", "GLIBCXX_3.4.24", "CXXABI_1.3.11"), "manylinux_2_28"),
+        ((), "BASE"),
+        (("GLIBC_2.17", "GLIBCXX_3.4.19", "CXXABI_1.3.7"), "BASE"),
+        (("GLIBCXX_3.4.24", "CXXABI_1.3.11"), "manylinux_2_27"),
         (("GLIBCXX_3.4.25",), "manylinux_2_31"),
         (("CXXABI_1.3.12",), "manylinux_2_31"),
         (("GLIBCXX_3.4.29",), "manylinux_2_34"),
@@ -583,8 +585,11 @@ def test_the_platform_tag_is_the_lowest_that_promises_what_is_wanted(tmp_path: P
     """It follows from the symbol versions alone, is never below the base's, and the machine in it stays, whatever this one is."""
     library = wanting(tmp_path, versions)
 
-    for machine in MACHINES:
-        assert graft.platform_tag(f"manylinux_2_28_{machine}", [library]) == f"{tag}_{machine}"
+    for machine, base in itertools.product(MACHINES, ("manylinux_2_17", "manylinux2014")):
+        expected = tag.replace("BASE", base)
+        assert graft.platform_tag(f"{base}_{machine}", [library]) == f"{expected}_{machine}"
+        both = f"manylinux_2_17_{machine}.manylinux2014_{machine}"
+        assert graft.platform_tag(both, [library]) == (both if tag == "BASE" else f"{tag}_{machine}")
 
 
 def test_a_tag_without_versions_stays_and_a_newer_runtime_than_any_tag_promises_is_refused(tmp_path: Path) -> None:

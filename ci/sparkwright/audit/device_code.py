@@ -62,6 +62,9 @@ SUPPORT_LEVELS: Mapping[SupportLevel, str] = {
     "nothing": "no form that this GPU can load: it may be for other GPUs alone",
 }
 
+#: Levels without a compilation by the driver.
+MACHINE_CODE = frozenset(("native", "family", "plain"))
+
 #: The instruction that ends a kernel with an error.
 TRAP = "BPT.TRAP"
 #: A section's heading, or an instruction after its address and predicate:

@@ -93,7 +93,7 @@ RULES: Mapping[str, str] = {
     "library-missing": "a library that the policy asks for is not in the wheel",
     "library-unknown": "a library that no policy names",
     "machine-foreign": "made for another machine than the wheel's platform tag says",
-    "needed-foreign": "needs a shared library that no policy allows",
+    "needed-foreign": "needs a shared library that no policy allows, or that of another CUDA",
     "driver-unnamed": (
         "calls CUDA's driver without naming its library, so that it cannot be loaded"
     ),
@@ -101,6 +101,7 @@ RULES: Mapping[str, str] = {
     "operator-missing": "an operator that is not registered with torch, or only declared and not "
     "implemented",
     "ptx-foreign": "PTX that no policy allows",
+    "python-other": "a module for one CPython, where the wheel's tag promises another or all",
     "record-mismatch": "RECORD has another hash or size than the member",
     "record-missing": "a member that RECORD does not list",
     "record-surplus": "RECORD lists a missing file",

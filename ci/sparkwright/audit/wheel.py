@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import re
 import shutil
 import tempfile
@@ -37,6 +38,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 from packaging.metadata import RawMetadata, parse_email
+from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.audit import device_code
@@ -91,6 +93,8 @@ _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8
 _LONGEST_SCHEMA = 8192
 
 _AT_LEAST_PYTHON, _ABI3_TAG = re.compile(r">=\s*(\d{1,9}\.\d{1,9})"), re.compile(r"-cp3(\d+)-abi3-")
+#: A library of CUDA that is named by CUDA's release.
+_CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)")
 #: A requirement of torch without a marker, and its lower bounds.
 _TORCH_REQUIRED = re.compile(r"torch\s*[(=<>~!][^;]*$")
 _AT_LEAST = re.compile(r"[=~>]=\s*(\d{1,9}(?:\.\d{1,9})*)")
@@ -319,6 +323,7 @@ def audit(
     folder = programs() if disassembles else Path()
     deadline = time.monotonic() + MOST_SECONDS
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
+    needs: dict[str, tuple[str, ...]] = {}
     for member in members(wheel, scratch):
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
@@ -326,6 +331,7 @@ def audit(
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
+            needs[member.name] = audited.needed
     findings += [
         AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
@@ -335,6 +341,8 @@ def audit(
         findings.append(
             AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
         )
+    if judged == "any":
+        findings += _unusable(policy, contents, libraries, needs)
     present = [policy.library(about.name, library.name) for library in libraries]
     findings += [
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")
@@ -351,6 +359,57 @@ def audit(
         judged=judged,
         deviations=contents.record.deviations if contents.record else (),
     )
+
+
+def _unusable(
+    policy: AuditPolicy,
+    contents: Contents,
+    libraries: Sequence[AuditedLibrary],
+    needs: Mapping[str, tuple[str, ...]],
+) -> Iterator[AuditFinding]:
+    """
+    Yield why the stack's GPU, or its CUDA, can use none of a wheel's libraries.
+
+    A wheel may hold a library for each GPU or CUDA, of which a program takes the one that fits.
+
+    Args:
+        needs: The shared libraries that each library needs.
+    """
+    levels, roles = Counter[str](), {audited.role for audited in libraries}
+    for audited in libraries:
+        levels.update(audited.spark if audited.role != "base" else {})
+    # Of libraries that the policy names as targets, each is judged by itself.
+    if levels and "target" not in roles and not levels.keys() & device_code.MACHINE_CODE:
+        units = ", ".join(f"{count} {level}" for level, count in levels.items())
+        yield AuditFinding(
+            "",
+            "code-missing",
+            f"no machine code in the wheel is for a GPU of SM {elf.version_text(policy.device)} "
+            f"(compiled units: {units})",
+        )
+    releases = {
+        name: match[1]
+        for name in itertools.chain(policy.needed, *needs.values())
+        if (match := _CUDA_LIBRARY.fullmatch(name))
+    }
+    stack = {releases[name] for name in policy.needed if name in releases}
+    own = {name.rpartition("/")[2] for name in contents.rows}
+    required = " ".join(contents.metadata.get("requires_dist", []))
+    foreign = {
+        name
+        for name, release in releases.items()
+        if release not in stack and name not in own and f"-cu{release}" not in required
+    }
+    fits = any(releases.get(name) in stack for names in needs.values() for name in names)
+    for library, names in needs.items():
+        wanted = sorted(foreign.intersection(names))
+        if wanted and stack and not fits:
+            yield AuditFinding(
+                library,
+                "needed-foreign",
+                f"it wants {', '.join(wanted)}; the stack has CUDA {', '.join(sorted(stack))}, and "
+                "the wheel requires no other",
+            )
 
 
 def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[AuditFinding]:
@@ -397,6 +456,7 @@ class LibraryAudit:
         ours: bool = True,
     ) -> None:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
+        self._rows = contents.rows
         wants = policy.library(about.name, name)
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
@@ -406,6 +466,7 @@ class LibraryAudit:
         units = contents.record.units if contents.record else ()
         self._units = [unit for unit in units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
+        self.needed: tuple[str, ...] = ()
 
     def _find(
         self,
@@ -437,6 +498,7 @@ class LibraryAudit:
         try:
             with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
+                self.needed = shared.needed
                 self.check_host(data, shared)
                 disassemble = partial(
                     device_code.opcodes,
@@ -461,11 +523,17 @@ class LibraryAudit:
                 )
             promised, required = elf.promised_glibc(platforms), elf.required_glibc(shared)
             if promised and (not required or required > promised):
-                needs = f"glibc {elf.version_text(required)}" if required else "more than any has"
+                symbols = ", ".join(
+                    f"{name}_{elf.version_text(shared.versions[name])}"
+                    for name in sorted(elf.newer_symbols(shared, promised))
+                )
+                needs = f"glibc {elf.version_text(required)}" if required else "none that is known"
                 self._find(
                     "tag-newer",
-                    f"it needs {needs}, the tag promises glibc {elf.version_text(promised)}",
+                    f"it needs {symbols}, so a system of {needs}; the tag promises glibc "
+                    f"{elf.version_text(promised)}",
                 )
+        self._check_interpreter()
         if self._name.endswith(".abi3.so"):
             self._check_python(shared)
         self._check_torch(shared)
@@ -493,6 +561,25 @@ class LibraryAudit:
                 f"it calls {', '.join(driver[:3])} ({len(driver)} functions), and does not want "
                 f"{_DRIVER}",
             )
+
+    def _check_interpreter(self) -> None:
+        """Report a module for one CPython in a wheel whose tags promise others."""
+        stem, _, python = self._name.partition(".cpython-")
+        if not python or "cpython" in self._wants.glob:
+            return
+        modules = [name for name in self._rows if name.startswith(f"{stem}.")]
+        for tag in sorted(map(str, parse_tag(WheelName.of(self._about.file).tag))):
+            interpreter, abi, _ = tag.split("-")
+            if abi == "abi3" or interpreter.startswith("py"):
+                served = len(modules) > 1
+            else:
+                served = any(f".cpython-{interpreter[2:]}" in name for name in modules)
+            if not served:
+                version = python.partition("-")[0]
+                self._find(
+                    "python-other",
+                    f"it is for CPython {version[0]}.{version[1:]} alone, the tag says {tag}",
+                )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
@@ -582,7 +669,7 @@ class LibraryAudit:
                 self._check_archs(code.images)
                 self._check_units(code.images)
                 library = self._check_kernels(library, kernels)
-            elif not levels.keys() & {"native", "family", "plain"}:
+            elif not levels.keys() & device_code.MACHINE_CODE:
                 self._find(
                     "code-missing",
                     f"no machine code in it is for a GPU of SM {elf.version_text(self._device)}",

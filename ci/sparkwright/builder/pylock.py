@@ -19,6 +19,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
+from sparkwright.builder.wheel.elf import LEGACY_TAGS
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key
@@ -32,8 +33,6 @@ from sparkwright.forks.stack import MACHINES, Project, SourceError
 GLIBC = 39
 #: Minor versions of the Pythons whose wheels a lock holds.
 PYTHONS = (11, 12, 13, 14)
-#: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
-_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 NVCC, NVDISASM = "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm"
 
@@ -67,7 +66,7 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     platforms = [
         f"{name}_{machine}"
         for minor in range(newest, 4 if machine == "x86_64" else 16, -1)
-        for name in (f"manylinux_2_{minor}", _LEGACY.get(minor))
+        for name in (f"manylinux_2_{minor}", LEGACY_TAGS.get(minor))
         if name
     ]
     return [

@@ -47,7 +47,10 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("machine-foreign", "needed-foreign", "driver-unnamed", "rpath-present"),
     ),
     "platform": ("the platform tag promises what the libraries need", ("tag-newer",)),
-    "python": ("only Python's limited API is used", ("abi3-newer", "abi3-violated")),
+    "python": (
+        "only Python's limited API is used, by modules for every Python of the tag",
+        ("abi3-newer", "abi3-violated", "python-other"),
+    ),
     "torch": ("only torch's stable ABI is used", ("torch-newer", "torch-unstable")),
     "copies": ("the wheel holds no copy of the driver", ("vendored-driver",)),
     "size": ("the wheel and its libraries are below their ceilings", ("size-over",)),

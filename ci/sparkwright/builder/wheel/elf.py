@@ -19,6 +19,7 @@ in the cubin state the same a second time (`sparkwright.audit.device_code`).
 
 from __future__ import annotations
 
+import functools
 import mmap
 import re
 import struct
@@ -29,7 +30,9 @@ from typing import Any, Literal
 
 import msgspec
 
-MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
+#: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
+LEGACY_TAGS = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 MAGIC = b"\x7fELF"
 #: ``e_machine`` → the name in platform tags.
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -409,27 +412,46 @@ def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
 
 def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
     """Return the lowest glibc that ``manylinux`` tags of *platforms* promise; empty without one."""
-    matches = filter(None, map(MANYLINUX.fullmatch, platforms))
+    text = " ".join(platforms)
+    for minor, name in LEGACY_TAGS.items():
+        text = text.replace(f"{name}_", f"manylinux_2_{minor}_")
+    matches = filter(None, map(_MANYLINUX.fullmatch, text.split()))
     return min(((int(match[1]), int(match[2])) for match in matches), default=())
 
 
-def required_glibc(library: SharedObject) -> tuple[int, ...]:
+@functools.cache
+def _systems(machine: str) -> dict[tuple[int, ...], dict[str, tuple[int, ...]]]:
     """
-    Return the glibc of the oldest system that has all that *library* needs, by auditwheel's table
-    of what a ``manylinux`` tag promises besides; empty if no tag promises it.
+    Return auditwheel's table of what the ``manylinux`` tags for *machine* promise besides glibc:
+    glibc → the newest versions of libstdc++, its ABI and GCC's runtime.
     """
     from auditwheel.architecture import Architecture
     from auditwheel.libc import Libc
     from auditwheel.policy import WheelPolicies
 
-    needs = {name: library.versions.get(name, ()) for name in ("GLIBCXX", "CXXABI", "GCC")}
-    systems = [
-        glibc
-        for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(library.machine))
-        if (glibc := promised_glibc([policy.name]))
-        and all(
-            max(map(version_key, policy.symbol_versions[name])) >= version
-            for name, version in needs.items()
-        )
+    systems = dict[tuple[int, ...], dict[str, tuple[int, ...]]]()
+    for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine)):
+        if glibc := promised_glibc([policy.name]):
+            systems[glibc] = {
+                name: max(map(version_key, policy.symbol_versions[name]))
+                for name in ("GLIBCXX", "CXXABI", "GCC")
+            }
+    return systems
+
+
+def required_glibc(library: SharedObject) -> tuple[int, ...]:
+    """
+    Return the glibc of the oldest system that has all that *library* needs; empty if no
+    ``manylinux`` tag promises it.
+    """
+    fitting = [
+        glibc for glibc in _systems(library.machine) if newer_symbols(library, glibc) <= {"GLIBC"}
     ]
-    return max(library.versions.get("GLIBC", ()), min(systems)) if systems else ()
+    return max(library.versions.get("GLIBC", ()), min(fitting)) if fitting else ()
+
+
+def newer_symbols(library: SharedObject, glibc: tuple[int, ...]) -> set[str]:
+    """Return the names of those `SharedObject.versions` that a tag of *glibc* does not promise."""
+    older = [system for system in _systems(library.machine).items() if system[0] <= glibc]
+    offered = {**max(older, default=((), {}))[1], "GLIBC": glibc}
+    return {name for name, version in library.versions.items() if version > offered.get(name, ())}

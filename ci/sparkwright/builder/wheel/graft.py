@@ -191,16 +191,16 @@ def platform_tag(tag: str, libraries: Iterable[bytes]) -> str:
     Raises:
         target-mismatch: A library needs a newer libstdc++ than any tag promises.
     """
-    match = elf.MANYLINUX.fullmatch(tag)
-    if not match:
-        return tag
-    glibc = elf.promised_glibc([tag])
-    for library in map(elf.shared_object, libraries):
+    glibc = elf.promised_glibc(tag.split("."))
+    for library in map(elf.shared_object, libraries if glibc else ()):
         if not (required := elf.required_glibc(library)):
             raise BuildError(
                 "target-mismatch",
                 "A compiled library needs a newer C++ runtime than any platform tag promises.",
                 details=[str(library.versions)],
             )
-        glibc = max(glibc, required)
-    return f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{match[3]}"
+        if required > glibc:
+            glibc = required
+            machine = next(filter(tag.endswith, elf.MACHINES.values()))
+            tag = f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{machine}"
+    return tag
