@@ -13,15 +13,14 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator
-from email.parser import BytesParser
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from sparkwright.builder import BuildError, pylock, toolchain
-from sparkwright.builder.wheel.archive import WheelName, change_requirements
+from sparkwright.builder import BuildError, pins, pylock, toolchain
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
@@ -57,11 +56,19 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
-        source-mismatch, base-mismatch, requirement-mismatch: The *base* of a graft fails.
+        source-mismatch, base-mismatch: The *base* of a graft fails.
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
-        findings += base_requirements(context, source, base) if base else []
+        if base:
+            # The store may have held it for weeks since its download was verified.
+            if sha256_file(base) != context.lock.forks[source.fork].bases[context.machine].sha256:
+                raise SourceError(
+                    "source-mismatch",
+                    f"{base.name} in the store is no longer the file that the lock names.",
+                    todo=f"Remove {base}; the next run fetches it again.",
+                )
+            findings += pins.disagreements(context)
         if findings:
             raise BuildError(
                 "early-check-failed",
@@ -111,40 +118,6 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
                 )
     except ValueError as error:
         yield f"pyproject.toml: {error}"
-
-
-def base_requirements(context: RunContext, source: SourceTree, base: Path) -> Iterator[str]:
-    """
-    Yield the requirements of the wheel grafted onto *base* that the stack's forks do not meet.
-
-    Raises:
-        source-mismatch: The file in the store is not the one that the lock names.
-        requirement-mismatch: As `archive.change_requirements`.
-    """
-    # The store may have held it for weeks since its download was verified.
-    if sha256_file(base) != context.lock.forks[source.fork].bases[context.machine].sha256:
-        raise SourceError(
-            "source-mismatch",
-            f"{base.name} in the store is no longer the file that the lock names.",
-            todo=f"Remove {base}; the next run fetches it again.",
-        )
-    spec, versions = toolchain.spec(context.project), dict[str, str]()
-    for fork, settings in spec.forks.items():
-        lock = context.lock.forks[fork]
-        release = lock.sdist.version if lock.sdist else lock.git.ref.lstrip("v") if lock.git else ""
-        name = canonicalize_name(settings.distribution)
-        versions[name] = f"{release}+{context.project.spec.label}"
-    with zip_file(base) as wheel:
-        metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
-        # The graft does this again; an entry without effect must not cost an hour of compiling.
-        changed = change_requirements(metadata, spec.forks[source.fork].requires)
-    lines = BytesParser().parsebytes(changed, headersonly=True).get_all("Requires-Dist") or []
-    for requirement in (Requirement(line) for line in map(str, lines) if "extra ==" not in line):
-        version = versions.get(canonicalize_name(requirement.name))
-        if version and not requirement.specifier.contains(version, prereleases=True):
-            yield (
-                f"{base.name}: the wheel would require {requirement}, and the stack has {version}"
-            )
 
 
 def check_base(context: RunContext, source: SourceTree, base: Path) -> None:

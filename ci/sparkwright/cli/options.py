@@ -99,6 +99,10 @@ _CHECKOUT: Options = {
         "help": "the checkout (default: the nearest one above the current directory)",
     },
 }
+#: Of the commands that compare the pins of a stack.
+FORCE_PIN: Options = {
+    "--force-pin": {"action": "store_true", "help": "go on where releases do not fit together"},
+}
 #: Of the commands that start a server.
 SERVER: Options = {
     "--flag": {

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.builder import pins
 from sparkwright.cherry_picks import conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.upstream import Base, Upstream
@@ -94,6 +95,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         },
     },
     "patch bump": {
+        **options.FORCE_PIN,
         "--to": {"metavar": "VERSION", "help": "the release, or `newest`"},
         "--given": {
             "type": Path,
@@ -395,6 +397,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
         version = later[-1].version
+    forced = pins.check(context, {fork: version}, every=True, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",
@@ -412,7 +415,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     files = upkeep.contents(context.project.root, changed)
     proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None
-    return {**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull}
+    return {**msgspec.structs.asdict(proposal), "changed": changed, "pins": forced, "pull": pull}
 
 
 def _propose(

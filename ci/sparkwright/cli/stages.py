@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, pipeline, preflight, pylock, toolchain
+from sparkwright.builder import configure, pins, pipeline, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
@@ -55,9 +55,8 @@ _COMPILED: options.Options = {
 }
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
-    "plan": {
-        **_COMPILED,
-    },
+    "lock": {**options.FORCE_PIN},
+    "plan": {**_COMPILED, **options.FORCE_PIN},
     "build": {
         **_COMPILED,
         "--jobs": {
@@ -140,6 +139,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
     project = context.project
+    pins.check(context, every=True, force=arguments.force_pin)
     resolved = resolve.resolve(context, read_lock(project) if project.lock_file.exists() else None)
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
@@ -283,6 +283,7 @@ def apply(arguments: argparse.Namespace) -> dict[str, Any]:
 def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Plan every fork that compiles; fail if a unit's architecture breaks the rules."""
     context = options.checkout(arguments)
+    pins.check(context, force=arguments.force_pin)
     plans = []
     for fork in context.forks:
         if context.project.fork(fork).build != "graft":
@@ -324,6 +325,7 @@ def build(arguments: argparse.Namespace) -> int:
     )
     # A policy that is not valid must not cost an hour of compiling.
     policy.load(context.project.audit_file, context.project.spec.arch)
+    pins.check(context)
     rows, audits, wheels = [], [], []
     for built in _built(context, ahead=arguments.aot):
         path = pipeline.wheel_path(context, built)

@@ -1,0 +1,310 @@
+"""
+Pins: what the releases of a stack require of each other, known before anything large is fetched.
+
+METADATA of an official wheel is read by range requests, and the tag of CUTLASS from the beginning
+of a source distribution; a few megabytes of each at most. Both are kept by the hash of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from email.parser import BytesParser
+from pathlib import Path
+from typing import ClassVar
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from sparkwright.builder import BuildError, toolchain
+from sparkwright.builder.wheel.archive import WheelName, change_requirements
+from sparkwright.core import http
+from sparkwright.core.console import console
+from sparkwright.core.errors import Advice, FileError, SparkwrightError
+from sparkwright.core.http import HttpFailure
+from sparkwright.core.zips import damage_guard
+from sparkwright.forks import package_index
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.package_index import IndexFile
+from sparkwright.forks.stack import ForkSpec, SourceUnreachable, read_lock
+
+#: Bytes of the end of a wheel that the first request asks for, of each further request at least, of
+#: all of them at most, and of the largest METADATA. Directories of official wheels have up to 2 MB.
+TAIL, WINDOW, MOST, MOST_METADATA = 1 << 20, 1 << 16, 32 << 20, 4 << 20
+#: Bytes of the beginning of a source distribution; vLLM's CMakeLists.txt ends within 0.5 MB.
+HEAD = http.LARGEST
+
+
+class PinError(SparkwrightError):
+    """Releases of the stack do not fit together."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "pins-disagree": Advice(
+            "A release of the stack requires another release of a project than the stack names.",
+            "Choose releases that fit, or --force-pin to go on once. To accept another release for "
+            "good, name it under `requires` in build/<stack>/environment.yaml.",
+        ),
+    }
+
+
+class _RemoteFile(io.RawIOBase):
+    """
+    A file on the index, of which only the parts that are read are fetched.
+
+    Raises:
+        HttpFailure: The server does not answer, or would send a large file whole.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._left, self._position = url, MOST, 0
+        self._start, self._data, self._size = self._request(f"-{TAIL}")
+
+    def _request(self, wanted: str) -> tuple[int, bytes, int]:
+        """Return the offset and the bytes of the range *wanted*, and the size of the file."""
+        headers = {"Range": f"bytes={wanted}"}
+        reply = http.request("GET", self._url, headers=headers, redirects=True)
+        self._left -= len(reply.body)
+        stated = reply.headers.get("content-range", "")
+        match = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15})", stated)
+        if reply.status == 200:
+            return 0, reply.body, len(reply.body)
+        if reply.status != 206 or not match or self._left < 0:
+            raise HttpFailure("status", f"answered {reply.status} to a range", reply.status)
+        return int(match[1]), reply.body, int(match[2])
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = (0, self._position, self._size)[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._size - self._position)
+        end = self._position + (min(size, rest) if size >= 0 else rest)
+        if not self._start <= self._position <= end <= self._start + len(self._data):
+            last = min(max(end, self._position + WINDOW), self._size) - 1
+            self._start, self._data, _ = self._request(f"{self._position}-{last}")
+        part = self._data[self._position - self._start : end - self._start]
+        self._position += len(part)
+        return part
+
+
+def _offer(project: str, version: str, suffix: str, tag: str = "") -> IndexFile:
+    """
+    Return the file of *version* with that *suffix*; of several wheels, one for *tag* if there is.
+
+    Raises:
+        source-unreachable: The index offers none, or does not answer.
+    """
+    stem = re.escape(f"{project}-{version}".replace("-", "_").lower())
+    # A wheel with a build number may be of another commit.
+    pattern = re.compile(rf"{stem}(_[a-z].*\.whl|\.tar\.gz)")
+    offers = [
+        file
+        for file in package_index.files(project)
+        if file.name.endswith(suffix) and pattern.fullmatch(file.name.replace("-", "_").lower())
+    ]
+    if not offers:
+        raise SourceUnreachable(
+            "source-unreachable", f"The index offers no {project} {version} as *{suffix}."
+        )
+    return min(offers, key=lambda file: tag not in file.name)
+
+
+def _read(
+    context: RunContext, project: str, version: str, suffix: str, tag: str = ""
+) -> tuple[str, bytes]:
+    """
+    Return the name of a file of the release, and METADATA of it (a wheel) or CMakeLists.txt (a
+    source distribution; empty if it is not among the first files).
+
+    Raises:
+        offline, source-unreachable: It is not in the store, and cannot be had.
+        archive-unsafe: The wheel is damaged.
+    """
+    forks = read_lock(context.project).forks if context.project.lock_file.exists() else {}
+    locked = [
+        IndexFile(file.filename, "", file.sha256)
+        for fork in forks.values()
+        for file in (fork.sdist, *fork.bases.values())
+        if file and (file.name, file.version) == (project, version) and tag in file.filename
+    ]
+    file = next((file for file in locked if file.name.endswith(suffix)), None)
+    stored = context.store.get("index-file", file.sha256, bytes) if file else None
+    if file and stored is not None:
+        return file.name, stored
+    path = package_index.path_of(context.store, file.sha256, file.name) if file else Path()
+    if not file or not path.is_file():
+        if context.offline:
+            raise SourceUnreachable("offline", f"{project} {version} is not in the store.")
+        file = _offer(project, version, suffix, tag)
+    try:
+        part = _metadata if suffix == ".whl" else _cmake
+        data = part(file.name, path if path.is_file() else file.url)
+    except HttpFailure as failure:
+        raise SourceUnreachable(
+            "source-unreachable", f"{file.name} cannot be read in part.", details=[str(failure)]
+        ) from None
+    if file.sha256:
+        context.store.put("index-file", file.sha256, data)
+    return file.name, data
+
+
+def _metadata(name: str, source: Path | str) -> bytes:
+    """Return METADATA of the wheel *name* at the path or address *source*."""
+    with damage_guard(name):
+        wheel = zipfile.ZipFile(_RemoteFile(source) if isinstance(source, str) else source)
+        with wheel, wheel.open(f"{WheelName.of(name).info}/METADATA") as member:
+            return member.read(MOST_METADATA)
+
+
+def _cmake(name: str, source: Path | str) -> bytes:
+    """Return CMakeLists.txt of the source distribution *name* at the path or address *source*."""
+    with tempfile.NamedTemporaryFile(suffix=name) as head, contextlib.suppress(FileError):
+        if isinstance(source, str):
+            headers = {"Range": f"bytes=0-{HEAD - 1}"}
+            head.write(http.request("GET", source, headers=headers, redirects=True).body)
+            head.flush()
+            source = Path(head.name)
+        # A cut archive ends as a damaged one.
+        for path, _, content in package_index.sdist_members(source):
+            if path == "CMakeLists.txt":
+                return content
+    return b""
+
+
+def requirements(context: RunContext, fork: str, version: str) -> Iterator[tuple[str, Requirement]]:
+    """
+    Yield what *version* of *fork* requires, each with the file that says so: its official wheel for
+    the machine of the run, as environment.yaml changes it, then CMakeLists.txt, which names the
+    releases of the forks that a graft needs.
+
+    Raises:
+        offline, source-unreachable, archive-unsafe: A file of the release cannot be read.
+    """
+    spec, settings = context.project.fork(fork), toolchain.spec(context.project).forks
+    base, sdist = spec.bases.get(context.machine), spec.sources.sdist
+    environment = {"extra": "", "platform_machine": context.machine}
+    if not (named := base or sdist):
+        return
+    file, metadata = _read(context, named.name, version, ".whl", base.tag if base else "")
+    with damage_guard(file):
+        try:
+            metadata = change_requirements(metadata, settings[fork].requires)
+        except BuildError as error:
+            console.warn(f"build/{context.project.stack}/environment.yaml: {error.what}")
+        header = BytesParser().parsebytes(metadata, headersonly=True)
+        for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
+            if not requirement.marker or requirement.marker.evaluate(environment):
+                yield file, requirement
+    if spec.needs and sdist:
+        file, text = _read(context, sdist.name, version, ".tar.gz")
+        for need, tag in re.findall(rb'(?m)^\s*set\(\s*(\w+)_REVISION\s+"v?([\w.]+)"', text):
+            if (name := need.decode().lower()) in spec.needs:
+                yield (
+                    f"CMakeLists.txt of {file}",
+                    _exactly(settings[name].distribution, tag.decode()),
+                )
+
+
+def _exactly(project: str, version: str) -> Requirement:
+    return Requirement(f"{project}=={version}")
+
+
+def release(fork: ForkSpec) -> str:
+    """Return the release of *fork*, which is that of its source distribution or its tag."""
+    git = fork.sources.git.ref.removeprefix("v") if fork.sources.git else ""
+    return fork.sources.sdist.version if fork.sources.sdist else git
+
+
+def disagreements(
+    context: RunContext, versions: Mapping[str, str] = {}, *, every: bool = False
+) -> list[str]:
+    """
+    Return, a line each, which two files of the stack name releases of a project that exclude each
+    other. What cannot be read now is left out, with a note.
+
+    Args:
+        versions: Fork → a release in place of that of stack.yaml.
+        every: Read what each fork requires; else what the locked bases of grafts do.
+
+    Raises:
+        archive-unsafe: An official wheel is damaged.
+    """
+    project, claims = context.project, list[tuple[str, Requirement]]()
+    settings = toolchain.spec(project).forks
+    for fork, spec in project.spec.forks.items():
+        version = versions.get(fork) or release(spec)
+        # A branch or a commit is no release.
+        with contextlib.suppress(InvalidRequirement):
+            own = _exactly(settings[fork].distribution, version)
+            claims.append((f"forks/{project.stack}/stack.yaml", own))
+        if every or spec.bases:
+            try:
+                claims.extend(requirements(context, fork, version))
+            except SourceUnreachable as error:
+                console.note(f"not all pins of {fork} {version} were compared: {error.what}")
+    tools = project.build_folder / "requirements.in"
+    for line in tools.read_text("utf-8").splitlines() if tools.exists() else ():
+        with contextlib.suppress(InvalidRequirement):
+            wanted = Requirement(line.partition("#")[0])
+            claims.append((f"build/{project.stack}/{tools.name}", wanted))
+    return [
+        f"{file} names {ours}, {other} {theirs}"
+        for (file, ours), (other, theirs) in itertools.combinations(claims, 2)
+        if file != other
+        and canonicalize_name(ours.name) == canonicalize_name(theirs.name)
+        and not _fit(ours.specifier, theirs.specifier)
+    ]
+
+
+def _fit(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
+    """Return whether each release that one of the two names exactly is one of the other's."""
+    return all(
+        other.contains(clause.version, prereleases=True)
+        for exact, other in ((ours, theirs), (theirs, ours))
+        for clause in exact
+        if clause.operator == "==" and not clause.version.endswith("*")
+    )
+
+
+def check(
+    context: RunContext,
+    versions: Mapping[str, str] = {},
+    *,
+    every: bool = False,
+    force: bool = False,
+) -> list[str]:
+    """
+    Check that the releases of the stack fit together, and return what does not.
+
+    Args:
+        versions, every: As for `disagreements`.
+        force: Say what does not fit, and go on.
+
+    Raises:
+        pins-disagree: Releases do not fit together.
+        archive-unsafe: An official wheel is damaged.
+    """
+    lines = disagreements(context, versions, every=every)
+    if lines and not force:
+        raise PinError(
+            "pins-disagree",
+            f"Releases of stack {context.project.stack} do not fit together.",
+            details=lines,
+            data={"pins": lines},
+        )
+    for line in lines:
+        console.warn(f"--force-pin: {line}")
+    return lines
