@@ -131,9 +131,7 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     host.work.commit({"a.txt": b"one\n", "b.txt": b"b\n"}, "Begin")
     host.lock()
     host.pull(7, {"a.txt": b"one\ntwo\n"}, start="v1")
-    (build := host.root / "build" / host.stack).mkdir(parents=True)
-    (build / "environment.yaml").write_text(f"forks: {{{host.fork}: {{distribution: {host.fork}}}}}\n")
-    (build / "archs.yaml").write_text("rules: []\n")
+    (host.root / "build" / host.stack / "archs.yaml").write_text("rules: []\n")
     configure(environment, tmp_path, host.cache, {host.url: str(host.path), ADDRESS: "http://127.0.0.1:9"})
     places = {
         "vllm#40082": f"{host.fork}#7",

@@ -255,8 +255,10 @@ class Host:
         spec = SdistSpec(sdist.name, sdist.version, generated) if sdist else None
         sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec)
         stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", sources)})
-        for folder in (self.series, self.root / "cherry_picks"):
+        build = self.root / "build" / self.stack
+        for folder in (self.series, self.root / "cherry_picks", build):
             folder.mkdir(parents=True, exist_ok=True)
+        (build / "environment.yaml").write_text(f"forks: {{{self.fork}: {{distribution: {self.fork}}}}}\n", "utf-8")
         (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
         locked = ForkLock(git=git, sdist=sdist, vendored=dict(vendored))
         (self.root / "forks" / self.stack / "lock.yaml").write_text(render_lock(Lock(1, self.stack, {self.fork: locked})), "utf-8")

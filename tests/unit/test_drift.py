@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.refusals import refusal
+from tests.support import wheels
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import Host, Index
 
@@ -225,7 +226,7 @@ class Upstream:
         self.host.push("main", f"v{version}")
         tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
         self.offered.release(version, tree)
-        self.offered.add(f"widget_kit-{version}-{tag}.whl", b"PK\x05\x06" + bytes(18))
+        self.offered.add(wheels.plain(self.offered.root, "widget-kit", version, tag=tag).name)
         return commit
 
     def bump(self, version: str, *words: str) -> int:

@@ -192,9 +192,7 @@ def test_a_stack_or_lock_that_cannot_be_meant_is_refused(host: Host, commit: str
 def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commit: str) -> None:
     """One without rules is refused, and the error lists those that there are."""
     host.lock()
-    folder = host.root / "build" / host.stack
-    folder.mkdir(parents=True)
-    (folder / "archs-9.0a.yaml").write_text("rules: []\n")
+    (host.root / "build" / host.stack / "archs-9.0a.yaml").write_text("rules: []\n")
     same, other = (Project(host.root, host.stack, arch) for arch in ("12.1f", "9.0a"))
 
     assert (same.spec.arch, same.suffix) == ("12.1f", "")

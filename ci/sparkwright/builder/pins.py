@@ -27,6 +27,7 @@ from sparkwright.builder.wheel.archive import WheelName, change_requirements
 from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, FileError, SparkwrightError
+from sparkwright.core.files import sha256_file
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.zips import damage_guard
 from sparkwright.forks import package_index
@@ -145,13 +146,13 @@ def _read(
     if file and stored is not None:
         return file.name, stored
     path = package_index.path_of(context.store, file.sha256, file.name) if file else Path()
-    if not file or not path.is_file():
+    if not (file and path.is_file() and sha256_file(path) == file.sha256):
         if context.offline:
             raise SourceUnreachable("offline", f"{project} {version} is not in the store.")
         file = _offer(project, version, suffix, tag)
     try:
         part = _metadata if suffix == ".whl" else _cmake
-        data = part(file.name, path if path.is_file() else file.url)
+        data = part(file.name, file.url or path)
     except HttpFailure as failure:
         raise SourceUnreachable(
             "source-unreachable", f"{file.name} cannot be read in part.", details=[str(failure)]

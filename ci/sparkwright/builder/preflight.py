@@ -23,11 +23,9 @@ from sparkwright.builder import BuildError, pins, pylock, toolchain
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
-from sparkwright.core.files import sha256_file
 from sparkwright.core.git import blob_id
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 
 
 def check_output(context: RunContext) -> None:
@@ -56,19 +54,11 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
-        source-mismatch, base-mismatch: The *base* of a graft fails.
+        base-mismatch: See `check_base`.
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
-        if base:
-            # The store may have held it for weeks since its download was verified.
-            if sha256_file(base) != context.lock.forks[source.fork].bases[context.machine].sha256:
-                raise SourceError(
-                    "source-mismatch",
-                    f"{base.name} in the store is no longer the file that the lock names.",
-                    todo=f"Remove {base}; the next run fetches it again.",
-                )
-            findings += pins.disagreements(context)
+        findings += pins.disagreements(context) if base else []
         if findings:
             raise BuildError(
                 "early-check-failed",
