@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,6 +14,8 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import processes
+from tests.support.mounts import mounting_shell
+from tests.unit.conftest import Repository
 
 from sparkwright.core import git
 from sparkwright.core.git import Objects
@@ -158,3 +163,70 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
             use()
 
     assert sorted((tmp_path / ".git").rglob("*")) == before
+
+
+# Full disks.
+
+#: Runs the rest with ever more room below the folder $0.
+GROWING_DISK = """\
+mount -t tmpfs -o size=64k none "$0"
+for size in 64k 192k 256k 384k 768k 64m; do
+    mount --options-mode ignore -o remount,size=$size "$0"
+    "$@"
+done
+umount "$0"
+"""
+
+WRITES = """\
+import sys
+from pathlib import Path
+import msgspec
+from sparkwright.core import process
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.git import REGULAR, Objects
+from sparkwright.core.store import Store, append_line
+
+root, upstream, data = Path(sys.argv[1]), sys.argv[2], bytes(range(256)) * 120
+
+def build(store):
+    with store.building(store.root / "built") as folder:
+        (folder / "a").write_bytes(data)
+
+try:
+    store = Store(root)
+    store.put("stage", "key", data.hex())
+    build(store)
+    with store.lock("a"):
+        append_line(store.root / "lines", msgspec.defstruct("Line", [("text", str)])(data.hex()))
+    objects = Objects(store.root / "objects.git")
+    tree = objects.store_files((f"{number}.bin", REGULAR, bytes([number]) + data) for number in range(9))
+    objects.checkout(tree, store.root / "src", store.root / "index")
+    objects.archive(tree, store.root / "other")
+    objects.run(["fetch", "-q", upstream, "main:main"])
+    process.run(["dd", "if=/dev/zero", f"of={root}/zeros", "bs=100k", "count=4"], log=root / "logs" / "dd.log")
+except SparkwrightError as error:
+    sys.exit(f"error: {error.reference}: {error.what}")
+assert store.get("stage", "key", str) == data.hex() and objects.whole(tree)
+sys.exit("error: none")
+"""
+
+DEMO = f"""\
+import sys
+from sparkwright.cli import main
+# With room, the package index is what it lacks.
+main.main(["demo", "--root", {str(Path(__file__).parents[2])!r}, "--cache-dir", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(("program", "end"), [(WRITES, "none"), (DEMO, "source-unreachable")], ids=["store", "demo"])
+def test_a_full_disk_is_disk_full_at_each_write(tmp_path: Path, repository: Repository, program: str, end: str) -> None:
+    """Records, folders, locks, lines, trees, checkouts and fetches, and whole copies; the next run, with room, finishes them."""
+    repository.commit({"big.bin": random.Random(1).randbytes(300_000)})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = [str(disk), sys.executable, "-c", program, str(disk), repository.url]
+    done = subprocess.run([*mounting_shell(), GROWING_DISK, *words], capture_output=True, text=True, check=False, timeout=300)
+    references = re.findall(r"^error: ([a-z-]+)", done.stderr, re.MULTILINE)
+
+    assert "Traceback" not in done.stderr
+    assert (references[0], references[-1], set(references)) == ("disk-full", end, {"disk-full", end})

@@ -30,7 +30,7 @@ from sparkwright.cli import gate, options
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, translate_disk_full
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
@@ -52,7 +52,7 @@ def demo(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every stage and print a line for each."""
     context = options.checkout(arguments)
     stages: list[dict[str, Any]] = []
-    with context.store.lock("demo"):
+    with context.store.lock("demo"), translate_disk_full(context.store.root):
         began = time.monotonic()
         for name, says in _stages(prepare(context)):
             seconds = time.monotonic() - began

@@ -106,7 +106,7 @@ def run(
     Raises:
         tool-missing: git is not installed.
         git-failed: It ended with another status than 0 and *check* is set, or ran out of time.
-        disk-full: It found no room for what it writes.
+        disk-full: It failed, and there is no room where it writes.
     """
     settings = _CONFIG if durable else {**_CONFIG, "core.fsync": "none"}
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -136,13 +136,13 @@ def run(
                 kill_after_timeout=timeout,
             )
     text = str(messages)
-    if status:
-        refuse_full_disk(text.splitlines(), f"git in {cwd}")
+    # A smaller one is an answer: there is no such object, or a patch does not fit.
+    if status >= 128 or (check and status):
+        details = text.strip().splitlines()[-20:]
+        refuse_full_disk("git", details, cwd, environment.get("GIT_WORK_TREE", cwd))
     if check and status:
         raise GitError(
-            "git-failed",
-            f"git {arguments[0]} ended with status {status}.",
-            details=text.strip().splitlines()[-20:],
+            "git-failed", f"git {arguments[0]} ended with status {status}.", details=details
         )
     return status, output, text
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +22,7 @@ from typing import Annotated
 import msgspec
 
 from sparkwright.core.errors import CommandError, Failure, PythonError, StoreError
-
-#: The words of the C library for a disk that has no room, in whatever language a program was
-#: written; and git's, when a part of a write still found room.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded", "write error. Out of diskspace")
+from sparkwright.core.store import has_room, translate_disk_full
 
 #: The folder in an environment in which its programs keep what they compile at run time.
 CACHES = "caches"
@@ -94,20 +91,23 @@ def _util(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
 
 
-def refuse_full_disk(output: Iterable[str], what: str) -> None:
+def refuse_full_disk(
+    program: str, details: Sequence[str], *folders: str | os.PathLike[str]
+) -> None:
     """
-    Raise `disk-full` if a full disk caused the failure of a program.
+    Raise `disk-full` if *program*, which failed, wrote to a disk that has no room.
 
     Args:
-        output: The lines of the program that failed.
-        what: The program, for the message.
+        details: Its last lines, which decide nothing: a compiler quotes the sources.
+        folders: The folders that it may have written to.
 
     Raises:
-        disk-full: A line has the words of the C library for it.
+        disk-full: The file system of one of them has no room.
     """
-    lines = [line.rstrip() for line in output if any(words in line for words in _NO_ROOM)]
-    if lines:
-        raise StoreError("disk-full", f"{what} found no room left on the disk.", details=lines[-5:])
+    for folder in map(Path, folders):
+        if not has_room(folder):
+            what = f"{program} failed, and there is no room left under {folder}."
+            raise StoreError("disk-full", what, details=details)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -169,14 +169,15 @@ def run(
         tool-missing: The program does not exist.
         command-failed: It ended with another status than 0; the error is of type *failure* and
             holds the last lines.
-        disk-full: The program says so.
+        disk-full: It failed, and there is no room where it writes.
     """
     words = [os.fspath(part) for part in shown or command]
     program, variables = Path(words[0]).name, clean_environment() if env is None else dict(env)
     wrapped = wrap_with_limits(command, by=end_by, path=variables.get("PATH"))
-    log.parent.mkdir(parents=True, exist_ok=True)
     tail: deque[str] = deque(maxlen=25)
-    with log.open("w", encoding="utf-8") as sink:
+    with translate_disk_full(log.parent):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with translate_disk_full(log.parent), log.open("w", encoding="utf-8") as sink:
         sink.write("$ " + " ".join(words) + "\n")
         sink.flush()
         child = subprocess.Popen(
@@ -208,9 +209,8 @@ def run(
                 child.wait()
             raise
     if status:
-        with log.open(encoding="utf-8") as lines:
-            lines.readline()  # the command
-            refuse_full_disk(lines, program)
+        temporary = variables.get("TMPDIR") or tempfile.gettempdir()
+        refuse_full_disk(program, [*tail], cwd or log.parent, log.parent, temporary)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         raise failure(
             what or f"{program} {how}.",
@@ -231,6 +231,7 @@ def output(
     Raises:
         tool-missing: The program does not exist.
         command-failed: It ended with another status than 0, or not within *timeout* seconds.
+        disk-full: It failed, and there is no room where it writes.
     """
     program, variables = Path(command[0]).name, clean_environment() if env is None else dict(env)
     try:
@@ -250,10 +251,11 @@ def output(
             "command-failed", f"{program} did not end within {timeout:g} s."
         ) from error
     if done.returncode:
-        lines = done.stderr.splitlines()
-        refuse_full_disk(lines, program)
+        lines = done.stderr.splitlines()[-20:]
+        written = (variables.get(name) for name in ("TMPDIR", "UV_CACHE_DIR"))
+        refuse_full_disk(program, lines, *filter(None, written))
         raise CommandError(
-            "command-failed", f"{program} ended with status {done.returncode}.", details=lines[-20:]
+            "command-failed", f"{program} ended with status {done.returncode}.", details=lines
         )
     return done.stdout
 

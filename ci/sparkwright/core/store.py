@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 #: What a killed run leaves beside the file that it was writing begins so.
 UNFINISHED = ".unfinished-"
+#: Bytes that a disk with room still takes.
+ROOM = 16 << 20
 #: Bytes read of a file of JSON lines.
 LARGEST_LINES = 1024**3
 
@@ -39,6 +42,16 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+def has_room(folder: Path) -> bool:
+    """Return False if the operating system finds no room for `ROOM` bytes in *folder*."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM)
+    except OSError as error:
+        return error.errno not in NO_ROOM
+    return True
+
+
 @contextlib.contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
     """
@@ -48,7 +61,9 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        # Of several files (`shutil.copytree`) the error has words and no number.
+        full = isinstance(error, shutil.Error) and not has_room(folder)
+        if error.errno not in NO_ROOM and not full:
             raise
         raise StoreError("disk-full", f"There is no room left under {folder}.") from error
 
