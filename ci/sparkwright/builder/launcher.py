@@ -5,8 +5,8 @@ A copy of this file stands before every compiler (``CMAKE_<LANG>_COMPILER_LAUNCH
 alone, once for each unit, on the standard library. These environment variables are set while ninja
 runs:
 
-- ``SPARKWRIGHT_CALLS``: the file that gets one JSON line for each unit that was compiled. Without
-  it, as in CMake's own trials, the compiler takes the place of the launcher.
+- ``SPARKWRIGHT_CALLS``: the file that gets one JSON line for each call that ended. Without it, as
+  in CMake's own trials, the compiler takes the place of the launcher.
 - ``SPARKWRIGHT_CCACHE``: the path of ccache, if the call goes through it.
 
 Launcher and compiler stay in the process group that ninja made for them, so that the signals by
@@ -45,10 +45,9 @@ def main() -> int:
     )
     _, ended, used = os.wait4(child, 0)
     status, megabytes = os.waitstatus_to_exitcode(ended), used.ru_maxrss * 1024 // 1_000_000
+    status = status if status >= 0 else 128 - status
     if status:
-        status = status if status > 0 else 128 - status
         os.write(2, f"compiler status {status}, largest process {megabytes} MB\n".encode())
-        return status
     hit = False
     if os.path.exists(statistics):
         with open(statistics, encoding="utf-8", errors="replace") as stream:
@@ -59,11 +58,12 @@ def main() -> int:
         "seconds": round(used.ru_utime + used.ru_stime, 2),
         "megabytes": megabytes,
         "hit": hit,
+        "status": status,
     }
     # One write to the end of the file: lines of launchers that end together stay whole.
     record = os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(record, f"{json.dumps(call)}\n".encode())
-    return 0
+    return status
 
 
 if __name__ == "__main__":

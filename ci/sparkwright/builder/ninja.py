@@ -27,6 +27,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -60,14 +61,8 @@ _FAILED = re.compile(
     re.MULTILINE,
 )
 _SOURCE = re.compile(r" -c (\S+)")
-#: How the launcher and the drivers of GCC and nvcc report a killed program, and how compilers ask
-#: in vain for memory.
-_KILLED = re.compile(
-    r"compiler status 137|died due to signal 9\b|Killed signal terminated program"
-    r"|terminated (?:by|with) signal 9\b|^Killed$"
-    r"|out of memory allocating|virtual memory exhausted|std::bad_alloc|Memory allocation failure",
-    re.MULTILINE,
-)
+#: Status of a compiler that SIGKILL ended.
+_KILLED = 128 + signal.SIGKILL
 #: The file beside ``build.ninja`` that ninja is given.
 SCHEDULE = "sparkwright.ninja"
 #: Suffixes of translation units.
@@ -274,18 +269,20 @@ def _unescaped(text: str) -> str:
 
 class CompilerCall(msgspec.Struct, frozen=True):
     """
-    A unit that was compiled, as `sparkwright.builder.launcher` records it.
+    A call of the compiler, as `sparkwright.builder.launcher` records it.
 
     Attributes:
         seconds: Of CPU.
         megabytes: Peak resident memory of the largest process.
         hit: Was the object taken from the compiler cache?
+        status: Of the compiler; 128 and the number of the signal that ended it.
     """
 
     unit: str
     seconds: float
     megabytes: int
     hit: bool
+    status: int = 0
 
 
 class FailedEdge(msgspec.Struct, frozen=True):
@@ -400,8 +397,8 @@ class BuildFolder:
 
     def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
         """
-        Run ninja, and return the edges that were killed for memory; raise `compile-failed` if
-        another one failed, or ninja itself.
+        Run ninja, and return the failed edges if they were killed, or the kernel killed a process
+        for memory meanwhile; raise `compile-failed` if another one failed, or ninja itself.
         """
         lines: list[str] = []
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
@@ -434,14 +431,19 @@ class BuildFolder:
             except BuildError:
                 # It needs a file that an edge writes (dyndep): the whole is not known.
                 progress.total = 0
+            kills = process.memory_kills()
             try:
                 run(command, on_line=on_line)
             except BuildError as error:
                 failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
                     raise
+                # Drivers such as g++ end with the same status for an error and for a killed part.
+                # An error that happened meanwhile shows again when its unit is compiled alone.
+                out_of_memory = process.memory_kills() > kills
+                status = {call.unit: call.status for call in self._calls()}
                 for edge in failed:
-                    if not _KILLED.search(edge.text):
+                    if not out_of_memory and status.get(edge.name) != _KILLED:
                         raise self._error(
                             "compile-failed", f"{edge.name} does not compile.", edge
                         ) from error
@@ -462,8 +464,8 @@ class BuildFolder:
             failed.append(FailedEdge(output, name, printed))
         return failed
 
-    def _collect(self, costs: Costs) -> list[CompilerCall]:
-        """Add the recorded calls to *costs*, set their file aside, and return them."""
+    def _calls(self) -> list[CompilerCall]:
+        """Return the recorded calls, in the order in which they ended."""
         record, calls = self._launch / CALLS, []
         record.touch()
         for line in record.read_bytes().splitlines():
@@ -471,8 +473,13 @@ class BuildFolder:
                 call = msgspec.json.decode(line, type=CompilerCall)
                 unit = call.unit.removeprefix(self._source)
                 calls.append(msgspec.structs.replace(call, unit=unit))
+        return calls
+
+    def _collect(self, costs: Costs) -> list[CompilerCall]:
+        """Add the recorded calls to *costs*, set their file aside, and return the good ones."""
+        calls = [call for call in self._calls() if not call.status]
         costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
-        record.replace(self._launch / FINISHED)
+        (self._launch / CALLS).replace(self._launch / FINISHED)
         return calls
 
     @staticmethod
