@@ -23,6 +23,15 @@ import signal
 import sys
 
 
+def memory_kills() -> str:
+    """Return the kernel's count of processes that it killed for memory."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as counters:
+            return next((line for line in counters if line.startswith("oom_kill ")), "")
+    except OSError:
+        return ""
+
+
 def main() -> int:
     """Run the compiler call and return its exit status."""
     command, calls = sys.argv[1:], os.environ.get("SPARKWRIGHT_CALLS")
@@ -37,6 +46,7 @@ def main() -> int:
             stream.write("500")
     except OSError:
         pass
+    kills = memory_kills()
     child = os.posix_spawnp(
         ccache or command[0],
         [ccache, *command] if ccache else command,
@@ -58,7 +68,9 @@ def main() -> int:
         "seconds": round(used.ru_utime + used.ru_stime, 2),
         "megabytes": megabytes,
         "hit": hit,
-        "status": status,
+        # g++ and nvcc end with the same status for an error and for a part that was killed.
+        "killed": status == 128 + signal.SIGKILL or (status > 0 and memory_kills() != kills),
+        "good": not status,
     }
     # One write to the end of the file: lines of launchers that end together stay whole.
     record = os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

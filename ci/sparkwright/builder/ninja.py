@@ -27,7 +27,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -61,8 +60,6 @@ _FAILED = re.compile(
     re.MULTILINE,
 )
 _SOURCE = re.compile(r" -c (\S+)")
-#: Status of a compiler that SIGKILL ended.
-_KILLED = 128 + signal.SIGKILL
 #: The file beside ``build.ninja`` that ninja is given.
 SCHEDULE = "sparkwright.ninja"
 #: Suffixes of translation units.
@@ -275,14 +272,16 @@ class CompilerCall(msgspec.Struct, frozen=True):
         seconds: Of CPU.
         megabytes: Peak resident memory of the largest process.
         hit: Was the object taken from the compiler cache?
-        status: Of the compiler; 128 and the number of the signal that ended it.
+        good: Did it end with status 0?
+        killed: Was it killed, or did it fail while the kernel killed a process for memory?
     """
 
     unit: str
     seconds: float
     megabytes: int
     hit: bool
-    status: int = 0
+    good: bool = True
+    killed: bool = False
 
 
 class FailedEdge(msgspec.Struct, frozen=True):
@@ -431,19 +430,18 @@ class BuildFolder:
             except BuildError:
                 # It needs a file that an edge writes (dyndep): the whole is not known.
                 progress.total = 0
-            kills = process.memory_kills()
+            kills = launcher.memory_kills()
             try:
                 run(command, on_line=on_line)
             except BuildError as error:
                 failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
                     raise
-                # Drivers such as g++ end with the same status for an error and for a killed part.
                 # An error that happened meanwhile shows again when its unit is compiled alone.
-                out_of_memory = process.memory_kills() > kills
-                status = {call.unit: call.status for call in self._calls()}
+                out_of_memory = launcher.memory_kills() != kills
+                killed = {call.unit: call.killed for call in self._calls()}
                 for edge in failed:
-                    if not out_of_memory and status.get(edge.name) != _KILLED:
+                    if not killed.get(edge.name, out_of_memory):
                         raise self._error(
                             "compile-failed", f"{edge.name} does not compile.", edge
                         ) from error
@@ -477,7 +475,7 @@ class BuildFolder:
 
     def _collect(self, costs: Costs) -> list[CompilerCall]:
         """Add the recorded calls to *costs*, set their file aside, and return the good ones."""
-        calls = [call for call in self._calls() if not call.status]
+        calls = [call for call in self._calls() if call.good]
         costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
         (self._launch / CALLS).replace(self._launch / FINISHED)
         return calls

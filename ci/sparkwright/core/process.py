@@ -287,18 +287,6 @@ def available_megabytes() -> int:
     return free // 1_000_000
 
 
-def memory_kills() -> int:
-    """
-    Return how many processes the kernel has killed for memory since it started, in every control
-    group; 0 if it does not count them.
-    """
-    with contextlib.suppress(OSError):
-        counters = Path("/proc/vmstat").read_text("ascii")
-        if match := re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE):
-            return int(match[1])
-    return 0
-
-
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What one child process may use.
