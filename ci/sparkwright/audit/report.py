@@ -132,7 +132,7 @@ class OpcodeCount(msgspec.Struct, frozen=True):
 
 class AuditedLibrary(msgspec.Struct, frozen=True):
     """
-    An ELF member.
+    An ELF member, or all cubins of a folder.
 
     Attributes:
         role: ``target``, ``base``, or ``unknown`` when no policy names it.

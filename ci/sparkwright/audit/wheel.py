@@ -42,7 +42,7 @@ from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.audit import device_code
-from sparkwright.audit.device_code import DeviceImage
+from sparkwright.audit.device_code import DeviceCode, DeviceImage
 from sparkwright.audit.policy import (
     AuditPolicy,
     DistributionPolicy,
@@ -115,6 +115,7 @@ class Member(NamedTuple):
         name: In the wheel.
         path: A copy of it, until the next member is read.
         is_elf: Whether it begins like an ELF file.
+        is_cubin: Whether it begins like one for a GPU.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Member(NamedTuple):
     sha256: str
     size: int
     is_elf: bool
+    is_cubin: bool
 
 
 class AuditedRecord(msgspec.Struct, frozen=True):
@@ -241,11 +243,16 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
         with damage_guard():
             listed = zips.zip_members(archive, wheel.name)
         for name, info in sorted(listed.items()):
+            # ext4 writes a file that was cut to nothing to the disk when it is closed, a new one
+            # does not wait.
+            copy.unlink(missing_ok=True)
             with damage_guard(), archive.open(info) as stream, copy.open("w+b") as output:
                 shutil.copyfileobj(stream, output, 1 << 20)
                 output.seek(0)
-                is_elf = output.read(len(elf.MAGIC)) == elf.MAGIC
-            if is_elf:
+                head = output.read(20)
+            is_elf = head.startswith(elf.MAGIC)
+            is_cubin = is_elf and int.from_bytes(head[18:], "little") == elf.CUDA
+            if is_elf and not is_cubin:
                 with contextlib.suppress(elf.ElfUnreadable), elf.mapped(copy) as data:
                     for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
                         unpacked += entry.size
@@ -255,7 +262,7 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
                     f"{wheel.name} holds more device code than any wheel.",
                     details=[f"library: {name}"],
                 )
-            yield Member(name, copy, sha256_file(copy), info.file_size, is_elf)
+            yield Member(name, copy, sha256_file(copy), info.file_size, is_elf, is_cubin)
 
 
 # The audit.
@@ -324,14 +331,25 @@ def audit(
     deadline = time.monotonic() + MOST_SECONDS
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
     needs: dict[str, tuple[str, ...]] = {}
+    cubins: dict[str, list[tuple[Member, DeviceImage]]] = {}
     for member in members(wheel, scratch):
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
-        if member.is_elf:
+        if member.is_cubin:
+            try:
+                group = cubins.setdefault(f"{member.name.partition('/')[0]}/**", [])
+                group.append((member, device_code.read_file(member.path, len(group))))
+            except elf.ElfUnreadable as error:
+                findings.append(AuditFinding(member.name, "elf-unreadable", str(error)))
+        elif member.is_elf:
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
             needs[member.name] = audited.needed
+    for name, files in cubins.items():
+        audited = LibraryAudit(policy, about, contents, name, ours=judged == "stack")
+        libraries.append(audited.inspect_cubins(files))
+        findings += audited.findings
     findings += [
         AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
@@ -493,8 +511,7 @@ class LibraryAudit:
             disk-full: There is no room for a cubin beside the library.
         """
         library = AuditedLibrary(member.name, member.sha256, member.size, self._role)
-        if self._role == "unknown" and self._ours:
-            self._find("library-unknown", f"no policy for {self._about.name} names it")
+        self._check_named()
         try:
             with elf.mapped(member.path) as data:
                 shared = elf.shared_object(data)
@@ -510,6 +527,25 @@ class LibraryAudit:
         except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
             return library
+
+    def inspect_cubins(self, cubins: Sequence[tuple[Member, DeviceImage]]) -> AuditedLibrary:
+        """Return what the *cubins* hold, which are files of a folder of the wheel."""
+        self._check_named()
+        code = DeviceCode(tuple(image for _, image in cubins))
+        digest = sha256_bytes(canonical(sorted(member.sha256 for member, _ in cubins)))
+        return AuditedLibrary(
+            self._name,
+            digest,
+            sum(member.size for member, _ in cubins),
+            self._role,
+            cubins=code.counts("cubin"),
+            device_code=digest,
+            spark=device_code.gains(code.images, self._device),
+        )
+
+    def _check_named(self) -> None:
+        if self._role == "unknown" and self._ours:
+            self._find("library-unknown", f"no policy for {self._about.name} names it")
 
     # Host code.
 

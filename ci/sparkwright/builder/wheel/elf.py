@@ -34,6 +34,8 @@ _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 #: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
 LEGACY_TAGS = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 MAGIC = b"\x7fELF"
+#: ``e_machine`` of a cubin.
+CUDA = 190
 #: ``e_machine`` → the name in platform tags.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 RELOCATABLE_FATBIN = "__nv_relfatbin"
