@@ -121,6 +121,21 @@ def directed(mini: Mini, words: Sequence[str], where: str, limit: int = -1) -> s
     return done
 
 
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [(["build", "--output"], "usage"), (["apply", "--cache-dir"], "cache-unusable"), (["list", "--prefix"], "environment-unusable")],
+)
+def test_a_folder_that_is_not_utf8_is_refused(
+    mini: Mini, tmp_path: Path, words: list[str], reference: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No record can hold its path, and nothing is made there."""
+    folder = tmp_path / os.fsdecode(b"a-\xff")
+    paths = [] if words[0] == "list" else mini.words
+    assert main.main([words[0], *paths, words[1], str(folder)]) == (2 if reference == "usage" else 1)
+    assert f"error: {reference}: " in capsys.readouterr().err
+    assert not folder.exists()
+
+
 # A help text, a table, and the documents of a failure and of wrong usage, each with its exit code.
 @pytest.mark.parametrize(
     ("words", "code"), [(["--version"], 0), (["doctor"], 0), (["fetch", "--fork", "none", "--json"], 1), (["fetch", "--none", "--json"], 2)], ids=str

@@ -21,6 +21,7 @@ from sparkwright.builder import container, sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cli import main
 from sparkwright.core import process
+from sparkwright.core.store import Store
 
 missing = sandbox._refusal()
 namespaces = pytest.mark.skipif(missing is not None, reason=f"no namespaces here: {missing}")
@@ -53,6 +54,29 @@ def test_a_program_sees_its_folder_under_a_fixed_name(lab: Lab) -> None:
     assert (lab.work / "output").read_text() == "inside\n"
     paths = {lab.work / "a": INSIDE / "mini" / "a", Path("/elsewhere/a"): Path("/elsewhere/a")}
     assert {path: lab.sandbox.sandbox_path(path) for path in paths} == paths
+    words = f"-I{lab.work} file://{lab.work}/a:{lab.work} /mnt{lab.work} -I/mnt{lab.work}/a {lab.work}-b -DX='{lab.work}'"
+    here = f"{INSIDE}/mini"
+    assert lab.sandbox.translate(words) == f"-I{here} file://{here}/a:{here} /mnt{lab.work} -I/mnt{lab.work}/a {lab.work}-b -DX='{here}'"
+
+
+@namespaces
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+@pytest.mark.parametrize("link", ["store", "store/work"])
+def test_a_link_above_a_folder_changes_no_byte(tmp_path: Path, link: str) -> None:
+    """Where the cache directory, or a folder in it, is a link, an object has the bytes that it has elsewhere, by whichever path it is compiled."""
+    folders = [tmp_path / "plain" / "store" / "work", tmp_path / "linked" / "store" / "work"]
+    objects = list[bytes]()
+    (tmp_path / "disk" / "work").mkdir(parents=True)
+    (tmp_path / "linked" / link).parent.mkdir(parents=True)
+    (tmp_path / "linked" / link).symlink_to(tmp_path / "disk" / ("work" if link == "store/work" else ""))
+    for folder in folders:
+        work = Store(folder.parent).folder("work")
+        (work / "a.c").write_text("const char *file = __FILE__;\n")
+        sandbox = Sandbox.create({work: "mini"})
+        for path in (work, work.resolve()):
+            sandbox.run(["gcc", "-c", f"{path}/a.c", f"-o{path}/a.o"], log=tmp_path / "log", env=dict(os.environ))
+            objects.append((work / "a.o").read_bytes())
+    assert len(set(objects)) == 1
 
 
 @namespaces

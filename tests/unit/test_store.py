@@ -80,13 +80,15 @@ def test_a_second_holder_waits_or_is_refused(store: Store, capsys: pytest.Captur
     assert "another sparkwright works on objects; waiting" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["file", "file/cache"])
-def test_a_file_in_place_of_the_cache_directory_is_refused(tmp_path: Path, name: str) -> None:
-    """It is named, and stays as it is."""
-    (tmp_path / "file").write_text("kept")
+@pytest.mark.parametrize("name", ["file", "file/cache", "a:b", "a\nb"])
+def test_a_cache_directory_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
+    """Nothing is made of a file in its place, or of a path that programs would take for two."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_text("kept")
     with refusal("cache-unusable", match=f"{name} cannot be used"):
-        Store(tmp_path / name)
-    assert (tmp_path / "file").read_text() == "kept"
+        Store(folder / name)
+    assert [path.read_text() for path in folder.iterdir()] == ["kept"]
 
 
 # Trees.

@@ -44,6 +44,8 @@ while [ "$count" -gt 0 ]; do
 done
 status=0; "$@" || status=$?; exit "$status"
 """
+#: Stands before a path that begins there: an option's letters, or the address of a file.
+_BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 #: Nothing listens at the port "discard".
 _NO_PROXY_LISTENS = "http://127.0.0.1:9"
@@ -93,7 +95,12 @@ class Sandbox(msgspec.Struct, frozen=True):
             )
         if refusal:
             return cls("none")
-        paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
+        # A program may follow a link above the folder, and name it by its real path.
+        paths = {
+            path: INSIDE / name
+            for folder, name in mounts.items()
+            for path in (folder.absolute(), folder.resolve())
+        }
         # A folder below the one that gets hidden would vanish.
         hidden = any(path.is_relative_to(INSIDE) for path in paths)
         return cls("namespace", {} if hidden else paths)
@@ -105,7 +112,8 @@ class Sandbox(msgspec.Struct, frozen=True):
     def translate(self, text: str) -> str:
         """Return *text* with every mounted folder replaced by its path in the sandbox."""
         for folder, mount in self.mounts.items():
-            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", str(mount), text)
+            path = rf"{_BEFORE}{re.escape(str(folder))}(?![\w.-])"
+            text = re.sub(path, rf"\g<1>{mount}", text)
         return text
 
     def run(
@@ -142,8 +150,9 @@ class Sandbox(msgspec.Struct, frozen=True):
         shown = [self.translate(os.fspath(word)) for word in command]
         wrapped, end_by = shown, signal.SIGTERM
         if self.kind == "namespace":
-            pairs = [str(folder) for pair in self.mounts.items() for folder in pair]
-            shell = ["sh", "-euc", _MOUNT, "sh", str(INSIDE), str(len(self.mounts)), *pairs]
+            sources = {mount: folder for folder, mount in self.mounts.items()}
+            pairs = [str(path) for mount, folder in sources.items() for path in (folder, mount)]
+            shell = ["sh", "-euc", _MOUNT, "sh", str(INSIDE), str(len(sources)), *pairs]
             wrapped = [*_unshare(network=network), *shell, *shown]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.

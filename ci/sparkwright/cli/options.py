@@ -231,6 +231,8 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     from sparkwright.core import config
+    from sparkwright.core.errors import UsageError
+    from sparkwright.core.files import is_utf8
     from sparkwright.forks.context import RunContext
     from sparkwright.forks.stack import Project, SourceError, stack_names
 
@@ -242,6 +244,10 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
             todo="Change to a checkout of sparkwright, or name it with --root.",
         )
     root, names = root.absolute(), stack_names(root)
+    output = (getattr(arguments, "output", None) or root / "dist").absolute()
+    if not is_utf8(output):
+        todo = "Name another --output or --root."
+        raise UsageError("usage", f"{output} is not UTF-8.", todo=todo)
     # A checkout of other stacks: the last one is the default.
     default = DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
     project = Project(root, arguments.stack or default, arguments.arch)
@@ -254,7 +260,7 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         forks=tuple(
             name for name in project.spec.forks if not arguments.fork or name in arguments.fork
         ),
-        output=(getattr(arguments, "output", None) or root / "dist").absolute(),
+        output=output,
         source=arguments.source,
         offline=arguments.offline,
         mirrors=config.mirror_map(arguments.mirror),

@@ -169,7 +169,7 @@ class Prefix:
         root: The folder: ``releases/<name>/``, ``current``, ``trust/`` and ``history.json``.
 
     Raises:
-        environment-unusable: The user in ``~NAME`` does not exist.
+        environment-unusable: The user in ``~NAME`` does not exist, or the path is not UTF-8.
     """
 
     def __init__(self, root: Path) -> None:
@@ -179,6 +179,8 @@ class Prefix:
             raise PythonError(
                 "environment-unusable", f"{root} cannot be resolved.", details=[str(error)]
             ) from error
+        if not files.is_utf8(self.root):
+            raise PythonError("environment-unusable", f"{self.root} is not UTF-8.")
 
     def locked(self) -> AbstractContextManager[None]:
         """

@@ -37,6 +37,11 @@ KEY_FORMAT = 1
 _invalid = partial(FileError, "file-invalid")
 
 
+def is_utf8(path: Path) -> bool:
+    """Return True if records, addresses and logs can hold *path*."""
+    return str(path).encode(errors="replace") == os.fsencode(path)
+
+
 def _open_without_waiting(path: str, flags: int) -> int:
     """Open a file as `os.open`; a named pipe that has no writer is empty."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

@@ -22,6 +22,7 @@ import msgspec
 
 from sparkwright.core.console import NO_ROOM, console
 from sparkwright.core.errors import FileError, StoreError
+from sparkwright.core.files import is_utf8
 
 T = TypeVar("T")
 
@@ -188,10 +189,20 @@ class Store:
 
     Args:
         root: Where it lies; made when missing.
+
+    Raises:
+        cache-unusable: It cannot be made or written, or its path would be taken for two.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+        # By its real path: what compilers write into their results must not depend on a link.
+        self.root = Path(os.path.realpath(root))
+        if not {":", "\n"}.isdisjoint(str(self.root)) or not is_utf8(self.root):
+            raise StoreError(
+                "cache-unusable",
+                f"{self.root} cannot be used: it is not UTF-8, or has a colon or a line end, at "
+                "which PATH and git end a path.",
+            )
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             # The signature that backup programs look for (bford.info/cachedir).
