@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import fatbins, processes
 from tests.support.fatbins import container, cubin, entry, ptx
+from uv import find_uv_bin
 
 from sparkwright.audit import device_code
 from sparkwright.audit import policy as audit_policy
@@ -48,6 +49,8 @@ from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
 from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client.wheel_check import check_wheel
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.stack import Project
@@ -178,6 +181,9 @@ def test_an_archive_that_is_larger_than_it_seems_is_refused(
         ("p/../../out", {}, b"x", "archive-unsafe"),
         ("/abs", {}, b"x", "archive-unsafe"),
         ("p/\x1b[2J", {}, b"x", "archive-unsafe"),
+        ("p/\x9b2J", {}, b"x", "archive-unsafe"),
+        ("p/\u202egnp.so", {}, b"x", "archive-unsafe"),
+        ("p/" + "é" * 128, {}, b"x", "archive-unsafe"),
         ("probe/new", {"compress_type": zipfile.ZIP_LZMA}, b"x" * 100, "wheel-invalid"),
         ("probe-1.dist-info/METADATA", {}, b"x", "wheel-invalid"),
         ("probe-1.dist-info/METADATA/x", {}, b"x", "wheel-invalid"),
@@ -190,7 +196,7 @@ def test_an_archive_that_is_larger_than_it_seems_is_refused(
 def test_a_hostile_member_is_refused(
     tmp_path: Path, name: str, fields: dict[str, int], data: bytes, reference: str
 ) -> None:
-    """Links, names that leave the folder, bombs, and a build record that is none."""
+    """Links, names that leave the folder, lie to a reader or have no room, bombs, and a build record that is none."""
     wheel = write_wheel(tmp_path, {})
     info = zipfile.ZipInfo("probe/new")
     for field, value in {"filename": name, **fields}.items():
@@ -221,6 +227,22 @@ def test_what_is_no_wheel_of_its_name_is_refused(
     path = make(tmp_path) or tmp_path / "probe-1-py3-none-any.whl"
     with refusal("wheel-invalid"):
         audit(path, policy(), NOWHERE)
+
+
+@pytest.mark.parametrize(("name", "version"), [("Pro.BE", "1.0.0"), ("pro-be", "01")])
+def test_a_name_and_a_version_may_be_spelled_as_pip_takes_them(tmp_path: Path, name: str, version: str) -> None:
+    """In METADATA, and as the name of its folder; a wheel made from it is spelled as its file."""
+    spelled, file = WheelName(name.replace("-", "_"), version, "py3-none-any"), "pro_be-1-py3-none-any.whl"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    wheel = archive.write(tmp_path, spelled, {"a.py": b"1"}, metadata, pure=True).rename(tmp_path / file)
+    again = archive.rewrite(wheel, tmp_path, version="2")
+    folder, site = tmp_path / "site", "lib/python3/site-packages"
+    subprocess.run([find_uv_bin(), "pip", "install", "--offline", "--quiet", "--no-deps", "--target", folder, wheel], check=True)
+
+    for path, own in ((wheel, "1"), (again, "2")):
+        assert audit(path, policy(distributions={}), NOWHERE).passed
+        assert check_wheel(LockedWheel("pro-be", own, path.name, url="", sha256=""), path, site).size
+    assert {*zipfile.ZipFile(again).namelist()} == {"a.py", *(f"pro_be-2.dist-info/{text}" for text in ("METADATA", "RECORD", "WHEEL"))}
 
 
 def test_record_is_checked_against_the_bytes(

@@ -24,7 +24,7 @@ from sparkwright.builder import BuildError, pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 
@@ -67,9 +67,9 @@ def read_record(path: Path) -> pipeline.BuildRecord:
         wheel-invalid: It is not a wheel.
         not-provided: It has no valid build record.
     """
-    name = f"{WheelName.of(path.name).info}/{BUILD_RECORD}"
     with zip_file(path) as archive:
         listed = zip_members(archive, path.name)
+        name = f"{info_folder(listed, path.name)}/{BUILD_RECORD}"
         data = member_text(archive, listed, name, path.name) if name in listed else b""
     try:
         return msgspec.json.decode(data, type=pipeline.BuildRecord)

@@ -20,7 +20,6 @@ ABI by torch-abi-audit's.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import itertools
@@ -40,6 +39,7 @@ from msgspec.structs import replace
 from packaging.metadata import RawMetadata, parse_email
 from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from sparkwright.audit import device_code
 from sparkwright.audit.device_code import DeviceCode, DeviceImage
@@ -145,12 +145,12 @@ class Contents(NamedTuple):
 
     Attributes:
         metadata: METADATA.
-        rows: RECORD: member → (digest, size).
+        rows: Those of RECORD by member.
         record: The build record of sparkwright; None without one.
     """
 
     metadata: RawMetadata
-    rows: Mapping[str, tuple[str, str]]
+    rows: Mapping[str, zips.RecordRow]
     record: AuditedRecord | None
 
 
@@ -200,18 +200,25 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
             than its name states, or has a build record that is not one.
         archive-unsafe: A member's name leaves its folder, or it is a link.
     """
-    info, record = WheelName.of(about.file).info, None
+    record = None
     with zips.zip_file(wheel) as archive:
         listed = zips.zip_members(archive, about.file)
+        info = zips.info_folder(listed, about.file)
         metadata, _ = parse_email(member_text(archive, listed, f"{info}/METADATA", about.file))
-        name, version = metadata.get("name", ""), metadata.get("version", "")
-        if (canonicalize_name(name), version) != (about.name, about.version):
-            raise WheelError(
-                "wheel-invalid",
-                f"{about.file} holds another distribution.",
-                details=[f"METADATA: {name} {version}"],
-            )
-        rows = records(archive, listed, info, about.file)
+        folder = info.removesuffix(".dist-info").rpartition("-")
+        for name, version in (
+            (folder[0], folder[2]),
+            (metadata.get("name", ""), metadata.get("version", "")),
+        ):
+            # As pip: neither needs to be spelled as in the file's name.
+            own = canonicalize_name(name) == about.name
+            if not own or Version(version) != Version(about.version):
+                raise WheelError(
+                    "wheel-invalid",
+                    f"{about.file} holds another distribution.",
+                    details=[f"{name!r:.100} {version!r:.100}"],
+                )
+        rows = records(archive, listed, about.file)
         name = f"{info}/{BUILD_RECORD}"
         if name in listed:
             text = member_text(archive, listed, name, about.file)
@@ -430,20 +437,19 @@ def _unusable(
             )
 
 
-def _member_findings(member: Member, row: tuple[str, str] | None) -> Iterator[AuditFinding]:
+def _member_findings(member: Member, row: zips.RecordRow | None) -> Iterator[AuditFinding]:
     """Yield the differences from the *row* of RECORD, and that it is a copy of the driver."""
     name = member.name
-    digest = base64.urlsafe_b64encode(bytes.fromhex(member.sha256)).rstrip(b"=").decode()
     if _UNSIGNED.fullmatch(name):
         pass
     elif row is None:
         yield AuditFinding(name, "record-missing", "RECORD does not list it")
-    elif row[0].rstrip("=") != f"sha256={digest}" or row[1] not in ("", str(member.size)):
+    elif row.sha256 != member.sha256 or row.size not in ("", str(member.size)):
         yield AuditFinding(
             name,
             "record-mismatch",
-            f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is sha256={digest}, "
-            f"{member.size} bytes",
+            f"RECORD has sha256 {row.sha256 or 'missing'} and {row.size} bytes; it is "
+            f"{member.sha256}, {member.size} bytes",
         )
     if _DRIVER_FILES.fullmatch(name.rpartition("/")[2]):
         yield AuditFinding(

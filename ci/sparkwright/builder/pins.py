@@ -23,13 +23,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, toolchain
-from sparkwright.builder.wheel.archive import WheelName, change_requirements
+from sparkwright.builder.wheel.archive import change_requirements
 from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, FileError, SparkwrightError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.http import HttpFailure
-from sparkwright.core.zips import damage_guard
+from sparkwright.core.zips import damage_guard, info_folder
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.package_index import IndexFile
@@ -166,7 +166,7 @@ def _metadata(name: str, source: Path | str) -> bytes:
     """Return METADATA of the wheel *name* at the path or address *source*."""
     with damage_guard(name):
         wheel = zipfile.ZipFile(_RemoteFile(source) if isinstance(source, str) else source)
-        with wheel, wheel.open(f"{WheelName.of(name).info}/METADATA") as member:
+        with wheel, wheel.open(f"{info_folder(wheel.namelist(), name)}/METADATA") as member:
             return member.read(MOST_METADATA)
 
 

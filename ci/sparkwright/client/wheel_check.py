@@ -9,11 +9,8 @@ can be compared with it.
 
 from __future__ import annotations
 
-import base64
 import configparser
-import csv
 import hashlib
-import io
 import itertools
 import re
 import zipfile
@@ -34,7 +31,6 @@ from sparkwright.core.process import CACHES
 
 _EMPTY = hashlib.sha256().hexdigest()
 
-_RECORD_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 _OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
 #: Programs of the environment itself.
@@ -98,12 +94,7 @@ def check_wheel(
     """
     with zips.zip_file(path) as archive:
         time, members = path.stat().st_mtime_ns, zips.zip_members(archive, wheel.name)
-        folders = {name.partition("/")[0] for name in members}
-        infos = [folder for folder in sorted(folders) if folder.endswith(".dist-info")]
-        if len(infos) != 1:
-            raise _invalid(wheel, "does not have one .dist-info folder", *infos[:5])
-        [info] = infos
-        texts = {}
+        info, texts = zips.info_folder(members, wheel.name), {}
         for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"):
             member = members.get(f"{info}/{name}")
             limit = files.LARGEST if name == "RECORD" else _LARGEST_TEXT
@@ -165,27 +156,20 @@ def _contents(
     inexact: bool,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield every member with its sha256 and size, which *record* must state unless *inexact*."""
-    # One more than there may be: millions of short lines would fill the memory.
-    rows = list(itertools.islice(filter(None, csv.reader(io.StringIO(record))), len(members) + 1))
-    if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
+    rows = zips.record_rows(record)
+    if sorted(row.name for row in rows) != sorted(members):
         raise _invalid(wheel, "has a RECORD that does not list each member once")
-    for name, digest, size in rows:
-        stated = record_sha256(digest)
-        if not stated and (digest or name != f"{info}/RECORD"):
+    for row in rows:
+        name, stated = row.name, row.sha256
+        if not stated and (row.digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
         actual = members[name].file_size
         with archive.open(members[name]) as stream:
             # It has readinto, which its type does not say.
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-        if not inexact and (size not in ("", str(actual)) or stated not in ("", sha256)):
+        if not inexact and (row.size not in ("", str(actual)) or stated not in ("", sha256)):
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
         yield name, (sha256, actual)
-
-
-def record_sha256(digest: str) -> str:
-    """Return the sha256 in hex that *digest*, a field of RECORD, states; empty if it is none."""
-    match = _RECORD_SHA256.fullmatch(digest)
-    return base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else ""
 
 
 def _entry_points(wheel: LockedWheel, text: str) -> Iterator[str]:

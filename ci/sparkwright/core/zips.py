@@ -7,9 +7,11 @@ promise less than it holds. Everything is checked from its directory, before a b
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import errno
+import io
 import itertools
 import lzma
 import re
@@ -18,9 +20,10 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkwright.core.errors import Failure, FileError, WheelError
 
@@ -40,6 +43,9 @@ MOST_BYTES_TOTAL = 24 * 1024**3
 RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: Every installer can unpack these; others may also require gigabytes of memory.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+_ODD = re.compile(r"[\0-\x1f\x7f-\x9f\\\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_RECORD_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 #: What Python's readers raise for bytes that are no archive; each compression has errors of its
 #: own.
@@ -78,10 +84,13 @@ def safe_path(name: str, origin: str) -> str:
 
 def odd_name(text: str) -> bool:
     """
-    Return True if *text* has a character that no source path has, or bytes that are not UTF-8
-    (Python reads them as surrogates).
+    Return True if *text* has a character that no source path has (one that controls a terminal or
+    the direction of text), bytes that are not UTF-8 (Python reads them as surrogates), or a name
+    that is longer than a file system takes.
     """
-    return len(text) > 1024 or bool(re.search(r"[\0-\x1f\\\ud800-\udfff]", text))
+    if len(text) > 1024 or _ODD.search(text):
+        return True
+    return any(len(part.encode()) > 255 for part in text.split("/"))
 
 
 def folders_above(path: str) -> set[str]:
@@ -189,6 +198,63 @@ def zip_members(
             raise failure(f"{origin} {fault}.", details=details)
         files[info.filename] = info
     return {name: info for name, info in files.items() if not info.is_dir()}
+
+
+# Wheels.
+
+
+class RecordRow(NamedTuple):
+    """A row of RECORD, as it stands there."""
+
+    name: str
+    digest: str
+    size: str
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 that it states, in hex; empty if it states none."""
+        return record_sha256(self.digest)
+
+
+def record_rows(text: str) -> list[RecordRow]:
+    """
+    Return the rows of the RECORD *text*.
+
+    Raises:
+        TypeError, ValueError: It has more rows than a wheel has members, or one without three
+            fields; `zip_file` turns this into its failure.
+    """
+    # One more than there may be: millions of short lines would fill the memory.
+    lines = itertools.islice(filter(None, csv.reader(io.StringIO(text))), MOST_MEMBERS + 1)
+    rows = [RecordRow(*fields) for fields in lines]
+    if len(rows) > MOST_MEMBERS:
+        raise ValueError(f"its RECORD has more than {MOST_MEMBERS} rows")
+    return rows
+
+
+def record_sha256(digest: str) -> str:
+    """Return the sha256 in hex that *digest*, a field of RECORD, states; empty if it is none."""
+    match = _RECORD_SHA256.fullmatch(digest)
+    return base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else ""
+
+
+def info_folder(members: Iterable[str], origin: str) -> str:
+    """
+    Return the ``.dist-info`` folder of the wheel with *members*, whose name need not be spelled as
+    in the wheel's own.
+
+    Raises:
+        wheel-invalid: There is not exactly one.
+    """
+    tops = sorted({name.partition("/")[0] for name in members})
+    infos = [folder for folder in tops if folder.endswith(".dist-info")]
+    if len(infos) != 1:
+        raise WheelError(
+            "wheel-invalid",
+            f"{origin} does not have one .dist-info folder.",
+            details=infos[:5],
+        )
+    return infos[0]
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:

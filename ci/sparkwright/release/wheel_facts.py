@@ -75,12 +75,14 @@ class _Contents(msgspec.Struct):
     What is in a wheel.
 
     Attributes:
-        texts: Files of its ``.dist-info`` folder by name.
+        info: Its ``.dist-info`` folder.
+        texts: Files of that folder by name.
         record: Its build record.
         files: Member → sha256.
     """
 
     name: WheelName
+    info: str
     texts: dict[str, bytes]
     record: BuildRecord | JitCacheRecord
     files: dict[str, str]
@@ -143,13 +145,13 @@ def _contents(path: Path) -> _Contents:
     project = canonicalize_name(name.distribution)
     locked = LockedWheel(project, name.version, path.name, url="", sha256="")
     checked = wheel_check.check_wheel(locked, path, "lib/python3/site-packages")
+    info = checked.info.rpartition("/")[2]
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
         wanted = ["METADATA", "WHEEL"]
-        wanted += [text for text in (BUILD_RECORD, SBOM) if f"{name.info}/{text}" in listed]
+        wanted += [text for text in (BUILD_RECORD, SBOM) if f"{info}/{text}" in listed]
         texts = {
-            text: archive.member_text(wheel, listed, f"{name.info}/{text}", path.name)
-            for text in wanted
+            text: archive.member_text(wheel, listed, f"{info}/{text}", path.name) for text in wanted
         }
     tags = _headers(texts["WHEEL"], "Tag")
     if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
@@ -159,7 +161,7 @@ def _contents(path: Path) -> _Contents:
             details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
     files = {member: sha256 for member, sha256, _ in checked.files.values()}
-    return _Contents(name, texts, _record(name, texts.get(BUILD_RECORD)), files)
+    return _Contents(name, info, texts, _record(name, texts.get(BUILD_RECORD)), files)
 
 
 def _headers(text: bytes, field: str) -> list[str]:
@@ -212,7 +214,7 @@ def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) ->
         machine=_machine(path.name, subject),
         source=source,
         stack=record.stack,
-        content=wheel_identity.content_digest(contents.files, name.info),
+        content=wheel_identity.content_digest(contents.files, contents.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
         sbom=contents.texts.get(SBOM, b""),

@@ -26,7 +26,14 @@ from packaging.version import Version
 
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import LOCAL_HEADER, MOST_MEMBERS, zip_file, zip_members
+from sparkwright.core.zips import (
+    LOCAL_HEADER,
+    RecordRow,
+    info_folder,
+    record_rows,
+    zip_file,
+    zip_members,
+)
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).
@@ -127,20 +134,18 @@ def member_text(
 
 
 def records(
-    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], info: str, origin: str
-) -> dict[str, tuple[str, str]]:
+    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], origin: str
+) -> dict[str, RecordRow]:
     """
-    Return the rows of RECORD in the ``.dist-info`` folder *info*: member → (digest, size).
+    Return the rows of RECORD by member.
 
     Raises:
         wheel-invalid: There is no RECORD.
-        ValueError: It has more rows than a wheel has members, or one without three fields;
-            `zip_file` turns this into `wheel-invalid`.
+        TypeError, ValueError: As `record_rows`.
     """
+    info = info_folder(listed, origin)
     text = member_text(wheel, listed, f"{info}/RECORD", origin).decode()
-    if text.count("\n") > MOST_MEMBERS:
-        raise ValueError(f"its RECORD has more than {MOST_MEMBERS} rows")
-    return {name: (digest, count) for name, digest, count in csv.reader(io.StringIO(text))}
+    return {row.name: row for row in record_rows(text)}
 
 
 class _Writer:
@@ -157,9 +162,7 @@ class _Writer:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self._rows.append((name, f"sha256={digest}", str(len(data))))
 
-    def copy(
-        self, source: IO[bytes], member: zipfile.ZipInfo, name: str, row: tuple[str, str]
-    ) -> None:
+    def copy(self, source: IO[bytes], member: zipfile.ZipInfo, name: str, row: RecordRow) -> None:
         """Copy *member* of the zip in *source*, still compressed, with its *row* of RECORD."""
         source.seek(member.header_offset)
         header = LOCAL_HEADER.unpack(source.read(LOCAL_HEADER.size))
@@ -185,7 +188,7 @@ class _Writer:
         self._zip.NameToInfo[name] = info
         self._zip.start_dir = target.tell()
         self._zip._didModify = True  # type: ignore[attr-defined]  # see above
-        self._rows.append((name, *row))
+        self._rows.append((name, row.digest, row.size))
 
     def close(self) -> None:
         """Write RECORD, last, and the zip's directory."""
@@ -274,32 +277,32 @@ def rewrite(
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
-    folders = {
-        f"{old.distribution}-{old.version}.{kind}": f"{new.distribution}-{new.version}.{kind}"
-        for kind in ("dist-info", "data")
-    }
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
         listed = zip_members(source, base.name)
-        rows = records(source, listed, old.info, base.name)
+        rows, info = records(source, listed, base.name), info_folder(listed, base.name)
+        folders = {
+            info: new.info,
+            f"{info.removesuffix('.dist-info')}.data": f"{new.distribution}-{new.version}.data",
+        }
         changed = dict(replace or {})
         for name in version_files:
             text = (changed.get(name) or source.read(name)).decode()
             changed[name] = _restate(text, old.version, version, name).encode()
-        changed |= {f"{old.info}/{name}": data for name, data in dist_info(new).items()}
-        head, gap, body = source.read(f"{old.info}/METADATA").partition(b"\n\n")
+        changed |= {f"{info}/{name}": data for name, data in dist_info(new).items()}
+        head, gap, body = source.read(f"{info}/METADATA").partition(b"\n\n")
         head = re.sub(rb"(?mi)^Version:.*$", f"Version: {version}".encode(), head)
-        changed[f"{old.info}/METADATA"] = change_requirements(head + gap + body, requires or {})
-        pure = b"Root-Is-Purelib: true" in source.read(f"{old.info}/WHEEL")
-        changed[f"{old.info}/WHEEL"] = _wheel_text(new.tag, pure)
-        names = {*listed, *changed} - {*remove, f"{old.info}/RECORD"}
+        changed[f"{info}/METADATA"] = change_requirements(head + gap + body, requires or {})
+        pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")
+        changed[f"{info}/WHEEL"] = _wheel_text(new.tag, pure)
+        names = {*listed, *changed} - {*remove, f"{info}/RECORD"}
         writer = _Writer(path, new)
-        for name in sorted(names, key=lambda name: (name.startswith(old.info), name)):
+        for name in sorted(names, key=lambda name: (name.startswith(info), name)):
             top, separator, rest = name.partition("/")
             target = folders.get(top, top) + separator + rest
             if name in changed:
                 writer.add(target, changed[name])
-            elif rows.get(name, ("", ""))[0]:
+            elif name in rows and rows[name].digest:
                 writer.copy(raw, listed[name], target, rows[name])
             else:
                 raise WheelError(

@@ -104,14 +104,14 @@ def changes(
     libraries = read_libraries(build, members)
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
-        rows = archive.records(wheel, listed, archive.WheelName.of(base.name).info, base.name)
+        rows = archive.records(wheel, listed, base.name)
     return {**replaced, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(package.keys() - replaced.keys())),
         base={
-            name: sha256
-            for name, (sha256, _) in sorted(rows.items())
+            name: row.digest
+            for name, row in sorted(rows.items())
             if name.endswith(".so") and name not in libraries
         },
         requires=settings.requires,

@@ -22,8 +22,8 @@ from sparkwright import __version__
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, DistInfo, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
-from sparkwright.client.wheel_check import record_sha256
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.zips import record_sha256
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, VendoredLock
 
@@ -74,9 +74,7 @@ def gather(
         "vendored": vendored,
         "tools": compilers(context) if compiled is not None else [],
         "compiled": compiled or {},
-        "inherited": {
-            member: record_sha256(digest.rstrip("=")) for member, digest in inherited.items()
-        },
+        "inherited": {member: record_sha256(digest) for member, digest in inherited.items()},
         "properties": {
             "stack": project.stack,
             "fork": source.fork,
