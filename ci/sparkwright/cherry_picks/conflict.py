@@ -129,8 +129,8 @@ def explain(
         | {"ours": [patch.name for patch in earlier if (part.old or part.new) in patch.files]}
         for part in sections(patch.data)
     ]
-    reverts = patch.name in apply.revertible_patches(objects, base.tree, [patch])
-    tests = evidence(upstream, base, patch, reverts=reverts)
+    reverting = apply.try_patches(objects, base.tree, [patch])[1]
+    tests = evidence(upstream, base, [patch], reverting)[patch.name]
     report = {
         "fork": fork,
         "base": base.name,

@@ -15,7 +15,7 @@ import datetime
 import email.utils
 import itertools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -41,8 +41,9 @@ from sparkwright.cherry_picks.upstream import (
 )
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
+from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.core.files import content_key
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
@@ -162,31 +163,80 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     apply.
     """
     objects, tried = upstream.context.objects, list[Trial]()
-    reverting = apply.revertible_patches(objects, base.tree, patches)
-    outcomes = apply.evaluate(objects, base.tree, patches)
-    for patch, outcome in zip(patches, outcomes, strict=True):
-        present, total = lines = count_present_lines(objects, base.tree, patch.data)
+    outcomes, present = apply.try_patches(objects, base.tree, patches)
+    pairs = list(zip(patches, outcomes, strict=True))
+    stuck = [patch for patch, outcome in pairs if outcome.status != "applied"]
+    tests, texts = evidence(upstream, base, stuck, present), _texts(objects, base.tree, patches)
+    for number, (patch, outcome) in enumerate(pairs, 1):
+        count, total = lines = count_present_lines(texts, patch.data)
+        proofs = tests.get(patch.name, ())
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
-        tests: tuple[Evidence, ...] = ()
-        if outcome.status != "applied":
-            tests = evidence(upstream, base, patch, reverts=patch.name in reverting)
-            state = "likely-upstream" if total and present >= LIKELY * total else "conflict"
-            if outcome.status == "already-upstream" or any(test.holds for test in tests):
-                state = "already-upstream"
-            elif outcome.status == "empty":
-                state = "empty"
-        tried.append(Trial(patch.name, patch.sha256, base.name, state, lines, tests, outcome.says))
+        if outcome.status == "already-upstream" or any(test.holds for test in proofs):
+            state = "already-upstream"
+        elif outcome.status == "empty":
+            state = "empty"
+        elif outcome.status == "conflict":
+            state = "likely-upstream" if total and count >= LIKELY * total else "conflict"
+            if commit := _absorbing(upstream, patches[:number], base):
+                says = f"{commit.line()} took it, and its lines changed since"
+                proofs, state = (*proofs, Evidence("history", True, says)), "already-upstream"
+        tried.append(Trial(patch.name, patch.sha256, base.name, state, lines, proofs, outcome.says))
     return tried
 
 
-def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base]) -> Drift:
+def _texts(objects: Objects, tree: str, patches: Sequence[Patch]) -> dict[str, bytes]:
+    """Return the files of *tree* that *patches* change, as far as they are in *objects*."""
+    entries, named = objects.paths(tree), {path for patch in patches for path in patch.files}
+    paths = sorted(named & entries.keys())
+    blobs = objects.blobs(entries[path][1] for path in paths)
+    return {path: data or b"" for path, (_, data) in zip(paths, blobs, strict=True)}
+
+
+def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Commit | None:
+    """
+    Return the commit that made the last of *patches*, which conflicts on *base*, upstream's; None
+    if there is none, or it cannot be found out.
+    """
+    [start], objects = upstream.starts(patches[-1:]), upstream.context.objects
+    if not (upstream.mirror and start and base.commit):
+        return None
+    # The history may not be there, or the host may not answer: then it remains a conflict.
+    with contextlib.suppress(SparkwrightError):
+        _, commit = _first_change(upstream, patches, start, base.commit, applies=True)
+        tree = upstream.at_commit(commit, commit, patches[-1:]).tree
+        if patches[-1].name in apply.try_patches(objects, tree, patches[-1:])[1]:
+            return log(objects, "-1", commit)[0]
+    return None
+
+
+def measure(
+    upstream: Upstream,
+    patches: Sequence[Patch],
+    bases: Iterable[Base],
+    on_base: Callable[[Sequence[Trial]], None] = lambda _: None,
+) -> Drift:
     """
     Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork.
+
+    The trials on each base are kept, too, unless its history could not be read.
+
+    Args:
+        on_base: Called with the trials on each base when they are there.
     """
     context, names, tried = upstream.context, list[str](), list[Trial]()
+    records = upstream.ledger.by_number
+    inputs = [(patch.name, patch.sha256, records.get(patch.pick)) for patch in patches]
     for base in bases:
-        console.note(base.name)
-        tried += trials(upstream, patches, base)
+        inputs_of_base = {"base": base, "patches": inputs, "starts": upstream.starts(patches)}
+        key = content_key("trials", inputs_of_base)
+        done = context.store.get("trials", key, list[Trial])
+        if done is None:
+            done = trials(upstream, patches, base)
+            tests = [test for trial in done for test in trial.evidence if test.test == "patch-id"]
+            if not base.commit or all(test.holds is not None for test in tests):
+                context.store.put("trials", key, done)
+        on_base(done)
+        tried += done
         names.append(base.name)
     drift = Drift(upstream.fork, context.project.stack, today(), tuple(names), tuple(tried))
     if tried:
@@ -305,7 +355,7 @@ def bisect(
     begins to apply, after those before it; with its states on the parent and on the commit.
 
     Args:
-        start: Empty for the base of the pull request.
+        start: Empty for the base of the pull request, or the locked commit.
         end: The last commit; empty for the tip of the branch.
 
     Raises:
@@ -316,7 +366,7 @@ def bisect(
     """
     ledger = strict_yaml.load(path_of(fork.context.project.root, fork.fork), Ledger)
     objects = fork.context.objects
-    start = start or (ledger.by_number[patches[-1].pick].base if patches[-1].pick else "")
+    start = start or "".join(fork.starts(patches[-1:]))
     if not start:
         raise SourceError(
             "not-provided",
@@ -326,16 +376,12 @@ def bisect(
     tip = fork.commit(ledger.branch)
     old, new = fork.commit(start), fork.commit(end) if end else tip
 
-    def middle() -> str:
-        words = ("rev-list", "--bisect", "--first-parent", new, f"^{old}")
-        return objects.text(*words, check=False).strip()
-
     def trial(commit: str) -> Trial:
         done = trials(fork, patches, fork.at_commit(commit[:12], commit, patches))[-1]
         console.note(f"{commit[:12]}: {MEANING[done.state]}")
         return done
 
-    if not middle():
+    if not objects.text("rev-list", "-1", "--first-parent", new, f"^{old}", check=False):
         raise SourceError(
             "not-provided",
             f"{new[:12]} does not follow {old[:12]} on {ledger.branch}.",
@@ -348,17 +394,48 @@ def bisect(
             f"No commit certainly changes the state from {old[:12]} to {new[:12]}.",
             details=[f"{end.base}: {MEANING[end.state]}" for end in (before, after)],
         )
-    while (commit := middle()) != new:
-        tried = trial(commit)
-        if tried.applies == before.applies:
-            old, before = commit, tried
-        else:
-            new, after = commit, tried
+    old, new = _first_change(fork, patches, old, new, applies=before.applies)
     was, now = (
         MEANING[end.state] + (f" ({end.proof})" if end.state == "already-upstream" else "")
-        for end in (before, after)
+        for end in (trial(old), trial(new))
     )
     return log(objects, "-1", new)[0], was, now
+
+
+def _first_change(
+    fork: Upstream, patches: Sequence[Patch], old: str, new: str, *, applies: bool
+) -> tuple[str, str]:
+    """
+    Return two commits of the branch from *old* to *new*, neighbours among those that change what
+    the last of *patches* depends on: it applies to the first like to *old*, and to the second like
+    to *new*.
+
+    Args:
+        applies: Whether it applies to *old*; it does not to *new*, or the other way round.
+
+    Raises:
+        git-failed, offline, source-unreachable: The history or a file of it cannot be read.
+    """
+    related, paths, objects = list[Patch](), set[str](), fork.context.objects
+    for patch in reversed(patches):
+        if not related or paths & set(patch.files):
+            related.insert(0, patch)
+            paths |= set(patch.files)
+    words = ("rev-list", "--first-parent", "--reverse", new, f"^{old}", "--")
+    listed = objects.text(*words, *(f":(literal){path}" for path in sorted(paths))).split()
+    commits = [old, *(listed or [new])]
+    first, last = 0, len(commits) - 1
+    with console.progress(f"search {len(commits)} commits for {patches[-1].name}", 0) as progress:
+        while last - first > 1:
+            middle = (first + last) // 2
+            base = fork.at_commit(commits[middle], commits[middle], related)
+            outcomes, _ = apply.try_patches(objects, base.tree, related)
+            if (outcomes[-1].status == "applied") == applies:
+                first = middle
+            else:
+                last = middle
+            progress.update(last - first, "commits left")
+    return commits[first], commits[last]
 
 
 class Bump(msgspec.Struct, frozen=True):

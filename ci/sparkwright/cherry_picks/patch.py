@@ -13,7 +13,7 @@ import contextlib
 import email.policy
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import HeaderParser
@@ -310,6 +310,19 @@ def patch_id(objects: Objects, diff: bytes) -> str:
     return objects.text("patch-id", "--stable", stdin=diff).partition(" ")[0].strip()
 
 
+def patch_ids(
+    objects: Objects, commits: Iterable[tuple[str, str]], *, context: int = 3
+) -> dict[str, str]:
+    """
+    Return the stable patch-id of each commit of *commits*, pairs of a commit and its parent, by two
+    calls of git for all of them; the contents of the files must be in *objects*.
+    """
+    pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
+    diffs = objects.run(["diff-tree", "--stdin", *_FLAGS, f"-U{context}"], stdin=pairs)[1]
+    lines = objects.text("patch-id", "--stable", stdin=diffs).splitlines()
+    return {commit: name for name, commit in (line.split() for line in lines)}
+
+
 def without(diff: bytes, left_out: Collection[str]) -> bytes:
     """Return *diff* without *left_out*: files, and hunks as ``PATH#NUMBER``, counted from 1."""
     parts = []
@@ -325,10 +338,10 @@ def without(diff: bytes, left_out: Collection[str]) -> bytes:
     return b"".join(parts) if left_out else diff
 
 
-def count_present_lines(objects: Objects, tree: str, diff: bytes) -> tuple[int, int]:
+def count_present_lines(texts: Mapping[str, bytes], diff: bytes) -> tuple[int, int]:
     """
-    Return how many of the added, non-blank lines of *diff* are in the same files of *tree*, and how
-    many it adds.
+    Return how many of the added, non-blank lines of *diff* are in the same files of *texts* (path →
+    bytes), and how many it adds.
     """
     added = Counter(
         (part.path, line)
@@ -337,8 +350,8 @@ def count_present_lines(objects: Objects, tree: str, diff: bytes) -> tuple[int, 
         for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
         if line.strip()
     )
-    texts = {path: objects.blob(tree, path) or b"" for path in {path for path, _ in added}}
-    have = Counter((path, line) for path, text in texts.items() for line in lines_of(text))
+    paths = {path for path, _ in added} & texts.keys()
+    have = Counter((path, line) for path in paths for line in lines_of(texts[path]))
     return (added & have).total(), added.total()
 
 

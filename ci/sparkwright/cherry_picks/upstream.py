@@ -22,7 +22,7 @@ from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git import Objects
+from sparkwright.core.git import SUBMODULE, Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -146,6 +146,29 @@ class Upstream:
         """Return the locked source of the fork."""
         return base_of(fetch.fetch(self.context, self.fork))
 
+    @cached_property
+    def locked_commit(self) -> str:
+        """The locked commit, with its history in the store; empty if it cannot be had."""
+        source, commit = self.context.lock.forks[self.fork].git, ""
+        if source and self.mirror:
+            with contextlib.suppress(SparkwrightError):
+                if source.resolved:
+                    self.mirror.commit(source.commit)
+                    return source.commit
+                commit = self.mirror.history(source.ref) or ""
+        return commit
+
+    def starts(self, patches: Collection[Patch]) -> set[str]:
+        """
+        Return the commits that *patches* were made for: the base of a pull request, or the locked
+        commit.
+        """
+        records = self.ledger.by_number
+        return {
+            records[entry.pick].base if entry.pick in records else self.locked_commit
+            for entry in patches
+        }
+
     def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
         """
         Return the base of an upstream commit, whose trees and files that *patches* change are then
@@ -196,8 +219,9 @@ class Upstream:
                 return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
+    @cached_property
     def later_releases(self) -> list[FileLock]:
-        """Return the releases after the locked one, oldest first; see `releases`."""
+        """The releases after the locked one, oldest first; see `releases`."""
         from packaging.version import Version
 
         sdist = self.context.lock.forks[self.fork].sdist
@@ -217,8 +241,7 @@ class Upstream:
         Raises:
             source-unreachable: The index does not answer.
         """
-        listed = self.later_releases()
-        for release in listed if every else listed[-1:]:
+        for release in self.later_releases if every else self.later_releases[-1:]:
             yield of_release(self.context, release)
         if self.mirror:
             branch = self.ledger.branch
@@ -259,6 +282,49 @@ def releases(context: RunContext, project: str) -> list[FileLock]:
     return [by_version[version] for version in sorted(by_version)]
 
 
+class Change(msgspec.Struct, frozen=True):
+    """
+    A commit of a branch.
+
+    Attributes:
+        parent: The first one.
+        paths: What it changed, sorted.
+        blobs: Ids of the files at these paths, before and after it.
+    """
+
+    commit: str
+    parent: str
+    paths: list[str]
+    blobs: set[str]
+
+
+def changes(
+    objects: Objects, tip: str, paths: Collection[str], starts: Collection[str]
+) -> list[Change]:
+    """
+    Return the commits of the branch ending in *tip* that changed one of *paths*, newest first.
+
+    Args:
+        starts: Commits; what is older than all of them is left out, unless one is not there.
+    """
+    words = ["log", "--first-parent", "-m", "--min-parents=1", "--full-diff", "--raw"]
+    words += ["--no-abbrev", "--no-renames", "-z", "--format=%x01%H%x00%P", tip]
+    if oldest := objects.text("merge-base", "--octopus", tip, *starts, check=False).strip():
+        words.append(f"^{oldest}")
+    out, listed = objects.text(*words, "--", *(f":(literal){path}" for path in paths)), []
+    for entry in re.split(r"\x01(?=[0-9a-f]{40}\0)", out)[1:]:
+        commit, parents, *rest = (word.strip("\n") for word in entry.split("\0"))
+        fields, changed, blobs = iter(rest), list[str](), set[str]()
+        for field in fields:
+            if field.startswith(":"):
+                modes, ids = field[1:].split()[:2], field.split()[2:4]
+                sides = zip(modes, ids, strict=True)
+                blobs |= {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
+                changed.append(next(fields))
+        listed.append(Change(commit, parents.split()[0], sorted(changed), blobs))
+    return listed
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """
     The result of one test of whether upstream has a patch already.
@@ -268,32 +334,35 @@ class Evidence(msgspec.Struct, frozen=True):
         says: The commit, release or reason, for people.
     """
 
-    test: Literal["ancestor", "patch-id", "reverse"]
+    test: Literal["ancestor", "patch-id", "reverse", "history"]
     holds: bool | None
     says: str
 
 
 def evidence(
-    upstream: Upstream, base: Base, patch: Patch, *, reverts: bool
-) -> tuple[Evidence, ...]:
+    upstream: Upstream, base: Base, patches: Sequence[Patch], present: Collection[str]
+) -> dict[str, tuple[Evidence, ...]]:
     """
-    Return the results of three tests for *patch* on *base*, each of which finds what the others
-    miss.
+    Return the results of three tests for each of *patches* on *base*, by its name; each test finds
+    what the others miss.
 
     The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
     commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
     needs no history (as ``stg rebase --merged`` does).
 
     Args:
-        reverts: Whether the patch can be reverted in *base*; see `apply.revertible_patches`.
+        present: The names of those that can be reverted in *base*; see `apply.try_patches`.
     """
-    record = upstream.ledger.by_number.get(patch.pick)
-    holds = "holds the whole change" if reverts else "does not hold all of it"
-    return (
-        Evidence("ancestor", *_ancestor(upstream, base, record)),
-        Evidence("patch-id", *_patch_id(upstream, base, patch, record)),
-        Evidence("reverse", reverts, f"{base.name} {holds}"),
-    )
+    results, landed = {}, _patch_id_tests(upstream, base, patches)
+    for entry in patches:
+        reverts, record = entry.name in present, upstream.ledger.by_number.get(entry.pick)
+        holds = "holds the whole change" if reverts else "does not hold all of it"
+        results[entry.name] = (
+            Evidence("ancestor", *_ancestor(upstream, base, record)),
+            Evidence("patch-id", *landed[entry.name]),
+            Evidence("reverse", reverts, f"{base.name} {holds}"),
+        )
+    return results
 
 
 def _ancestor(upstream: Upstream, base: Base, record: PickRecord | None) -> tuple[bool | None, str]:
@@ -305,45 +374,63 @@ def _ancestor(upstream: Upstream, base: Base, record: PickRecord | None) -> tupl
     return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
 
 
-def _patch_id(
-    upstream: Upstream, base: Base, ours: Patch, record: PickRecord | None
-) -> tuple[bool | None, str]:
+def _patch_id_tests(
+    upstream: Upstream, base: Base, patches: Sequence[Patch]
+) -> dict[str, tuple[bool | None, str]]:
     """
-    Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.
+    Compare each of *patches* with every commit that changed exactly the same files; of a pick, the
+    whole diff counts.
     """
-    objects, context = upstream.context.objects, 3 if record else CONTEXT
-    wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
-    if not wanted:
-        return None, "the diff is empty"
-    if not upstream.mirror or not base.commit:
-        return None, f"the history of {base.name} is not known here"
+    wanted = dict[str, tuple[str, int, list[str]]]()
+    results = dict[str, tuple[bool | None, str]]()
+    for entry in patches:
+        if record := upstream.ledger.by_number.get(entry.pick):
+            wanted[entry.name] = (record.patch_id, 3, sorted(record.files))
+        else:
+            name = patch.patch_id(upstream.context.objects, entry.data)
+            wanted[entry.name] = (name, CONTEXT, sorted(entry.files))
+    landed, unknown = None, f"the history of {base.name} is not known here"
+    with_files = [(context, paths) for _, context, paths in wanted.values() if paths]
     try:
-        for name in _same_files(objects, record.files if record else ours.files, base.commit):
-            parent = objects.resolve(f"{name}^")
-            upstream.mirror.files(patch.blobs(objects, parent, name))
-            diff = patch.render(objects, parent, name, context=context)
-            if patch.patch_id(objects, diff) == wanted:
-                return True, f"{log(objects, '-1', name)[0].line()} has patch-id {wanted[:12]}"
+        if upstream.mirror and base.commit and with_files:
+            landed = _landed(upstream, base.commit, with_files, upstream.starts(patches))
     except SparkwrightError as error:
-        return None, f"the history of {base.name} is not known here: {error.what}"
-    return False, f"no commit of {base.name} has patch-id {wanted[:12]}"
+        unknown += f": {error.what}"
+    for name, (patch_id, context, _) in wanted.items():
+        if not patch_id or landed is None:
+            results[name] = (None, unknown if patch_id else "the diff is empty")
+        elif commit := landed.get((context, patch_id)):
+            line = log(upstream.context.objects, "-1", commit)[0].line()
+            results[name] = (True, f"{line} has patch-id {patch_id[:12]}")
+        else:
+            results[name] = (False, f"no commit of {base.name} has patch-id {patch_id[:12]}")
+    return results
 
 
-def _same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
+def _landed(
+    upstream: Upstream, tip: str, wanted: Sequence[tuple[int, list[str]]], starts: Collection[str]
+) -> dict[tuple[int, str], str]:
     """
-    Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest
-    first.
+    Return the newest commit of each patch-id on the branch ending in *tip*, by the lines of context
+    and the patch-id.
+
+    Args:
+        wanted: Pairs of lines of context and sorted paths. Commits that changed just these paths
+            are looked at.
+        starts: See `changes`.
     """
-    words = [
-        "log",
-        "--first-parent",
-        "--min-parents=1",
-        "--full-diff",
-        "--name-only",
-        "--no-renames",
-        "-z",
-    ]
-    # One path narrows the walk; all of them would list every commit that touched any of them.
-    out = objects.text(*words, "--format=%x01%H", tip, "--", f":(literal){paths[0]}")
-    entries = [[word.strip("\n") for word in entry.split("\0")] for entry in out.split("\x01")[1:]]
-    return [name for name, *changed in entries if sorted(filter(None, changed)) == sorted(paths)]
+    assert upstream.mirror
+    objects, landed = upstream.context.objects, dict[tuple[int, str], str]()
+    # One path of each narrows the walk, and finds every commit that changed all of them.
+    listed = changes(objects, tip, {paths[0] for _, paths in wanted}, starts)
+    listed = [entry for entry in listed if any(paths == entry.paths for _, paths in wanted)]
+    upstream.mirror.files({blob for entry in listed for blob in entry.blobs})
+    for context in {context for context, _ in wanted}:
+        pairs = [
+            (entry.commit, entry.parent)
+            for entry in reversed(listed)
+            if (context, entry.paths) in wanted
+        ]
+        ids = patch.patch_ids(objects, pairs, context=context)
+        landed |= {(context, ids[commit]): commit for commit, _ in pairs if commit in ids}
+    return landed

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from sparkwright.builder import pins
 from sparkwright.cherry_picks import conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
+from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core.console import console
@@ -125,7 +126,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         "--from": {
             "dest": "start",
             "metavar": "NAME",
-            "help": "start of the search (default: the pick's own base)",
+            "help": "start of the search (default: the pick's own base, or the locked commit)",
         },
         "--to": {
             "dest": "end",
@@ -321,9 +322,7 @@ def run_drift(arguments: argparse.Namespace) -> Document:
     for fork in () if arguments.given else context.forks:
         upstream, patches = Upstream(context, fork), series.of(context, fork)
         with console.step(f"drift of {fork}: {len(patches)} patches"):
-            named = (upstream.named(name, patches) for name in arguments.to)
-            bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
-            reports.append(drift.measure(upstream, patches, bases if patches else ()))
+            reports.append(_measure(upstream, patches, arguments))
     for report in reports:
         _show_drift(report)
     issue = None
@@ -337,6 +336,37 @@ def run_drift(arguments: argparse.Namespace) -> Document:
         for report in reports
     ]
     return {"drift": documents, "issue": issue}
+
+
+def _measure(
+    upstream: Upstream, patches: Sequence[Patch], arguments: argparse.Namespace
+) -> drift.Drift:
+    """Return the drift of *patches*, and print a row for each base as soon as it is tried."""
+    if not patches:
+        return drift.measure(upstream, patches, ())
+    named = (upstream.named(name, patches) for name in arguments.to)
+    bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
+    count = len(arguments.to) or 1 + (len(upstream.later_releases) if arguments.releases else 1)
+    before, widths = dict[str, str](), (18, 9, 10, 11)
+    with console.progress(f"drift of {upstream.fork}", count) as progress:
+
+        def on_base(trials: Sequence[drift.Trial]) -> None:
+            if not before:
+                console.row(
+                    ("base", "apply", "upstream", "conflict", "since the base above"), widths
+                )
+            counts, changed = [0, 0, 0], dict[str, list[str]]()
+            for trial in trials:
+                meaning = "apply" if trial.applies else drift.MEANING[trial.state]
+                counts[0 if trial.applies else 1 + (trial.state == "conflict")] += 1
+                if before.get(trial.patch, "apply") != meaning:
+                    changed.setdefault(meaning, []).append(trial.patch.removesuffix(".patch"))
+                before[trial.patch] = meaning
+            news = "; ".join(f"{meaning}: {', '.join(names)}" for meaning, names in changed.items())
+            console.row((trials[0].base, *map(str, counts), news), widths)
+            progress.update(progress.done + 1)
+
+        return drift.measure(upstream, patches, bases, on_base)
 
 
 def _show_drift(report: drift.Drift) -> None:
@@ -392,11 +422,10 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     if arguments.pull:
         upkeep.require_clean(context.project.root)
     if version == "newest":
-        later = upstream.later_releases()
-        if not later:
+        if not upstream.later_releases:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
-        version = later[-1].version
+        version = upstream.later_releases[-1].version
     forced = pins.check(context, {fork: version}, every=True, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
     console.table(

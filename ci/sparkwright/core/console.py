@@ -14,13 +14,18 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, TextIO
 
 from sparkwright.core.errors import SparkwrightError, StoreError
+
+#: Columns of what goes to a file or a pipe.
+WIDEST = 100
 
 #: The errors of a disk, or of a user's share of it, that is full.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -138,6 +143,13 @@ class Console:
     def terminal(self) -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
+    def width(self) -> int:
+        """
+        Return the columns of standard output: of its terminal, else those of ``COLUMNS``, and at
+        most 100.
+        """
+        return max(1, min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST))
+
     @property
     def interval(self) -> float:
         """The seconds between two states of a live line, each a line of a log."""
@@ -252,9 +264,7 @@ class Console:
             table.add_row(*map(printable, row))
         # Rich would end the program on its own where the stream cannot be written.
         text, terminal = io.StringIO(), stream.isatty()
-        # Files and pipes have no width of their own; 80 columns would fold paths that people grep
-        # for.
-        width = None if terminal else 200
+        width = None if terminal else self.width()
         RichConsole(
             file=text, width=width, force_terminal=terminal, highlight=False, markup=False
         ).print(table)
@@ -287,7 +297,17 @@ class Console:
 
     def result(self, text: str) -> None:
         """Print a line of the command's result."""
+        self.live("")
         self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
+
+    def row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
+        """
+        Print a row of a table that grows while its rows come to be: *cells* in columns of *widths*,
+        and the last one in what is left, over as many lines as it needs.
+        """
+        head = "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
+        lines = textwrap.wrap(cells[-1], max(20, self.width() - len(head)), break_on_hyphens=False)
+        self.result(f"\n{'':{len(head)}}".join(lines or [""]).join((head, "")).rstrip())
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""

@@ -260,19 +260,30 @@ class Objects:
         of them.
         """
         entries = self.paths(tree, folder).items()
-        blobs = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
-        ids = "".join(f"{blob}\n" for blob in blobs.values()).encode()
-        out = self.run(["cat-file", "--batch"], stdin=ids)[1]
-        start = 0
-        for path, blob in blobs.items():
+        ids = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
+        for path, (blob, data) in zip(ids, self.blobs(ids.values()), strict=True):
+            if data is None:
+                raise GitError("git-failed", f"git does not have {path}.", details=[blob])
+            yield path, data
+
+    def blobs(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+        """
+        Yield each of *ids* with the bytes of that file, by one call of git for all of them; None
+        for the bytes if the repository does not have it.
+        """
+        names = list(ids)
+        text = "".join(f"{name}\n" for name in names).encode()
+        out, start = self.run(["cat-file", "--batch"], stdin=text)[1], 0
+        for name in names:
             head = out.index(b"\n", start)
-            words = out[start:head].decode().split()
-            if words[:2] != [blob, "blob"]:
-                raise GitError(
-                    "git-failed", f"git does not have {path}.", details=[" ".join(words)]
-                )
-            start = head + 1 + int(words[2]) + 1
-            yield path, out[head + 1 : start - 1]
+            words = out[start:head].split()
+            start = head + 1
+            if words[1:] == [b"missing"]:
+                yield name, None
+                continue
+            end = start + int(words[2])
+            yield name, out[start:end]
+            start = end + 1
 
     def changes(self, before: str, after: str) -> dict[str, str]:
         """

@@ -18,7 +18,9 @@ def _copy_sources() -> None:
         shutil.copytree(ROOT / name, DATA / name)
 
 
-def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     _copy_sources()
     return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
 

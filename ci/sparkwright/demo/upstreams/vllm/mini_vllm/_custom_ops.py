@@ -16,13 +16,23 @@ def library(name: str) -> ctypes.CDLL:
 def quantize_fp4_reference(values: list[float]) -> bytes:
     """Return *values* as packed E2M1 codes, computed on the host."""
     packed = (ctypes.c_uint8 * ((len(values) + 1) // 2))()
-    library("_C_stable_libtorch").mini_vllm_quantize_fp4_reference((ctypes.c_float * len(values))(*values), packed, len(values))
+    library("_C_stable_libtorch").mini_vllm_quantize_fp4_reference(
+        (ctypes.c_float * len(values))(*values), packed, len(values)
+    )
     return bytes(packed)
 
 
-def nvfp4_add_row(packed: bytes, scales: bytes, factor: float, out: ctypes.Array[ctypes.c_float]) -> None:
+def nvfp4_add_row(
+    packed: bytes, scales: bytes, factor: float, out: ctypes.Array[ctypes.c_float]
+) -> None:
     """Add a row of NVFP4 weights, times *factor*, to *out*; a byte of *packed* holds two of them, one of *scales* is for sixteen."""
     add = library("_C_stable_libtorch").mini_vllm_nvfp4_add_row
-    add.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_float, ctypes.c_int, ctypes.POINTER(ctypes.c_float))
+    add.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_float,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_float),
+    )
     add.restype = None
     add(packed, scales, factor, len(out), out)
