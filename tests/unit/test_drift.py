@@ -17,6 +17,7 @@ from tests.unit.conftest import Host, Index
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.client.records import ForkSource, ReleasePatch
+from sparkwright.core import git
 from sparkwright.core.files import sha256_file
 from sparkwright.forks import resolve
 from sparkwright.forks.stack import FileLock, render_lock
@@ -139,6 +140,11 @@ def test_status_and_release_notes_have_the_result_of_the_last_drift(stack: Host,
         "needed": lines["kept.patch"]["needed"], "reason": "the test wants it", "drop_when": "the test ends",
     }  # fmt: skip
     assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
+    shown = []
+    for words in ([], ["--verbose"]):
+        main.run(["patch", "status", *stack.words, *words])
+        shown.append(capsys.readouterr().out)
+    assert (len(shown[0].splitlines()), "the test wants it" in shown[0], "the test wants it" in shown[1]) == (len(lines) + 4, False, True)
     assert before.pop("#7") == ("upstream", f"merged as {merge}")
     assert set(before.values()) == {("", "not tried on anything later")}
     assert known(stack) == {
@@ -181,14 +187,46 @@ def test_a_bisection_without_a_result_is_refused(stack: Host) -> None:
     """Unknown patches and ends, ends in the wrong order or of one answer."""
     for words, reference, what in (
         (["third", "--from", "v1"], "not-provided", "no patch 'third'"),
-        (["kept"], "not-provided", "needs a commit to start from"),
+        (["kept"], "bisect-undecided", "No commit certainly changes"),
         (["kept", "--from", "v9"], "not-provided", "v9 is neither a release nor a branch"),
         (["kept", "--from", "0" * 40], "not-provided", "does not follow 0000"),
         (["kept", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
-        (["kept", "--from", "v1"], "bisect-undecided", "No commit certainly changes"),
     ):
         with refusal(reference, match=what):
             main.run(["patch", "bisect", *stack.words, *words])
+    stack.lock(ref="gone", commit="unresolved", tree="unresolved")
+    with refusal("not-provided", match="needs a commit to start from"):
+        main.run(["patch", "bisect", *stack.words, "kept"])
+
+
+def test_a_patch_that_upstream_took_and_changed_since_names_the_commit(
+    host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Neither the patch-id nor a revert shows it on the newest commit; the search of `bisect` does, which starts from the locked commit. Rows come
+    base by base, and what git has to do does not grow with upstream's commits.
+    """
+    host.work.commit({"a.txt": TEXT}, "Begin")
+    host.lock()
+    host.ours("ours.patch", {"a.txt": edited((20, "line twenty\n"))}, "Write a number in words")
+    took = host.work.commit({"a.txt": edited((20, "line twenty\n")), "b.txt": b"\n"}, "Write numbers in words")
+    runs, run, counts = list[str](), git.run, []
+    monkeypatch.setattr(git, "run", lambda words, **options: runs.append(words[0]) or run(words, **options))
+    for number in range(1, 25):
+        host.work.commit({"a.txt": edited((20, f"line XX {number}\n"))}, "Write them as the Romans did")
+        if number in (1, 24):
+            host.push()
+            [report] = document(host, capsys, "drift", "--to", "main")["drift"]
+            counts.append(len([word for word in runs if word in ("diff-tree", "patch-id", "fetch")]))
+            runs.clear()
+            assert [(end["state"], end["proof"]) for end in report["absorbed"]] == [
+                ("already-upstream", f"history: {took[:12]} 2026-11-01 Write numbers in words took it, and its lines changed since"),
+            ]  # fmt: skip
+    assert counts[1] <= counts[0]
+    assert document(host, capsys, "bisect", "ours")["bisect"]["commit"] == took
+    with refusal("not-provided", match="v9 is neither"):
+        main.run(["patch", "drift", *host.words, "--to", took, "--to", "v9"])
+    assert took in capsys.readouterr().out
 
 
 # Bump: to another release, with everything that hangs on it, or not at all.

@@ -366,6 +366,21 @@ def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
     assert (out + err).count("\\x9b2J") == 5
 
 
+@pytest.mark.parametrize(("columns", "widest"), [("", 100), ("60", 60), ("300", 100), ("many", 100)])
+def test_a_table_in_a_pipe_is_as_wide_as_stated_and_breaks_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str, widest: int
+) -> None:
+    """It honours COLUMNS, and never exceeds 100."""
+    monkeypatch.setenv("COLUMNS", columns)
+    words = [f"{word}-word" for word in ("long", "longer", "the-longest") for _ in range(9)]
+    Console().table("", ["name", ">age", "text"], [["-".join(words[:8]), "10000 d", " ".join(words)], ["a/" * 90, "3 d", "short"]], result=True)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert widest - 3 <= max(map(len, lines)) <= widest
+    assert all(line.rstrip() == line for line in lines)
+    assert {*words, "d"} <= set(" ".join(lines).split())
+
+
 @given(st.text(max_size=60))
 def test_plain_text_has_no_markup(text: str) -> None:
     """Whatever a stranger wrote is one line without a live mark of Markdown or a mention."""

@@ -16,7 +16,7 @@ import itertools
 import operator
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -30,6 +30,9 @@ from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
 #: Runs git as `Objects.run` does, with an index of its own.
 Git = Callable[..., tuple[int, bytes, str]]
+#: Mode and blob id of a file.
+Entry = tuple[str, str]
+_JOIN = "{}/{}".format
 #: The mark of a last line without a line end.
 _OPEN_END = b"\n\\ "
 
@@ -78,15 +81,21 @@ class Outcome(msgspec.Struct, frozen=True):
     says: tuple[str, ...] = ()
 
 
-@contextlib.contextmanager
-def _index_of(objects: Objects, base: str, patches: Sequence[Patch] = ()) -> Iterator[Git]:
+class Attempt(msgspec.Struct, frozen=True):
     """
-    Yield a function that runs git with a temporary index of the tree *base*; what it writes stays
-    apart from the store, and off the disk.
+    The outcome of a patch on a tree, and if the patch does not apply, whether it can be reverted in
+    the tree after those behind it in the series, so that the tree has it.
+    """
 
-    Args:
-        patches: If there are some, the index holds nothing but what is at their paths, above or
-            below them, which makes each command many times faster.
+    outcome: Outcome
+    reverts: bool
+
+
+@contextlib.contextmanager
+def _index_of(objects: Objects, *words: str, stdin: bytes = b"") -> Iterator[Git]:
+    """
+    Yield a function that runs git with a temporary index, which the command *words* of git fills;
+    what it writes stays apart from the store, and off the disk.
     """
     with tempfile.TemporaryDirectory(dir=objects.path, prefix="index-") as name:
         folder = Path(name).resolve()
@@ -96,24 +105,8 @@ def _index_of(objects: Objects, base: str, patches: Sequence[Patch] = ()) -> Ite
             "GIT_INDEX_FILE": str(folder / "index"),
         }
         git = partial(objects.run, env=env, durable=False)
-        if patches:
-            git(["update-index", "-z", "--index-info"], stdin=_entries(objects, base, patches))
-        else:
-            git(["read-tree", base])
+        git(words, stdin=stdin)
         yield git
-
-
-def _entries(objects: Objects, tree: str, patches: Sequence[Patch]) -> bytes:
-    """Return the entries of *tree* that can matter to *patches*, as git-update-index(1) reads."""
-    parts = [part for patch in patches for part in sections(patch.data)]
-    wanted = {path for part in parts for path in (part.old, part.new)}
-    above = {str(folder) for path in wanted for folder in PurePosixPath(path).parents}
-    rows = list[str]()
-    for path, (mode, blob) in objects.paths(tree).items():
-        below = wanted.intersection(itertools.accumulate(path.split("/"), "{}/{}".format))
-        if below or path in above:
-            rows.append(f"{mode} {blob}\t{path}\0")
-    return "".join(rows).encode("utf-8", "surrogateescape")
 
 
 def _tree(git: Git) -> str:
@@ -210,7 +203,7 @@ def evaluate(
             after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
     outcomes, tree = list[Outcome](), base
-    with _index_of(objects, base) as git:
+    with _index_of(objects, "read-tree", base) as git:
         for patch in patches:
             outcomes.append(_attempt(git, tree, patch, movable=not strict or bool(patch.pick)))
             tree = outcomes[-1].tree
@@ -231,7 +224,9 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
     fits, output = _apply(git, patch.data)
-    moved, after = _OFFSET.findall(output), _tree(git)
+    # What is cut off in a binary hunk does not fit, and may yet have changed the index.
+    unchanged = not fits and b"\nGIT binary patch" not in patch.data
+    moved, after = _OFFSET.findall(output), before if unchanged else _tree(git)
     if fits and after == before:
         return Outcome(
             "already-upstream", before, says=("the tree is the same with it as without",)
@@ -273,30 +268,55 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     return []
 
 
+def groups(patches: Sequence[Patch]) -> list[list[Patch]]:
+    """Return *patches* in groups, in their order, that have no file in common."""
+    grouped = list[tuple[set[str], list[Patch]]]()
+    for patch in patches:
+        joined = [group for group in grouped if group[0].intersection(patch.files)]
+        grouped = [group for group in grouped if group not in joined]
+        members = [*itertools.chain(*(group for _, group in joined)), patch]
+        grouped.append((set(patch.files).union(*(paths for paths, _ in joined)), members))
+    return [sorted(group, key=patches.index) for _, group in grouped]
+
+
+def files_of(files: Mapping[str, Entry], patches: Sequence[Patch]) -> dict[str, Entry]:
+    """Return those of *files* (path → mode, blob id) that can matter to *patches*."""
+    wanted = {path for patch in patches for path in patch.files}
+    above = {str(folder) for path in wanted for folder in PurePosixPath(path).parents}
+    return {
+        path: entry
+        for path, entry in files.items()
+        if path in above or wanted.intersection(itertools.accumulate(path.split("/"), _JOIN))
+    }
+
+
 def try_patches(
-    objects: Objects, tree: str, patches: Sequence[Patch]
-) -> tuple[list[Outcome], frozenset[str]]:
+    objects: Objects, files: Mapping[str, Entry], patches: Sequence[Patch]
+) -> dict[str, Attempt]:
     """
-    Return the outcome of every patch as `evaluate` does, but with trees of the files that the
-    patches name, which are not stored; and the names of those that can be reverted in *tree*, the
-    newest first, so that *tree* has them.
+    Return by its name the result of each of *patches* on a tree of *files* (path → mode, blob id):
+    without those before it that do not apply, and at other lines if need be. The trees of the
+    outcomes are not stored.
     """
-    present, outcomes = set[str](), list[Outcome]()
-    with _index_of(objects, tree, patches) as git:
-        before = base = _tree(git)
-        for patch in reversed(patches):
-            # A joined line is another line; and git reverts a change of modes alone in any tree.
-            joined = any(_joined_lines(git, patch, done=True))
-            if not joined and _apply(git, patch.data, "--reverse")[0]:
-                after = _tree(git)
-                if after != before:
-                    present.add(patch.name)
-                before = after
-        git(["read-tree", base])
+    rows = "".join(f"{mode} {blob}\t{path}\0" for path, (mode, blob) in files.items())
+    stdin, present = rows.encode("utf-8", "surrogateescape"), set[str]()
+    outcomes = dict[str, Outcome]()
+    with _index_of(objects, "update-index", "-z", "--index-info", stdin=stdin) as git:
+        tree = base = _tree(git)
         for patch in patches:
-            outcomes.append(_attempt(git, base, patch, movable=True))
-            base = outcomes[-1].tree
-    return outcomes, frozenset(present)
+            outcomes[patch.name] = _attempt(git, tree, patch, movable=True)
+            tree = outcomes[patch.name].tree
+        git(["read-tree", base])
+        for group in groups(patches):
+            if all(outcomes[patch.name].status == "applied" for patch in group):
+                continue
+            for patch in reversed(group):
+                # A joined line is another line; and git reverts a change of modes in any tree.
+                joined = any(_joined_lines(git, patch, done=True))
+                if not joined and _apply(git, patch.data, "--reverse")[0]:
+                    before, base = base, _tree(git)
+                    present |= {patch.name} if before != base else set()
+    return {name: Attempt(outcome, name in present) for name, outcome in outcomes.items()}
 
 
 def _text(git: Git, path: str) -> bytes:
@@ -308,7 +328,8 @@ def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in sections(patch.data):
         hunks = part.hunks if part.old else ()
-        fitting = [(hunk, hunk.fitting_lines(_text(git, part.old))) for hunk in hunks]
+        text = _text(git, part.old) if hunks else b""
+        fitting = [(hunk, hunk.fitting_lines(text)) for hunk in hunks]
         if not all(hunk.start in lines for hunk, lines in fitting):
             for hunk, lines in fitting:
                 if len(lines) > 1 or not hunk.before:

@@ -129,7 +129,8 @@ def explain(
         | {"ours": [patch.name for patch in earlier if (part.old or part.new) in patch.files]}
         for part in sections(patch.data)
     ]
-    reverting = apply.try_patches(objects, base.tree, [patch])[1]
+    attempt = apply.try_patches(objects, objects.paths(base.tree), [patch])[patch.name]
+    reverting = [patch.name] if attempt.reverts else []
     tests = evidence(upstream, base, [patch], reverting)[patch.name]
     report = {
         "fork": fork,

@@ -15,7 +15,7 @@ import datetime
 import email.utils
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -43,7 +43,6 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.core.files import content_key
-from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
@@ -163,13 +162,16 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     apply.
     """
     objects, tried = upstream.context.objects, list[Trial]()
-    outcomes, present = apply.try_patches(objects, base.tree, patches)
-    pairs = list(zip(patches, outcomes, strict=True))
-    stuck = [patch for patch, outcome in pairs if outcome.status != "applied"]
-    tests, texts = evidence(upstream, base, stuck, present), _texts(objects, base.tree, patches)
-    for number, (patch, outcome) in enumerate(pairs, 1):
+    files = apply.files_of(objects.paths(base.tree), patches)
+    attempts = _attempts(upstream, files, patches)
+    stuck = [patch for patch in patches if attempts[patch.name].outcome.status != "applied"]
+    present = {name for name, attempt in attempts.items() if attempt.reverts}
+    tests = evidence(upstream, base, stuck, present)
+    contents = objects.blobs(blob for _, blob in files.values())
+    texts = {path: data or b"" for path, (_, data) in zip(files, contents, strict=True)}
+    for number, patch in enumerate(patches, 1):
+        outcome, proofs = attempts[patch.name].outcome, tests.get(patch.name, ())
         count, total = lines = count_present_lines(texts, patch.data)
-        proofs = tests.get(patch.name, ())
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         if outcome.status == "already-upstream" or any(test.holds for test in proofs):
             state = "already-upstream"
@@ -184,12 +186,29 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     return tried
 
 
-def _texts(objects: Objects, tree: str, patches: Sequence[Patch]) -> dict[str, bytes]:
-    """Return the files of *tree* that *patches* change, as far as they are in *objects*."""
-    entries, named = objects.paths(tree), {path for patch in patches for path in patch.files}
-    paths = sorted(named & entries.keys())
-    blobs = objects.blobs(entries[path][1] for path in paths)
-    return {path: data or b"" for path, (_, data) in zip(paths, blobs, strict=True)}
+def _attempts(
+    upstream: Upstream, files: Mapping[str, apply.Entry], patches: Sequence[Patch]
+) -> dict[str, apply.Attempt]:
+    """
+    Return the result of each of *patches* on a tree of *files*; see `apply.try_patches`. Results
+    are kept, and count for every tree in which the files of a patch are the same.
+    """
+    store, results = upstream.context.store, dict[str, apply.Attempt]()
+    keys, untried = dict[str, list[str]](), list[Patch]()
+    for group in apply.groups(patches):
+        pins = [(patch.name, patch.sha256, patch.pick) for patch in group]
+        own = sorted(apply.files_of(files, group).items())
+        key = content_key("attempts", {"files": own, "patches": pins})
+        stored = store.get("attempts", key, dict[str, apply.Attempt])
+        if stored is None:
+            keys[key] = [patch.name for patch in group]
+            untried += group
+        results |= stored or {}
+    if untried:
+        results |= apply.try_patches(upstream.context.objects, files, untried)
+    for key, names in keys.items():
+        store.put("attempts", key, {name: results[name] for name in names})
+    return results
 
 
 def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Commit | None:
@@ -197,14 +216,14 @@ def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Comm
     Return the commit that made the last of *patches*, which conflicts on *base*, upstream's; None
     if there is none, or it cannot be found out.
     """
-    [start], objects = upstream.starts(patches[-1:]), upstream.context.objects
+    [start], objects, patch = upstream.starts(patches[-1:]), upstream.context.objects, patches[-1]
     if not (upstream.mirror and start and base.commit):
         return None
     # The history may not be there, or the host may not answer: then it remains a conflict.
     with contextlib.suppress(SparkwrightError):
         _, commit = _first_change(upstream, patches, start, base.commit, applies=True)
-        tree = upstream.at_commit(commit, commit, patches[-1:]).tree
-        if patches[-1].name in apply.try_patches(objects, tree, patches[-1:])[1]:
+        files = objects.paths(upstream.at_commit(commit, commit, [patch]).tree)
+        if _attempts(upstream, apply.files_of(files, [patch]), [patch])[patch.name].reverts:
             return log(objects, "-1", commit)[0]
     return None
 
@@ -218,23 +237,12 @@ def measure(
     """
     Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork.
 
-    The trials on each base are kept, too, unless its history could not be read.
-
     Args:
         on_base: Called with the trials on each base when they are there.
     """
     context, names, tried = upstream.context, list[str](), list[Trial]()
-    records = upstream.ledger.by_number
-    inputs = [(patch.name, patch.sha256, records.get(patch.pick)) for patch in patches]
     for base in bases:
-        inputs_of_base = {"base": base, "patches": inputs, "starts": upstream.starts(patches)}
-        key = content_key("trials", inputs_of_base)
-        done = context.store.get("trials", key, list[Trial])
-        if done is None:
-            done = trials(upstream, patches, base)
-            tests = [test for trial in done for test in trial.evidence if test.test == "patch-id"]
-            if not base.commit or all(test.holds is not None for test in tests):
-                context.store.put("trials", key, done)
+        done = trials(upstream, patches, base)
         on_base(done)
         tried += done
         names.append(base.name)
@@ -416,11 +424,8 @@ def _first_change(
     Raises:
         git-failed, offline, source-unreachable: The history or a file of it cannot be read.
     """
-    related, paths, objects = list[Patch](), set[str](), fork.context.objects
-    for patch in reversed(patches):
-        if not related or paths & set(patch.files):
-            related.insert(0, patch)
-            paths |= set(patch.files)
+    [related] = [group for group in apply.groups(patches) if patches[-1] in group]
+    paths, objects = {path for patch in related for path in patch.files}, fork.context.objects
     words = ("rev-list", "--first-parent", "--reverse", new, f"^{old}", "--")
     listed = objects.text(*words, *(f":(literal){path}" for path in sorted(paths))).split()
     commits = [old, *(listed or [new])]
@@ -428,9 +433,9 @@ def _first_change(
     with console.progress(f"search {len(commits)} commits for {patches[-1].name}", 0) as progress:
         while last - first > 1:
             middle = (first + last) // 2
-            base = fork.at_commit(commits[middle], commits[middle], related)
-            outcomes, _ = apply.try_patches(objects, base.tree, related)
-            if (outcomes[-1].status == "applied") == applies:
+            tree = fork.at_commit(commits[middle], commits[middle], related).tree
+            tried = _attempts(fork, apply.files_of(objects.paths(tree), related), related)
+            if (tried[patches[-1].name].outcome.status == "applied") == applies:
                 first = middle
             else:
                 last = middle

@@ -318,7 +318,8 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     # A half-written export is finished here, so it must not matter which files are listed.
     paths = source.glob("*.patch")
     missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
-    present = apply.try_patches(work, work.resolve(f"{BASE}^{{tree}}"), missing)[1]
+    tried = apply.try_patches(work, work.paths(f"{BASE}^{{tree}}"), missing)
+    present = [name for name, attempt in tried.items() if attempt.reverts]
     gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
     if lost := sorted({patch.name for patch in missing} - gone.keys() - set(drop)):
         raise PatchError(

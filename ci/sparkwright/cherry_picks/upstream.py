@@ -353,7 +353,8 @@ def evidence(
     Args:
         present: The names of those that can be reverted in *base*; see `apply.try_patches`.
     """
-    results, landed = {}, _patch_id_tests(upstream, base, patches)
+    results = dict[str, tuple[Evidence, ...]]()
+    landed = _patch_id_tests(upstream, base, patches)
     for entry in patches:
         reverts, record = entry.name in present, upstream.ledger.by_number.get(entry.pick)
         holds = "holds the whole change" if reverts else "does not hold all of it"
@@ -368,7 +369,8 @@ def evidence(
 def _ancestor(upstream: Upstream, base: Base, record: PickRecord | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
-    holds = is_ancestor(upstream.context.objects, record.merge, base.commit)
+    commit = base.commit
+    holds = is_ancestor(upstream.context.objects, record.merge, commit) if commit else None
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"

@@ -32,6 +32,9 @@ Document = dict[str, Any]
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
+    "patch status": {
+        "--verbose": {**options.FLAG, "help": "show why each is carried, and what superseded it"},
+    },
     "patch pick": {
         "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
         "--reason": {
@@ -174,21 +177,17 @@ def run_status(arguments: argparse.Namespace) -> Document:
         own = dataclasses.replace(context, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
         stacks[name] = [line for fork in forks for line in drift.status(own, fork, today)]
-        console.table(
-            f"stack {name}",
-            ["patch", ">age", "still needed?", "superseded by", "why"],
-            [
-                [
-                    f"{line.fork} {line.name}",
-                    f"{line.age} d" if line.age >= 0 else "?",
-                    line.needed,
-                    line.superseded,
-                    line.reason,
-                ]
-                for line in stacks[name]
-            ],
-            result=True,
-        )
+        rows = []
+        for line in stacks[name]:
+            age = f"{line.age} d" if line.age >= 0 else "?"
+            details = [line.superseded, line.reason] if arguments.verbose else []
+            patch = line.name.removesuffix(".patch")
+            rows.append([patch, line.fork, age, line.needed, *details])
+        details = ["superseded by", "why"] if arguments.verbose else []
+        columns = ["patch", "fork", ">age", "still needed?", *details]
+        console.table(f"stack {name}", columns, rows, result=True)
+    if not arguments.verbose:
+        console.note("--verbose shows why each is carried, and what superseded it")
     return {"stacks": stacks}
 
 
@@ -347,7 +346,7 @@ def _measure(
     named = (upstream.named(name, patches) for name in arguments.to)
     bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
     count = len(arguments.to) or 1 + (len(upstream.later_releases) if arguments.releases else 1)
-    before, widths = dict[str, str](), (18, 9, 10, 11)
+    before, widths = dict[str, str](), (17, 7, 10, 10)
     with console.progress(f"drift of {upstream.fork}", count) as progress:
 
         def on_base(trials: Sequence[drift.Trial]) -> None:

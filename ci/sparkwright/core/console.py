@@ -248,27 +248,39 @@ class Console:
         from rich.console import Console as RichConsole
         from rich.table import Table
 
-        stream = sys.stdout if result and not self.json else sys.stderr
+        stream, text = sys.stdout if result and not self.json else sys.stderr, io.StringIO()
+        terminal = stream.isatty()
+        # Rich would end the program on its own where the stream cannot be written.
+        rich = RichConsole(
+            file=text,
+            width=None if terminal else self.width(),
+            force_terminal=terminal,
+            highlight=False,
+            markup=False,
+        )
         table = Table(
             title=printable(title) or None,
             title_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
         )
-        parts = zip_longest(columns, *rows, fillvalue="")
-        shown = [part for part in parts if any(part[1:]) or not rows]
-        for column, *_ in shown:
-            justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-            table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
-        for row in zip(*(cells for _, *cells in shown), strict=True):
-            table.add_row(*map(printable, row))
-        # Rich would end the program on its own where the stream cannot be written.
-        text, terminal = io.StringIO(), stream.isatty()
-        width = None if terminal else self.width()
-        RichConsole(
-            file=text, width=width, force_terminal=terminal, highlight=False, markup=False
-        ).print(table)
-        self._write(stream, text.getvalue())
+        parts = zip_longest((column.removeprefix(">") for column in columns), *rows, fillvalue="")
+        shown = [
+            (column[:1] == ">", [printable(cell) for cell in part])
+            for column, part in zip(columns, parts, strict=False)
+            if any(part[1:]) or not rows
+        ]
+        widths = _column_widths([cells for _, cells in shown], rich.width - 3 * len(shown))
+        wrapped = list[list[str]]()
+        for (right, cells), width in zip(shown, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(cells[0], justify=justify, overflow="fold", width=width)
+            wrapped.append([_wrap(cell, width) for cell in cells[1:]])
+        for row in zip(*wrapped, strict=True):
+            table.add_row(*row)
+        rich.print(table)
+        lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
+        self._write(stream, "".join(lines))
 
     def document(self, data: dict[str, Any]) -> None:
         """Set the content of the document of ``--json``, which `finish` prints."""
@@ -303,11 +315,12 @@ class Console:
     def row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
         """
         Print a row of a table that grows while its rows come to be: *cells* in columns of *widths*,
-        and the last one in what is left, over as many lines as it needs.
+        and the last one in the columns that are left, over as many lines as it needs.
         """
-        head = "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
-        lines = textwrap.wrap(cells[-1], max(20, self.width() - len(head)), break_on_hyphens=False)
-        self.result(f"\n{'':{len(head)}}".join(lines or [""]).join((head, "")).rstrip())
+        columns = (f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=False))
+        head = "".join(columns)
+        lines = textwrap.wrap(cells[-1], max(20, self.width() - len(head))) or [""]
+        self.result((head + f"\n{'':{len(head)}}".join(lines)).rstrip())
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""
@@ -319,6 +332,35 @@ class Console:
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
         self._say("\n".join(lines))
+
+
+#: What a line is never broken within, if there is room.
+_PIECE = re.compile(r"[^\s-]+-*|-+")
+
+
+def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """
+    Return a width for each of *columns*, *room* together: the widest become narrower first, and no
+    word is broken as long as others can.
+    """
+    widths, shortest, share = list[int](), list[int](), max(1, room // (len(columns) or 1))
+    for cells in columns:
+        lines = "\n".join(cells).split("\n")
+        widths.append(min(max(1, room), max(map(len, lines))))
+        pieces = _PIECE.findall("\n".join(lines))
+        shortest.append(min(share, max(map(len, pieces), default=1)))
+    while sum(widths) > max(room, len(widths)):
+        wider = [n for n, width in enumerate(widths) if width > shortest[n]] or range(len(widths))
+        widths[max(wider, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _wrap(cell: str, width: int) -> str:
+    """Return *cell* with lines of at most *width*, broken behind words and hyphens if possible."""
+    lines = list[str]()
+    for line in cell.split("\n"):
+        lines += [line] if len(line) <= width else textwrap.wrap(line, width)
+    return "\n".join(lines)
 
 
 #: What Markdown, or the sites that render it, take for their own.
