@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from pathlib import Path
 
 import msgspec
@@ -172,11 +173,23 @@ def test_commands_have_their_scopes_and_arguments_their_bytes() -> None:
         (b'project(x)\nset(A "b"\nset(C d)\n', 2),
         (b"set(A b)\nset(A b))\n", 2),
         (b'set(A "b)\n', 1),
+        (b"set(A [[b)\n" * 90_000, 1),
+        (b"if(A)\n" * 150_000, 101),
     ],
+    ids=range(5),
 )
 def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
-    with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
+    with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}\\."):
         parse_cmake(text, "sub/CMakeLists.txt")
+
+
+def test_the_work_of_reading_is_bounded() -> None:
+    """Brackets that nothing closes, commands in commands, and many short commands cost no more than their bytes; 8 MB are refused."""
+    began = time.process_time()
+    assert parse_cmake(b"a()\n" * 200_000, "CMakeLists.txt")[-1].line == 200_000
+    with refusal("rule-mismatch", match="is larger than"):
+        parse_cmake(b"set(" + b"a " * 4_000_000 + b")", "CMakeLists.txt")
+    assert time.process_time() - began < 8
 
 
 NATIVE = ("compute_121f:sm_121f",)

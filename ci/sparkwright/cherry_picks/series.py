@@ -13,6 +13,7 @@ never outlives the state that it was made from.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -146,7 +147,7 @@ def names(folder: Path) -> list[str]:
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
     listed = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
     present = {path.name for path in list_folder(folder, "*.patch")}
-    wrong = [f"listed twice: {name}" for name in sorted(set(listed)) if listed.count(name) > 1]
+    wrong = [f"listed twice: {name}" for name, n in sorted(Counter(listed).items()) if n > 1]
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
     if wrong:

@@ -33,6 +33,8 @@ _OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "m
 _CLOSERS = frozenset(
     ("elseif", "else", "endif", "endforeach", "endwhile", "endfunction", "endmacro", "endblock")
 )
+#: Bytes of a file, and commands that hold each other; the largest of the upstreams has 70 kB.
+LARGEST_CMAKE, DEEPEST = 1024**2, 100
 #: An unquoted argument may hold quoted parts (-DA="b c"), and references with parentheses.
 _TOKEN = re.compile(
     r"""
@@ -40,7 +42,8 @@ _TOKEN = re.compile(
     | (?P<parenthesis>[()])
     | "(?P<quoted>(?:\\.|[^"\\])*)"
     | \[(?P<mark>=*)\[(?P<bracket>.*?)\](?P=mark)\]
-    | (?P<unquoted>(?:\\.|\$\([^()]*\)|[^\s()\#"\\])(?:\\.|"(?:\\.|[^"\\\n])*"|[^\s()\#"\\])*)
+    | (?P<unquoted>(?!\[=*\[)
+      (?:\\.|\$\([^()]*\)|[^\s()\#"\\])(?:\\.|"(?:\\.|[^"\\\n])*"|[^\s()\#"\\])*)
     """,
     re.DOTALL | re.VERBOSE,
 )
@@ -211,12 +214,19 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     scope is closed is left to CMake.
 
     Raises:
-        rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
+        rule-mismatch: The text is not well-formed CMake, is larger than `LARGEST_CMAKE`, or nests
+            deeper than `DEEPEST`; the message names *origin* and the line.
     """
+    if len(data) > LARGEST_CMAKE:
+        raise BuildError(
+            "rule-mismatch",
+            f"{origin} is larger than {LARGEST_CMAKE} bytes.",
+            todo="Compare the file with upstream's.",
+        )
     # One letter a byte, so that offsets count bytes, and bytes of any encoding survive.
     text = data.decode("latin-1")
     commands, arguments, scopes = list[CMakeCommand](), list[Argument](), list[str]()
-    name, position, start, opening, depth = "", 0, 0, 0, 0
+    name, position, start, opening, depth, line, counted = "", 0, 0, 0, 0, 1, 0
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
@@ -238,10 +248,12 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
             if name in _CLOSERS:
                 del scopes[-1:]
             if name in _OPENERS or name not in _CLOSERS:
-                line = text.count("\n", 0, start) + 1
+                line, counted = line + text.count("\n", counted, start), start
                 commands.append(CMakeCommand(name, line, tuple(arguments), tuple(scopes)))
             if name in _OPENERS:
                 scopes.append(f"{name}({' '.join(text[opening : token.start()].split())})")
+                if len(scopes) > DEEPEST:
+                    _refuse_cmake(text, origin, start)
             name, depth, arguments = "", 0, []
     if name:
         _refuse_cmake(text, origin, start)
