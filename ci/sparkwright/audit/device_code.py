@@ -181,8 +181,7 @@ def read_file(path: Path, container: int) -> DeviceImage:
     """
     with elf.mapped(path) as data:
         target, _ = _read_cubin(data)
-        number = data[49] if data[8] >= 8 else data[48]
-    listed = f"sm_{number}"
+        listed = f"sm_{data[49 if data[8] >= 8 else 48]}"
     return DeviceImage("cubin", container, listed, target or f"{listed}?")
 
 

@@ -343,8 +343,8 @@ def audit(
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
         if member.is_cubin:
+            group = cubins.setdefault(f"{member.name.partition('/')[0]}/**", [])
             try:
-                group = cubins.setdefault(f"{member.name.partition('/')[0]}/**", [])
                 group.append((member, device_code.read_file(member.path, len(group))))
             except elf.ElfUnreadable as error:
                 findings.append(AuditFinding(member.name, "elf-unreadable", str(error)))
@@ -418,12 +418,13 @@ def _unusable(
         if (match := _CUDA_LIBRARY.fullmatch(name))
     }
     stack = {releases[name] for name in policy.needed if name in releases}
-    own = {name.rpartition("/")[2] for name in contents.rows}
     required = " ".join(contents.metadata.get("requires_dist", []))
     foreign = {
         name
         for name, release in releases.items()
-        if release not in stack and name not in own and f"-cu{release}" not in required
+        if release not in stack
+        and f"-cu{release}" not in required
+        and not any(member.endswith(f"/{name}") for member in contents.rows)
     }
     fits = any(releases.get(name) in stack for names in needs.values() for name in names)
     for library, names in needs.items():
@@ -607,20 +608,16 @@ class LibraryAudit:
     def _check_interpreter(self) -> None:
         """Report a module for one CPython in a wheel whose tags promise others."""
         stem, _, python = self._name.partition(".cpython-")
-        if not python or "cpython" in self._wants.glob:
-            return
         modules = [name for name in self._rows if name.startswith(f"{stem}.")]
-        for tag in sorted(map(str, parse_tag(WheelName.of(self._about.file).tag))):
-            interpreter, abi, _ = tag.split("-")
-            if abi == "abi3" or interpreter.startswith("py"):
-                served = len(modules) > 1
-            else:
-                served = any(f".cpython-{interpreter[2:]}" in name for name in modules)
-            if not served:
-                version = python.partition("-")[0]
+        for tag in sorted(parse_tag(WheelName.of(self._about.file).tag), key=str):
+            several = tag.abi == "abi3" or tag.interpreter.startswith("py")
+            own = [name for name in modules if f".cpython-{tag.interpreter[2:]}" in name]
+            served = len(modules) > 1 if several else own
+            if python and not served and "cpython" not in self._wants.glob:
                 self._find(
                     "python-other",
-                    f"it is for CPython {version[0]}.{version[1:]} alone, the tag says {tag}",
+                    f"it is for CPython {python[0]}.{python[1:].partition('-')[0]} alone, the tag "
+                    f"says {tag}",
                 )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
