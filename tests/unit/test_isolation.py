@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -93,7 +94,7 @@ def test_a_program_reaches_no_server_of_this_machine(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = [sys.executable, "-c", f"import socket; socket.create_connection({server.getsockname()!r}, 2)"]
         subprocess.run(connect, check=True)
-        with refusal("command-failed", match="status 1"):
+        with refusal("build-downloads"):
             lab.run(*connect)
 
 
@@ -121,6 +122,15 @@ def test_an_attempt_to_download_is_refused(tmp_path: Path, kind: str, program: t
     with refusal("build-downloads", match=r"sources\.invalid|another host") as caught:
         Lab(tmp_path, kind).run(*program)
     assert CLONE[2] not in program[2] or any("https://sources.invalid/a/project.git" in line for line in caught.value.details)
+
+
+@pytest.mark.parametrize("kind", ["none", pytest.param("", marks=namespaces)])
+@pytest.mark.parametrize("status", [0, 1])
+def test_words_of_a_download_decide_nothing(tmp_path: Path, kind: str, status: int) -> None:
+    """A compiler's warning quotes the sources; a step that reaches for no host ends as it ended."""
+    text = "warning: 'Failed to connect to sources.invalid'"
+    with contextlib.nullcontext() if status == 0 else refusal("command-failed"):
+        assert text in Lab(tmp_path, kind).run("sh", "-c", f'echo "{text}"; exit {status}')
 
 
 @namespaces

@@ -8,14 +8,18 @@ compilers derive from them, and one checkout can use what another compiled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import signal
 import socket
+import socketserver
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -34,7 +38,8 @@ INSIDE = Path("/usr/local/src")
 VARIABLE = "SPARKWRIGHT_ISOLATION"
 
 #: Mounts an empty folder at $1 and in it $2 folders (pairs of source and target), then runs the
-#: rest. The shell stays: it reaps orphans, and signals reach programs as they do elsewhere.
+#: rest, and writes the counters of its network to the file $0. The shell stays: it reaps orphans,
+#: and signals reach programs as they do elsewhere.
 _MOUNT = """\
 count=$2
 [ "$count" -eq 0 ] || mount -t tmpfs none "$1"
@@ -42,14 +47,17 @@ shift 2
 while [ "$count" -gt 0 ]; do
     mkdir -p "$2"; mount --rbind "$1" "$2"; shift 2; count=$((count - 1))
 done
-status=0; "$@" || status=$?; exit "$status"
+status=0; "$@" || status=$?
+cat /proc/net/snmp /proc/net/snmp6 > "$0" || true
+exit "$status"
 """
 #: Stands before a path that begins there: an option's letters, or the address of a file.
 _BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
+#: The kernel's counters of the network of this process.
+_NETWORK = (Path("/proc/net/snmp"), Path("/proc/net/snmp6"))
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-#: Nothing listens at the port "discard".
-_NO_PROXY_LISTENS = "http://127.0.0.1:9"
-#: Messages of git, curl, CMake, pip and Python about a host that they cannot reach.
+#: What git, curl, CMake, pip and Python say of a host that they cannot reach. It names the host of
+#: an attempt; the kernel's counters or the proxy know whether there was one.
 _UNREACHED = re.compile(
     r"(?:Could not resolve host(?:name)?:? |unable to access '(?=\w+://)|Failed to connect to "
     r"|Could not connect to server: |HTTPS?ConnectionPool\(host='|Could not fetch URL )"
@@ -134,50 +142,98 @@ class Sandbox(msgspec.Struct, frozen=True):
                 the variables of a proxy still reach no host.
 
         Raises:
-            build-downloads: The program reports a host that it could not reach, even if it
-                succeeded without it.
+            build-downloads: The program tried to reach a host, even if it succeeded without it.
         """
+        isolated = self.kind != "none" and not (network and self.kind == "namespace")
         variables = {
             name: self.translate(text) for name, text in env.items() if name.lower() not in _PROXIES
         }
-        if self.kind == "none" or network:
-            # Without a proxy a program names the host that it wants; with this one it reaches none.
-            variables |= {
-                spelling: _NO_PROXY_LISTENS
-                for name in _PROXIES[:-1]
-                for spelling in (name, name.upper())
-            }
         shown = [self.translate(os.fspath(word)) for word in command]
-        wrapped, end_by = shown, signal.SIGTERM
+        wrapped, end_by, counters = shown, signal.SIGTERM, log.with_name(f"{log.name}.network")
         if self.kind == "namespace":
             sources = {mount: folder for folder, mount in self.mounts.items()}
             pairs = [str(path) for mount, folder in sources.items() for path in (folder, mount)]
-            shell = ["sh", "-euc", _MOUNT, "sh", str(INSIDE), str(len(sources)), *pairs]
+            shell = ["sh", "-euc", _MOUNT, str(counters), str(INSIDE), str(len(sources)), *pairs]
             wrapped = [*_unshare(network=network), *shell, *shown]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
             end_by = signal.SIGKILL
         failure: SparkwrightError | None = None
-        try:
-            process.run(wrapped, shown=shown, log=log, env=variables, end_by=end_by, **options)
-        except SparkwrightError as error:
-            failure = error
-        # The first line is the command itself.
-        unreached = {
-            line.strip(): match["host"]
-            for line in log.read_text("utf-8", "replace").splitlines()[1:]
-            if (match := _UNREACHED.search(line))
-        }
-        if unreached:
-            hosts = list(dict.fromkeys(filter(None, unreached.values())))
+        before = _unroutable(_NETWORK) if self.kind == "container" else 0
+        with contextlib.ExitStack() as stack:
+            wanted = list[str]()
+            if not isolated:
+                # Without a proxy a program reaches the host that it wants; this one refuses it.
+                proxy = stack.enter_context(_Proxy(wanted))
+                names = [spelling for name in _PROXIES[:-1] for spelling in (name, name.upper())]
+                variables |= dict.fromkeys(names, proxy.address)
+            try:
+                process.run(wrapped, shown=shown, log=log, env=variables, end_by=end_by, **options)
+            except SparkwrightError as error:
+                failure = error
+        after = _unroutable(_NETWORK if self.kind == "container" else (counters,))
+        counters.unlink(missing_ok=True)
+        if wanted or (isolated and after > before):
+            lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
+            matches = {line.strip(): _UNREACHED.search(line) for line in lines}
+            wanted += [match["host"] for match in matches.values() if match and match["host"]]
+            hosts = list(dict.fromkeys(wanted))
             raise BuildError(
                 "build-downloads",
                 f"The build tried to download from {', '.join(hosts) or 'another host'}.",
-                details=[*unreached, f"full log: {log}"],
+                details=[*(line for line in matches if matches[line]), f"full log: {log}"],
                 data={"wanted": hosts},
             ) from failure
         if failure:
             raise failure
+
+
+def _unroutable(paths: Sequence[Path]) -> int:
+    """Return how often the kernel had no route for a program, by its counters in *paths*."""
+    count, names = 0, list[str]()
+    for path in paths:
+        for line in path.read_text("ascii").splitlines() if path.exists() else ():
+            name, *values = line.split()
+            if name == "Ip6OutNoRoutes":
+                count += int(values[0])
+            elif name == "Ip:" and names:
+                count += int(values[names.index("OutNoRoutes")])
+            elif name == "Ip:":
+                names = values
+    return count
+
+
+class _Proxy(socketserver.ThreadingTCPServer):
+    """A proxy on loopback that refuses every request, and adds its host to *wanted*."""
+
+    daemon_threads = True
+
+    def __init__(self, wanted: list[str]) -> None:
+        super().__init__(("127.0.0.1", 0), _Refusal)
+        self.wanted, self.address = wanted, f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Refusal(socketserver.StreamRequestHandler):
+    server: _Proxy
+
+    def handle(self) -> None:
+        """Refuse a request for ``HOST:PORT`` or for an address."""
+        words = self.rfile.readline(1 << 16).decode("latin-1").split()
+        if len(words) > 1:
+            address = words[1] if "://" in words[1] else f"//{words[1]}"
+            self.server.wanted.append(urlsplit(address).hostname or words[1])
+        # Closing with unread bytes would reset the connection before the client has read all.
+        while self.rfile.readline(1 << 16).strip():
+            pass
+        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
 
 
 def _unshare(*, network: bool = False) -> list[str]:
