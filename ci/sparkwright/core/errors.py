@@ -142,8 +142,8 @@ class StoreError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "cache-unusable": Advice(
-            "The cache directory, or the folder of installations, is a file, or cannot be made "
-            "or written by this user.",
+            "The cache directory, or the folder of installations, is a file, cannot be made or "
+            "written by this user, or has a path that PATH, git or a record cannot hold.",
             "Choose another folder with SPARKWRIGHT_CACHE_DIR or --prefix, or correct its "
             "permissions.",
         ),
