@@ -38,7 +38,7 @@ class Lab:
 
     def run(self, *command: str) -> str:
         """Run *command* and return what it printed."""
-        self.sandbox.run(command, log=self.log, env=dict(os.environ))
+        self.sandbox.run(command, log=self.log, env=dict(os.environ), cwd=self.work)
         return "".join(self.log.read_text().splitlines(keepends=True)[1:])
 
 

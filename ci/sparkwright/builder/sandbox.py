@@ -14,12 +14,10 @@ import os
 import re
 import signal
 import socket
-import socketserver
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,8 +51,9 @@ exit "$status"
 """
 #: Stands before a path that begins there: an option's letters, or the address of a file.
 _BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
-#: The kernel's counters of the network of this process.
+#: The kernel's counters of the network of this process; the twelfth of IPv4 is OutNoRoutes.
 _NETWORK = (Path("/proc/net/snmp"), Path("/proc/net/snmp6"))
+_OUT_NO_ROUTES = re.compile(r"^(?:Ip: (?:\d+ ){11}|Ip6OutNoRoutes\s+)(\d+)", re.MULTILINE)
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 #: What git, curl, CMake, pip and Python say of a host that they cannot reach. It names the host of
 #: an attempt; the kernel's counters or the proxy know whether there was one.
@@ -159,21 +158,25 @@ class Sandbox(msgspec.Struct, frozen=True):
             # sandbox.
             end_by = signal.SIGKILL
         failure: SparkwrightError | None = None
-        before = _unroutable(_NETWORK) if self.kind == "container" else 0
-        with contextlib.ExitStack() as stack:
-            wanted = list[str]()
+        counters.unlink(missing_ok=True)  # of a run that was killed
+        files = _NETWORK if self.kind == "container" else (counters,)
+        before, wanted = _unroutable(*files), list[str]()
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
             if not isolated:
                 # Without a proxy a program reaches the host that it wants; this one refuses it.
-                proxy = stack.enter_context(_Proxy(wanted))
+                threading.Thread(target=_refuse, args=(proxy, wanted), daemon=True).start()
+                address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
                 names = [spelling for name in _PROXIES[:-1] for spelling in (name, name.upper())]
-                variables |= dict.fromkeys(names, proxy.address)
+                variables |= dict.fromkeys(names, address)
             try:
                 process.run(wrapped, shown=shown, log=log, env=variables, end_by=end_by, **options)
             except SparkwrightError as error:
                 failure = error
-        after = _unroutable(_NETWORK if self.kind == "container" else (counters,))
+            finally:
+                proxy.shutdown(socket.SHUT_RDWR)  # which ends a wait for a connection
+        attempts = _unroutable(*files) - before
         counters.unlink(missing_ok=True)
-        if wanted or (isolated and after > before):
+        if wanted or (isolated and attempts):
             lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
             matches = {line.strip(): _UNREACHED.search(line) for line in lines}
             wanted += [match["host"] for match in matches.values() if match and match["host"]]
@@ -188,52 +191,19 @@ class Sandbox(msgspec.Struct, frozen=True):
             raise failure
 
 
-def _unroutable(paths: Sequence[Path]) -> int:
+def _unroutable(*paths: Path) -> int:
     """Return how often the kernel had no route for a program, by its counters in *paths*."""
-    count, names = 0, list[str]()
-    for path in paths:
-        for line in path.read_text("ascii").splitlines() if path.exists() else ():
-            name, *values = line.split()
-            if name == "Ip6OutNoRoutes":
-                count += int(values[0])
-            elif name == "Ip:" and names:
-                count += int(values[names.index("OutNoRoutes")])
-            elif name == "Ip:":
-                names = values
-    return count
+    text = "".join(path.read_text("ascii") for path in paths if path.exists())
+    return sum(map(int, _OUT_NO_ROUTES.findall(text)))
 
 
-class _Proxy(socketserver.ThreadingTCPServer):
-    """A proxy on loopback that refuses every request, and adds its host to *wanted*."""
-
-    daemon_threads = True
-
-    def __init__(self, wanted: list[str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Refusal)
-        self.wanted, self.address = wanted, f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class _Refusal(socketserver.StreamRequestHandler):
-    server: _Proxy
-
-    def handle(self) -> None:
-        """Refuse a request for ``HOST:PORT`` or for an address."""
-        words = self.rfile.readline(1 << 16).decode("latin-1").split()
-        if len(words) > 1:
-            address = words[1] if "://" in words[1] else f"//{words[1]}"
-            self.server.wanted.append(urlsplit(address).hostname or words[1])
-        # Closing with unread bytes would reset the connection before the client has read all.
-        while self.rfile.readline(1 << 16).strip():
-            pass
-        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+def _refuse(proxy: socket.socket, wanted: list[str]) -> None:
+    """Close every connection to *proxy*, after the host of its request is in *wanted*."""
+    with contextlib.suppress(OSError):  # the end of the proxy
+        while True:
+            with proxy.accept()[0] as connection:
+                request = connection.recv(4096).decode("latin-1")
+                wanted += re.findall(r"\A\w+ (?:\w+://)?([^/: ]+)", request) or ["another host"]
 
 
 def _unshare(*, network: bool = False) -> list[str]:
