@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from securesystemslib.signer import CryptoSigner
+from securesystemslib.signer import CryptoSigner, SSlibKey
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import ONE, TWO, User, World, wheel
+from tests.refusals import refusal
 from tests.support import tufindex
 from tuf.api.metadata import MetaFile
 
@@ -144,6 +145,28 @@ def _revoked(root: Any) -> None:
     root.add_key(CryptoSigner.generate_ed25519().public_key, "targets")
 
 
+def _one_key_twice(world: World) -> None:
+    """Name one key under two ids, of which both have to sign."""
+    [signer] = world.keys.by_file["targets"]
+    key = signer.public_key
+    other = SSlibKey("f" * 64, key.keytype, key.scheme, key.keyval)
+    world.keys = Keys({**world.keys.by_file, "targets": [signer, CryptoSigner(signer._private_key, other)]})  # type: ignore[attr-defined]
+
+    def change(root: Any) -> None:
+        root.add_key(other, "targets")
+        root.roles["targets"].threshold = 2
+
+    after_root(change)(world)
+    with refusal("index-damaged"):
+        IndexFolder(world.root)
+
+
+def _stated_length(world: World) -> None:
+    """Serve an endless snapshot, whose length the timestamp states."""
+    rewrite(world, "timestamp", lambda signed: setattr(signed.snapshot_meta, "length", 1 << 70))
+    serving("metadata/*.snapshot.json", endless)(world)
+
+
 def _skipped(world: World) -> None:
     """Serve root 3 under the name of root 2."""
     after_root(keep, 2)(world)
@@ -164,6 +187,8 @@ ATTACKS: dict[str, tuple[str, Callable[[World], object]]] = {
     "the root expired": ("index-expired", lambda world: rewrite(world, "root", expire)),
     "too few signatures": ("index-unsigned", after_root(_two_of_two)),
     "a revoked key": ("index-unsigned", after_root(_revoked)),
+    "a key under two ids": ("index-unsigned", _one_key_twice),
+    "a snapshot of the length that is stated": ("index-invalid", _stated_length),
     "a skipped root": ("index-rollback", _skipped),
     "no signature": (
         "index-unsigned",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -9,7 +10,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from tests.client.world import CLIENT, ONE, PYTHON, THREE, TWO, User, World, whe
 from tests.support import mounts, processes
 from uv import find_uv_bin
 
-from sparkwright.client import environment, main
+from sparkwright.client import environment, folders, main
 from sparkwright.client.environment import Prefix
 from sparkwright.client.records import FileEdit, Overlay, TextChange
 from sparkwright.core.files import sha256_bytes
@@ -75,26 +79,77 @@ def test_second_release_shares_equal_files_and_either_becomes_current(both: User
     assert changes == ("switched", ["demo 1.0"], ["demo 1.1"])
 
 
-def test_rollback_goes_back_and_install_forward_again(
-    both: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Going back waits for no index, makes nothing, and can be undone."""
-    monkeypatch.setattr(main, "PATIENCE", 0.5)
-    before, faults = both.listing(), both.world.faults
-    faults["metadata/timestamp.json"] = dripping
-    began = time.monotonic()
+def test_slow_index_holds_up_neither_rollback_nor_doctor(both: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Going back makes nothing, waits for no installation, and can be undone. An unreadable record of trust is in no way. What is known
+    of yanks is shown, also while another run asks the index.
+    """
+    before, faults, arrived, third = both.listing(), both.world.faults, threading.Event(), wheel("demo", "1.2")
+    both.world.yank(ONE)
+    both.world.publish(THREE, [third])
 
-    back = both.run("rollback")
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        arrived.set()
+        dripping(handler)
 
-    assert (back.code, both.current) == (0, ONE), back.said
-    assert time.monotonic() - began < 5
-    assert "not known" in back.said
+    faults[f"files/{third.sha256}/{third.name}"] = drip
+    with subprocess.Popen([*CLIENT, "install"], env=both.environment, stderr=subprocess.DEVNULL) as installation:
+        assert arrived.wait(60)
+        faults |= {f"metadata/{name}": dripping for name in ("timestamp.json", "1.root.json")}
+        back = subprocess.run([*CLIENT, "rollback", "--yes"], env=both.environment, timeout=10, capture_output=True, text=True, check=False)
+        assert (back.returncode, both.current, installation.poll()) == (0, ONE, None)
+        assert "it answers wrongly" in back.stderr
+        installation.kill()
     assert both.run("rollback").reference == "nothing-installed"
+    monkeypatch.setattr(main, "PATIENCE", 0.5)
+    began = time.monotonic()
+    for hold in (folders.locked_folder(both.prefix / "trust"), contextlib.nullcontext()):
+        with hold:
+            assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
+    assert time.monotonic() - began < 10
     faults.clear()
-    assert both.run("install").document["release"]["state"] == "switched"
+    assert both.run("install", "--version", TWO).document["release"]["state"] == "switched"
     assert both.listing() == before
     (both.prefix / "trust" / "indexes.json").write_text("{")
     assert both.run("rollback").code == 0
+
+
+def test_damaged_history_is_made_anew(both: User) -> None:
+    """A record that was cut off blocks nothing; releases count in the order in which they were made."""
+    history = both.prefix / "history.json"
+    for words, current in (("rollback", ONE), ("install", TWO), ("install --renew", TWO), ("rollback", ONE)):
+        history.write_text('["2026')
+        assert (both.run(*words.split()).code, both.current) == (0, current)
+    assert json.loads(history.read_bytes()) == [ONE]
+
+
+def reverse(path: Path) -> bytes:
+    """Reverse the bytes of a file, with its size and time kept; return them as they were."""
+    state, data = path.stat(), path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(data[::-1])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return data
+
+
+def test_changed_file_is_not_linked_into_the_next_release(installed: User) -> None:
+    """Size and time of a file prove nothing: uv links files of the release before, which are read again."""
+    path = installed.site() / "other/__init__.py"
+    data = reverse(path)
+    installed.world.publish(TWO, [wheel("demo", "1.1")], [wheel("other", "2.0")])
+
+    assert (installed.run("install").reference, installed.current) == ("environment-broken", ONE)
+    assert installed.run("install", "--renew", "--version", TWO).code == 0
+    assert (installed.site() / "other/__init__.py").read_bytes() == data
+
+
+def test_variables_of_a_prefix_with_odd_characters(user: User) -> None:
+    """Whatever its name, a shell reads the folder from ``caches.env``."""
+    prefix = user.folder / 'a"b $(id) `id` $HOME \\ c'
+    assert user.install("--prefix", prefix).code == 0
+    script = f". {shlex.quote(str(prefix))}/current/caches.env && printf %s \"$TRITON_CACHE_DIR\""
+    shown = subprocess.check_output(["sh", "-c", script], text=True)
+    assert shown == f"{prefix}/releases/{ONE}/caches/triton"
 
 
 def test_rollback_ends_at_a_release_that_was_current_before(both: User) -> None:
@@ -105,12 +160,15 @@ def test_rollback_ends_at_a_release_that_was_current_before(both: User) -> None:
 
 
 def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
-    """Its own index says so, whichever the later release is from."""
+    """Its own index said so when it was last asked, whichever the later release is from."""
     other = World(both.folder / "others")
     other.publish(TWO, [wheel("demo", "3.0")])
     both.environment["SPARKWRIGHT_INDEX"] = str(other.root)
     assert both.run("install", "--renew", "--trust", other.fingerprint).code == 0
     both.world.yank(ONE, "it answers wrongly")
+    assert both.run("rollback").code == 0  # nobody here can know it
+    assert both.run("install", "--version", TWO).code == 0
+    assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
 
     back = both.run("rollback")
 
@@ -118,7 +176,6 @@ def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
     assert "it answers wrongly" in back.said
     assert both.run("rollback", "--yes").code == 0
     assert both.current == ONE
-    assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
     listed = both.run("list", "--index", both.world.url).document
     assert {name: state["yanked"] for name, state in listed["releases"].items()} == {TWO: "", ONE: "it answers wrongly"}
     assert (listed["current"], listed["installed"]) == (ONE, [ONE, TWO])
@@ -219,10 +276,7 @@ def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(both: User) -
     """A new environment has the right files, although uv's cache was changed by the link."""
     assert both.run("doctor").code == both.run("doctor", "--deep").code == 0
     path = both.site() / "other/__init__.py"
-    state, data = path.stat(), path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(data[::-1])
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    data = reverse(path)
     assert both.run("doctor").code == 0  # neither size nor time tell
     deep = both.run("doctor", "--deep")
     assert deep.reference == "environment-broken"
@@ -462,10 +516,14 @@ def test_runs_at_once_wait_for_each_other(user: User) -> None:
     ],
 )
 def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
-    both: User, command: str, before: str, after: str, first: int, stride: int
+    both: User, command: str, before: str, after: str, first: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an environment that is made anew, the old one may stand aside meanwhile."""
+    """Of an environment that is made anew, the old one may stand aside meanwhile. Nothing unfinished stays."""
     user, words, ended, step = both, command.split(), "", first
+    scratch = user.world.folder / "scratch"
+    scratch.mkdir()
+    user.environment["TMPDIR"] = str(scratch)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     with user.forking() as run:
         while not ended.startswith("ended"):
             if before == ONE:
@@ -485,6 +543,7 @@ def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
             assert again.code == 0 or again.reference == "nothing-installed", again.said
             assert user.current == after
             assert user.run("doctor", "--deep").code == 0
+            assert [*scratch.iterdir(), *user.prefix.rglob(".unfinished-*"), *user.cache.glob("checked/*/.unfinished-*")] == []
             assert Prefix(user.prefix).history[-1] == (after or TWO)
             assert {path.name for path in user.prefix.glob("releases/*")} - {TWO} == {ONE}
             step += stride

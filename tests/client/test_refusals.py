@@ -24,6 +24,7 @@ from tests.support import mounts, processes, tufindex
 from sparkwright.client import environment, locked_wheels
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
 from sparkwright.core import http
+from sparkwright.core.files import sha256_bytes
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
 EXTRA = '[[packages]]\nname = "more"\nversion = "1"\n'
@@ -93,6 +94,10 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
     "another version of the format": (
         "lock-invalid",
         lambda text: text.replace('lock-version = "1.0"', 'lock-version = "2.0"'),
+    ),
+    "a name that no file may have": (
+        "lock-invalid",
+        lambda text: text.replace('name = "other-2.0-', f'name = "other-2.0-{"1" * 225}-'),
     ),
     "a name with a blank": (
         "lock-invalid",
@@ -297,6 +302,13 @@ LINK = "mkdir -p elsewhere {0} && rmdir {0} && ln -s $PWD/elsewhere {0}"
         (LINK.format("prefix/trust"), "cache-unusable"),
         (LINK.format(f"prefix/releases/{ONE}"), "environment-unusable"),
         ("mkdir elsewhere prefix && chmod 777 prefix", "cache-unusable"),
+        *(
+            pytest.param(
+                f"mkdir -p elsewhere $(dirname {link}) && ln -s $PWD/elsewhere {link} && chown -h 1:1 {link}", "cache-unusable",
+                marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root makes links of others"),
+            )
+            for link in ("cache/sparkwright/client", "cache", "prefix")
+        ),
     ],
 )
 def test_folder_of_somebody_else_is_refused(user: User, script: str, reference: str) -> None:
@@ -370,6 +382,9 @@ def test_what_others_put_into_the_prefix_stays(user: User) -> None:
         (f"cp -a releases/{ONE} releases/mine", "environment-broken", ""),
         (f"ln -s {ONE} releases/mine", "environment-broken", ""),
         ("rm current; mkdir current", "", "environment-unusable"),
+        ("rm history.json; mkdir history.json", "", "environment-unusable"),
+        ("rm .lock; mkdir .lock", "", "cache-unusable"),
+        ("ln -sf ../elsewhere .lock", "", "cache-unusable"),
     ],
 )
 def test_what_users_did_to_the_prefix_is_seen(
@@ -412,6 +427,23 @@ def test_index_in_a_folder_may_lack_files_or_have_pipes(user: User) -> None:
     assert user.listing() == {}
 
 
+def test_unreadable_listing_is_a_changed_environment(installed: User) -> None:
+    """Whatever lies in its place, and whatever the marker says of it."""
+    folder = installed.prefix / "releases" / ONE
+    listing, marker = folder / "sparkwright-files.json", folder / "sparkwright.json"
+    good = msgspec.json.decode(marker.read_bytes())
+    for script in ("echo {", "echo []", "printf '\\377'", "printf '%0100000d' | tr 0 ["):
+        data = subprocess.check_output(script, shell=True)
+        listing.chmod(0o644)
+        listing.write_bytes(data)
+        marker.write_bytes(msgspec.json.encode({**good, "listing": sha256_bytes(data)}))
+        assert installed.run("doctor").reference == "environment-broken", script
+    for make in (os.mkfifo, os.mkdir):
+        (listing.rmdir if listing.is_dir() else listing.unlink)()
+        make(listing)
+        assert installed.run("doctor").reference == "environment-broken"
+
+
 def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
     """The list of trusted indexes is not begun anew; metadata is fetched again, from the root that is trusted by its hash."""
     assert user.install("--dry-run").code == 0
@@ -420,9 +452,12 @@ def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
         path.write_bytes(b"{")
     assert user.run("install", "--dry-run").code == 0
     [timestamp] = trust.glob("*/timestamp.json")
+    for make in (os.mkdir, os.mkfifo):
+        (timestamp.rmdir if timestamp.is_dir() else timestamp.unlink)()
+        make(timestamp)
+        assert refusal_of(user) == "state-unusable"
+    assert user.run("list").reference == "state-unusable"
     timestamp.unlink()
-    timestamp.mkdir()
-    assert refusal_of(user) == "state-unusable"
     (trust / "indexes.json").write_bytes(b"{")
     assert refusal_of(user) == "file-invalid"
 
@@ -516,6 +551,9 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "absolute": ("archive-unsafe", with_file("/tmp/escaped")),
     "climbs by scheme": ("archive-unsafe", with_file("{data}/data/share/../../escaped")),
     "newline": ("archive-unsafe", with_file("evil/a\nb")),
+    "longer than a file system allows": ("archive-unsafe", with_file(f"evil/{'x' * 256}")),
+    "right to left": ("archive-unsafe", with_file("evil/a\u202eyp.py")),
+    "control character of C1": ("archive-unsafe", with_file("evil/a\x85b")),
     "link": ("archive-unsafe", evil(damage=_link)),
     "a file for a folder": ("wheel-invalid", with_file("evil", b"x")),
     "twice by scheme": ("wheel-unsafe", with_file("{data}/purelib/evil/__init__.py")),
@@ -527,6 +565,8 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
         "wheel-invalid",
         lambda: Wheel("evil-1.0-py3-none-any.whl", wheel("evil").data[:-80]),
     ),
+    "bytes before it": ("wheel-invalid", lambda: Wheel(wheel("evil").name, b"#!" + wheel("evil").data)),
+    "bytes after it": ("wheel-invalid", lambda: Wheel(wheel("evil").name, wheel("evil").data + b"\n")),
     "bad checksum": ("wheel-invalid", _bad_checksum),
     "bomb": ("wheel-invalid", evil(damage=_bomb)),
     "another local name": ("wheel-invalid", _local_name),

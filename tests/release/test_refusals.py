@@ -71,6 +71,10 @@ CASES: dict[str, tuple[str, str, *tuple[Step, ...]]] = {
     "a requirement that nothing satisfies": (
         "set-unresolved", ODD, odd(label="spark.2026.11.2", requires=["nothing-has-this-name==1"]),
     ),
+    "two wheels that own one file": (
+        "wheel-unsafe", ODD, odd(label="spark.2026.11.2", files={"shared.py": b"1"}),
+        lambda paths: wheels.cutlass(Path("odd"), label="spark.2026.11.2", files={"shared.py": b"2"}),
+    ),
     "the wheels of a yanked release": (
         "release-yanked", f"publish first/*.whl {OWN} --channel candidate", f"{YANK} --reason hangs",
     ),

@@ -63,6 +63,21 @@ def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     assert files(folder) == before
 
 
+def test_odd_facts_are_damage_and_odd_releases_are_not_signed(folder: Path, held: Keys) -> None:
+    before, (release, _) = files(folder), tufindex.release("2026.11.2")
+    state = tufindex.state(release)
+    long = replace(release, stack="x" * 9_000_000)
+    for odd, says in ((replace(release, before=1), state), (release, replace(state, channel="x")), (long, state)):
+        with refusal("release-unreadable"), IndexFolder(folder).changing(held, ROLES) as change:
+            change.set_release(odd, says)
+    assert files(folder) == before
+    with IndexFolder(folder).changing(held, ROLES) as change:
+        change.facts = 7  # type: ignore[assignment]
+        change.schedule_signing("targets")
+    with refusal("index-damaged"):
+        IndexFolder(folder).changing(held, ROLES).__enter__()
+
+
 @pytest.mark.parametrize("mine", ["root", "targets", "online"])
 def test_replaced_index_is_not_signed(folder: Path, tmp_path: Path, mine: str) -> None:
     """Somebody who can write to the folder makes an index that admits the publisher's keys beside their own."""

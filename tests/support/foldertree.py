@@ -7,7 +7,7 @@ from pathlib import Path
 from sparkwright.core.files import sha256_file
 
 #: Files that hold no part of an index or an installation.
-LOCKS = frozenset((".lock",))
+LOCKS = frozenset((".lock", ".switch.lock"))
 
 
 def tree(folder: Path, besides: frozenset[str] = LOCKS) -> dict[str, str]:

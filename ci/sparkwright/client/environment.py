@@ -28,10 +28,16 @@ from uv import find_uv_bin
 
 from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import locked_folder, own_folder
+from sparkwright.client.folders import (
+    locked_folder,
+    own_folder,
+    remove_unfinished,
+    without_links,
+)
 from sparkwright.client.records import Channel, ReleaseName
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
+from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import Sha256
 from sparkwright.core.process import CACHES, Limits, cache_variables
@@ -170,11 +176,12 @@ class Prefix:
 
     Raises:
         environment-unusable: The user in ``~NAME`` does not exist, or the path is not UTF-8.
+        cache-unusable: It is behind a link of another user.
     """
 
     def __init__(self, root: Path) -> None:
         try:
-            self.root = root.expanduser().resolve()
+            self.root = without_links(root.expanduser())
         except RuntimeError as error:
             raise PythonError(
                 "environment-unusable", f"{root} cannot be resolved.", details=[str(error)]
@@ -182,19 +189,25 @@ class Prefix:
         if not files.is_utf8(self.root):
             raise PythonError("environment-unusable", f"{self.root} is not UTF-8.")
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self, *, wait: bool = True) -> AbstractContextManager[None]:
+        """Make the folder, and keep other runs that make or remove environments out of it."""
+        return locked_folder(self.root, wait=wait)
+
+    def switching(self) -> AbstractContextManager[None]:
         """
-        Make the folder, and keep other runs out of it for the block.
+        Keep other runs from moving environments, the link to the current one, and the history.
+
+        It is held for moments, while `locked` is held as long as an installation takes.
 
         Raises:
-            environment-unusable: A folder is where the link to the current release belongs.
+            environment-unusable: A folder is in the place of the link or of the history.
         """
-        for link in (self.root / "current", self.root / ".current"):
-            if link.is_dir() and not link.is_symlink():
+        for name in ("current", ".current", "history.json"):
+            if (path := self.root / name).is_dir() and not path.is_symlink():
                 raise PythonError(
-                    "environment-unusable", f"{link} is a folder, not a link.", todo="Move it away."
+                    "environment-unusable", f"{path} is a folder.", todo="Move it away."
                 )
-        return locked_folder(self.root)
+        return locked_folder(self.root, ".switch.lock")
 
     def environment_folder(self, name: str) -> Path:
         """Return the environment of the release *name*."""
@@ -210,10 +223,11 @@ class Prefix:
     def listing(self, name: str) -> dict[str, FileState]:
         """Return the files of the release *name* as they were made; nothing if it is not whole."""
         path, marker = self.environment_folder(name) / LISTING, self.marker(name)
-        data = path.read_bytes() if path.is_file() else b""
-        if not marker or files.sha256_bytes(data) != marker.listing:
-            return {}
-        return msgspec.json.decode(data, type=dict[str, FileState])
+        with contextlib.suppress(FileError):
+            listing = files.read_bytes(path)
+            if marker and files.sha256_bytes(listing) == marker.listing:
+                return files.read_json(path, dict[str, FileState])
+        return {}
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
@@ -238,30 +252,44 @@ class Prefix:
 
     @property
     def history(self) -> list[str]:
-        """The releases that were current, the latest last, which is the current one if any is."""
+        """
+        The releases that were current, the latest last, which is the current one if any is.
+
+        Without a readable record, those that are installed, in the order in which they were made.
+        """
         path, current = self.root / "history.json", self.current
-        entries = files.read_json(path, list[str]) if path.exists() else []
+        try:
+            entries = files.read_json(path, list[str]) if os.path.lexists(path) else []
+        except FileError as error:
+            console.warn(f"{error.what} The releases count in the order of their installation.")
+            entries = sorted(
+                self.installed(),
+                key=lambda name: (
+                    name == current,
+                    (self.environment_folder(name) / MARKER).stat().st_mtime_ns,
+                ),
+            )
         # A `switch` that was killed leaves entries after the current one.
         while current in entries and entries[-1] != current:
             entries.pop()
         return entries
 
-    def switch(self, name: str, *, back: bool = False) -> None:
+    def switch(self, name: str, *, back: Sequence[str] = ()) -> None:
         """
         Let ``current`` lead to the release *name*, and append it to the history.
 
         Args:
-            back: It is in the history, and what follows it is removed from there.
+            back: The history up to *name*, which takes the place of the longer one.
         """
-        history = self.history
-        if not back and history[-1:] != [name]:
-            write_file(self.root / "history.json", msgspec.json.encode([*history, name]))
+        path = self.root / "history.json"
+        if not back and (history := self.history)[-1:] != [name]:
+            write_file(path, msgspec.json.encode([*history, name]))
         link = self.root / ".current"
         link.unlink(missing_ok=True)
         link.symlink_to(Path("releases") / name)
         os.replace(link, self.root / "current")
         if back:
-            write_file(self.root / "history.json", msgspec.json.encode(self.history))
+            write_file(path, msgspec.json.encode(back))
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
@@ -275,8 +303,11 @@ class Prefix:
         return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=own_folder(self.root, "releases")))
 
     def remove(self, name: str) -> None:
-        """Remove the environment *name*, or the link to it."""
-        self.environment_folder(name).rename(self._work_folder() / ".old")
+        """Remove the environment *name*, or the link to it; ``current`` leads to it no more."""
+        with self.switching():
+            if self.current == name:
+                (self.root / "current").unlink()
+            self.environment_folder(name).rename(self._work_folder() / ".old")
         self.recover()
 
     def recover(self) -> None:
@@ -284,13 +315,16 @@ class Prefix:
         Move new environments that are whole to their places, and remove what else is left of runs.
         What cannot be moved is removed, and what cannot be removed is left to the next run.
         """
-        for work in self.root.glob(f"releases/{UNFINISHED}*"):
-            for marker in work.glob(f"[!.]*/{MARKER}"):
+        works = list(self.root.glob(f"releases/{UNFINISHED}*"))
+        with self.switching():
+            for marker in (path for work in works for path in work.glob(f"[!.]*/{MARKER}")):
                 folder = self.environment_folder(marker.parent.name)
                 with contextlib.suppress(OSError):  # a disk that is mounted there stays
                     if os.path.lexists(folder):
-                        folder.rename(work / ".old")
+                        folder.rename(marker.parents[1] / ".old")
                     marker.parent.rename(folder)
+            remove_unfinished(self.root)
+        for work in works:
             shutil.rmtree(work, ignore_errors=True)
 
 
@@ -301,10 +335,10 @@ def make(
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
     loaded: Collection[str],
-    hashes: Mapping[tuple[int, int, int], str],
 ) -> dict[str, FileState]:
     """
-    Make the environment in *folder*, which does not exist, and return its files.
+    Make the environment in *folder*, which does not exist, and return its files. Others that begin
+    with a dot are left beside it.
 
     It may be moved: its programs find their Python beside them.
 
@@ -312,7 +346,6 @@ def make(
         cache: The folder of uv's cache and of the log.
         replaced: Files that are written after the installation, by path below the environment.
         loaded: Projects whose libraries are loaded as a trial.
-        hashes: As `unchanged_files`.
 
     Raises:
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
@@ -325,21 +358,20 @@ def make(
     words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
     uv([*words, folder])
     base = describe(folder, contents=False).keys() | {".lock"}
-    with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
-        lock = Path(temporary) / "requirements.txt"
-        lines = [
-            f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
-            for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
-        ]
-        lock.write_text("".join(lines))
-        options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
-        uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
+    lock = folder.with_name(".requirements.txt")
+    lines = [
+        f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
+        for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
+    ]
+    lock.write_text("".join(lines))
+    options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
+    uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
         write_file(folder / file, data)
     own_folder(folder, CACHES)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load, folder, wheels, loaded)
-        actual = describe(folder, hashes=hashes)
+        actual = describe(folder)
         _compare_with_wheels(folder, wheels, replaced, base, actual)
         loading.result()
     for file in actual:
@@ -360,15 +392,12 @@ def _uv_environment(cache: Path) -> dict[str, str]:
     }
 
 
-def describe(
-    folder: Path, *, contents: bool = True, hashes: Mapping[tuple[int, int, int], str] = {}
-) -> dict[str, FileState]:
+def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
     """
     Return the files and links below *folder*, without what programs compile at run time.
 
     Args:
         contents: Whether files are read; else their sha256 is left empty.
-        hashes: As `unchanged_files`; these are not read.
     """
     start, caches = len(str(folder)) + 1, folder / CACHES
 
@@ -376,37 +405,20 @@ def describe(
         top, names, members = entry
         links = [name for name in names if Path(top, name).is_symlink()]
         paths = [f"{top}/{name}" for name in (*members, *links)]
-        return [(path[start:], _state(path, hashes, contents=contents)) for path in paths]
+        return [(path[start:], _state(path, contents=contents)) for path in paths]
 
     entries = (entry for entry in os.walk(folder) if not Path(entry[0]).is_relative_to(caches))
     with ThreadPoolExecutor(8) as pool:
         return dict(itertools.chain.from_iterable(pool.map(states, entries)))
 
 
-def _state(path: str, hashes: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
-    entry = os.lstat(path)
-    time = entry.st_mtime_ns // 10**9
-    digest = hashes.get((entry.st_ino, entry.st_size, time), "")
-    if contents and not digest and stat.S_ISREG(entry.st_mode):
+def _state(path: str, *, contents: bool) -> FileState:
+    entry, digest = os.lstat(path), ""
+    if contents and stat.S_ISREG(entry.st_mode):
         digest = files.sha256_file(Path(path))
     elif contents and stat.S_ISLNK(entry.st_mode):
         digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
-    return FileState(entry.st_size, time, digest)
-
-
-def unchanged_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
-    """
-    Return the files of the release *name* that were not changed: inode, size and time → sha256.
-
-    uv links the files of one wheel into every environment, so the next one need not read them.
-    """
-    hashes: dict[tuple[int, int, int], str] = {}
-    for file, state in prefix.listing(name).items():
-        with contextlib.suppress(OSError):
-            entry = os.lstat(prefix.environment_folder(name) / file)
-            if stat.S_ISREG(entry.st_mode):
-                hashes[entry.st_ino, state.size, state.time] = state.sha256
-    return hashes
+    return FileState(entry.st_size, entry.st_mtime_ns // 10**9, digest)
 
 
 def _compare_with_wheels(
@@ -451,12 +463,12 @@ def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str])
         if file.endswith(".so") or ".so." in file
     ]
     modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
-    with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
-        words = Path(home) / "request.json"
-        words.write_bytes(msgspec.json.encode({"modules": modules, "libraries": libraries}))
-        environment = process.clean_environment(HOME=home, TMPDIR=home, **cache_variables(folder))
-        command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
-        ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
+    home = own_folder(folder.with_name(".load"))
+    words, own = home / "request.json", {"HOME": str(home), "TMPDIR": str(home)}
+    words.write_bytes(msgspec.json.encode({"modules": modules, "libraries": libraries}))
+    environment = process.clean_environment(**own, **cache_variables(folder))
+    command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
+    ended = process.run_limited(command, _LOAD_LIMITS, home / "log", env=environment)
     if ended.status or not ended.tail.endswith(load_check.DONE):
         end = f"status: {ended.status}"
         if ended.late:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -9,7 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import locked, writing
+from sparkwright.core.store import UNFINISHED, locked, writing
+
+#: Links of one path, as Linux counts them.
+_MOST_LINKS = 40
 
 
 def own_folder(base: Path, *parts: str) -> Path:
@@ -41,9 +45,38 @@ def _check_own(folder: Path) -> None:
         raise PermissionError(f"{folder} cannot be written")
 
 
-def locked_folder(folder: Path) -> AbstractContextManager[None]:
-    """Keep other runs out of *folder*, which is made as by `own_folder`, for the block."""
-    return locked(own_folder(folder) / ".lock", str(folder))
+def without_links(path: Path) -> Path:
+    """
+    Return *path* without the links in it.
+
+    Raises:
+        cache-unusable: A link belongs to another user, who could lead this program anywhere; or
+            there are too many of them.
+    """
+    path = Path(os.path.abspath(path))  # noqa: PTH100  the target of a link may begin with ..
+    for _ in range(_MOST_LINKS):
+        links = filter(os.path.islink, (*reversed(path.parents), path))
+        if not (link := next(links, None)):
+            return path
+        if link.lstat().st_uid not in (0, os.geteuid()):
+            raise StoreError("cache-unusable", f"{link} is a link of another user.")
+        target = link.parent / link.readlink() / path.relative_to(link)
+        path = Path(os.path.abspath(target))  # noqa: PTH100
+    raise StoreError("cache-unusable", f"{path} leads through too many links.")
+
+
+def locked_folder(
+    folder: Path, name: str = ".lock", *, wait: bool = True, seconds: float = -1
+) -> AbstractContextManager[None]:
+    """Hold the lock *name* of *folder*, which is made as by `own_folder`, as `locked`."""
+    return locked(own_folder(folder) / name, str(folder), wait=wait, seconds=seconds)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed runs were writing into *folder*, whose lock is held."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def check_room(folder: Path, size: int) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import re
+import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import msgspec
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import locked_folder, own_folder
+from sparkwright.client.folders import locked_folder, own_folder, remove_unfinished
 from sparkwright.client.records import (
     LARGEST_RELEASE,
     Release,
@@ -37,18 +38,14 @@ from sparkwright.core.errors import StoreError, WheelError
 from sparkwright.core.store import write_file
 
 if TYPE_CHECKING:
+    from tuf.api.metadata import Root
     from tuf.ngclient.fetcher import FetcherInterface
 
 #: Seconds for all metadata of an index together, and for one other small file.
 REFRESH_SECONDS, FILE_SECONDS = 120.0, 120.0
-#: Bytes of root metadata, of the timestamp, of the snapshot, and of the targets: 1,000 releases
-#: take 0.5 MB, and a Sigstore bundle 10 kB.
-LARGEST_ROOT, LARGEST_TIMESTAMP, LARGEST_SNAPSHOT, LARGEST_TARGETS = (
-    1 << 19,
-    1 << 15,
-    1 << 17,
-    1 << 24,
-)
+#: Bytes of the metadata of each role, whatever length other metadata states: 1,000 releases take
+#: 0.5 MB, and a Sigstore bundle 10 kB.
+LARGEST = {"root": 1 << 19, "timestamp": 1 << 15, "snapshot": 1 << 17, "targets": 1 << 24}
 
 #: What the wheel of the client carries: the address of its index with the fingerprint of its first
 #: root on the second line, and the root to trust, which may be a later one.
@@ -126,7 +123,10 @@ def _fetcher(seconds: float) -> FetcherInterface:
             raise NotImplementedError(url)
 
         def download_bytes(self, url: str, max_length: int) -> bytes:
-            data = fetch(url, max_length, self.until - time.monotonic())
+            # The library takes a length that signed metadata states for its own limit.
+            role = url.removesuffix(".json").rpartition("/")[2].rpartition(".")[2]
+            limit = min(max_length, LARGEST.get(role, LARGEST["targets"]))
+            data = fetch(url, limit, self.until - time.monotonic())
             if data is None:
                 raise DownloadHTTPError(f"{http.redact_credentials(url)} does not exist", 404)
             return data
@@ -159,18 +159,14 @@ class Index:
         self, url: str, root: bytes, fingerprint: str, folder: Path, seconds: float
     ) -> None:
         from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
+        from tuf.api.metadata import Metadata
         from tuf.ngclient import Updater, UpdaterConfig
 
         # The library reads keys of identities only on request.
         KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
         self.url, self.address = url, http.redact_credentials(url)
         self.fingerprint = fingerprint
-        limits = UpdaterConfig(
-            root_max_length=LARGEST_ROOT,
-            timestamp_max_length=LARGEST_TIMESTAMP,
-            snapshot_max_length=LARGEST_SNAPSHOT,
-            targets_max_length=LARGEST_TARGETS,
-        )
+        limits = UpdaterConfig(root_max_length=LARGEST["root"])
         with _translated(str(self), folder):
             self._updater = Updater(
                 str(folder),
@@ -180,15 +176,10 @@ class Index:
                 bootstrap=root,
             )
             self._updater.refresh()
-            # The library lists targets nowhere; what it wrote, it has verified.
-            signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
-        self.states: dict[str, ReleaseState] = {}
-        unreadable = []
-        for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
-            try:
-                self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
-            except msgspec.ValidationError:
-                unreadable.append(name)
+            for path in folder.glob("root_history/*.root.json"):
+                trusted: Metadata[Root] = Metadata.from_bytes(path.read_bytes())
+                require_distinct_keys(trusted.signed)
+            self.states, unreadable = _read_states(folder)
         if unreadable:
             names = ", ".join(unreadable[:5])
             console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
@@ -276,6 +267,49 @@ class Index:
         return data
 
 
+def _read_states(folder: Path) -> tuple[dict[str, ReleaseState], list[str]]:
+    """
+    Return the states of the releases by the metadata in *folder*, and the names of those that this
+    program cannot read.
+    """
+    # The library lists targets nowhere; what it wrote, it has verified.
+    document = files.read_json(folder / "targets.json", dict[str, Any])
+    states: dict[str, ReleaseState] = {}
+    unreadable = []
+    for path, target in document["signed"]["targets"].items():
+        if match := _NAME.fullmatch(path):
+            try:
+                states[match[1]] = msgspec.convert(target.get("custom"), ReleaseState)
+            except msgspec.ValidationError:
+                unreadable.append(match[1])
+    return states, unreadable
+
+
+def seen_states(folder: Path, address: str) -> dict[str, ReleaseState]:
+    """
+    Return the states of the releases of the index at *address* as this machine last saw them.
+
+    Neither a network nor a lock is waited for.
+
+    Raises:
+        file-invalid: They were never seen, or the record of them is damaged.
+    """
+    fingerprint = files.read_json(folder / "indexes.json", dict[str, str]).get(address, "")
+    return _read_states(folder / fingerprint[:32])[0]
+
+
+def require_distinct_keys(root: Root) -> None:
+    """Raise `UnsignedMetadataError` if a key has two ids, by which its signature counts twice."""
+    from tuf.api.exceptions import UnsignedMetadataError
+
+    # Blanks in PEM, and the case of hex, make another id of the same key.
+    values = {
+        "".join(str(sorted(key.keyval.items())).lower().split()) for key in root.keys.values()
+    }
+    if len(values) < len(root.keys):
+        raise UnsignedMetadataError(f"root {root.version} has a key under two ids")
+
+
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
     """Return the names of releases, those of the latest stack and the latest of each first."""
     return sorted(
@@ -320,38 +354,56 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
     Args:
         folder: Keeps what is trusted and seen.
         fingerprint: The sha256 of the first root metadata, as its publisher states it elsewhere.
-        seconds: For all metadata together; 0 for `REFRESH_SECONDS`.
+        seconds: For all metadata together, and for other runs that hold *folder*; 0 for
+            `REFRESH_SECONDS`, and no limit to such a wait.
 
     Raises:
         trust-missing: The root of an unknown index is not confirmed.
         index-missing: No address is given, or there is no index; and as `Index`.
+        store-busy: Another run holds *folder*.
     """
     text = CARRIED_ADDRESS.read_text("utf-8") if CARRIED_ADDRESS.exists() else "\n\n"
     own, first = text.splitlines()
     url, wanted = parse_address(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
     shown = http.redact_credentials(url)
-    with locked_folder(folder):
+    with locked_folder(folder, seconds=seconds or -1):
+        until = time.monotonic() + (seconds or REFRESH_SECONDS)
+        remove_unfinished(folder)
+        _require_regular(folder)
         path = folder / "indexes.json"
         trusted = files.read_json(path, dict[str, str]) if path.exists() else {}
         at_home = own and shown == http.redact_credentials(parse_address(own))
         wanted = wanted or (first if at_home else trusted.get(shown, ""))
         if not wanted or wanted != first:
-            root = _first_root(url, wanted, {first, *trusted.values()})
+            left = until - time.monotonic()
+            root = _first_root(url, wanted, {first, *trusted.values()}, left)
             wanted = files.sha256_bytes(root)
         if wanted == first:  # a mirror's, too: keys that were replaced since count no more
             root = CARRIED_ROOT.read_bytes()
-        index = Index(
-            url, root, wanted, own_folder(folder, wanted[:32]), seconds or REFRESH_SECONDS
-        )
+        seen = own_folder(folder, wanted[:32])
+        index = Index(url, root, wanted, seen, until - time.monotonic())
         if trusted.get(shown) != wanted:
             write_file(path, msgspec.json.encode({**trusted, shown: wanted}))
     return index
 
 
-def _first_root(url: str, wanted: str, trusted: Collection[str]) -> bytes:
+def _require_regular(folder: Path) -> None:
+    """
+    Raise `state-unusable` unless the files below *folder* are regular and of a bounded size; the
+    library would wait for a pipe.
+    """
+    for path in folder.rglob("*"):
+        state = path.lstat()
+        regular = stat.S_ISREG(state.st_mode) and state.st_size <= max(LARGEST.values())
+        own_link = path.name == "root.json" and path.is_symlink()
+        if not (regular or own_link or stat.S_ISDIR(state.st_mode)):
+            raise StoreError("state-unusable", f"{path} is no regular file, or too large.")
+
+
+def _first_root(url: str, wanted: str, trusted: Collection[str], seconds: float) -> bytes:
     """Return the first root metadata of the index at *url*, whose trust is confirmed."""
     shown = http.redact_credentials(url)
-    root = fetch(urljoin(url, "metadata/1.root.json"), LARGEST_ROOT, FILE_SECONDS)
+    root = fetch(urljoin(url, "metadata/1.root.json"), LARGEST["root"], seconds)
     if root is None:
         raise ClientError("index-missing", f"There is no index at {shown}.")
     actual = files.sha256_bytes(root)

@@ -11,28 +11,38 @@ import contextlib
 import operator
 import os
 import platform
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkwright.client import environment, locked_wheels, wheel_check
 from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import check_room, own_folder
+from sparkwright.client.folders import (
+    check_room,
+    locked_folder,
+    own_folder,
+    remove_unfinished,
+)
 from sparkwright.client.index import Index, newest_first
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import LARGEST_LOCK, Channel, Release, ReleaseLock
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, PythonError
+from sparkwright.core.errors import FileError, PythonError, StoreError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.process import cache_variables
 from sparkwright.core.store import write_file
+
+if TYPE_CHECKING:
+    from packaging.markers import Environment
+    from packaging.tags import Tag
 
 #: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
 CACHED_CHECKS = "checked"
@@ -161,17 +171,23 @@ def install(
                 )
             if present and prefix.current == name:
                 return _result(prefix, "there already", present, present)
-            return _switch(prefix, name, dry_run=dry_run)
+            with prefix.switching():
+                return _switch(prefix, name, dry_run=dry_run)
         if os.path.lexists(folder) and not ours:
             raise PythonError(
                 "environment-unusable",
                 f"{folder} is not an environment of sparkwright.",
                 todo="Move it away; or name another folder with --prefix.",
             )
-        wheels = _wheels(index, release, lock, interpreter)
-        checked, replaced = _prepare_wheels(
-            prefix, cache, release, wheels, interpreter, renew=renew
-        )
+        text, tags = index.read(lock, LARGEST_LOCK), interpreter.tags()
+        wheels = [
+            msgspec.structs.replace(wheel, url=index.join(wheel.url))
+            for wheel in release_wheels(release, lock, text, tags, interpreter.markers())
+        ]
+        with locked_folder(cache):
+            checked, replaced = _prepare_wheels(
+                prefix, cache, release, wheels, interpreter, renew=renew
+            )
         marker = Marker(
             name=name,
             folder=str(folder),
@@ -186,10 +202,8 @@ def install(
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        lines = [f'{variable}="{value}"\n' for variable, value in cache_variables(folder).items()]
-        replaced["caches.env"] = "".join(lines).encode()
+        replaced["caches.env"] = _shell_variables(cache_variables(folder))
         with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
-            hashes = environment.unchanged_files(prefix, before.name) if before else {}
             states = environment.make(
                 new,
                 cache,
@@ -197,7 +211,6 @@ def install(
                 checked,
                 replaced,
                 {wheel.project for wheel in release.wheels},
-                hashes,
             )
             listing = msgspec.json.encode(states)
             write_file(new / LISTING, listing)
@@ -209,8 +222,16 @@ def install(
                 f"{folder} cannot be replaced.",
                 todo="Unmount it; or name another folder with --prefix.",
             )
-        prefix.switch(name)
+        with prefix.switching():
+            prefix.switch(name)
         return _result(prefix, "installed", before, marker)
+
+
+def _shell_variables(values: Mapping[str, str]) -> bytes:
+    """Return *values* as a file that shells and systemd read."""
+    # These four have a meaning in double quotes.
+    quoted = {name: re.sub(r'(["$`\\])', r"\\\1", value) for name, value in values.items()}
+    return os.fsencode("".join(f'{name}="{value}"\n' for name, value in quoted.items()))
 
 
 def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) -> dict[str, Any]:
@@ -227,23 +248,24 @@ def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) ->
     }
 
 
-def _wheels(
-    index: Index, release: Release, lock: ReleaseLock, python: Python
+def release_wheels(
+    release: Release, lock: ReleaseLock, text: bytes, tags: Sequence[Tag], environment: Environment
 ) -> tuple[LockedWheel, ...]:
     """
-    Return the wheels of the set, with absolute addresses.
+    Return the wheels of the set that *lock*, whose file is *text*, selects; the addresses may be
+    relative to the root of the index.
+
+    Args:
+        tags: The wheel tags that a Python accepts, best first.
+        environment: The values of environment markers (PEP 508).
 
     Raises:
-        set-mixed: Lock and release disagree.
+        lock-invalid, release-unknown: See `locked_wheels`. set-mixed: Lock and release disagree.
     """
     what = f"the lock of {release.name}"
-    parsed = locked_wheels.read(index.read(lock, LARGEST_LOCK), what)
-    selected = locked_wheels.select(parsed, python.tags(), python.markers(), what)
-    own = {
-        wheel.project: wheel
-        for wheel in release.wheels
-        if wheel.machine in (platform.machine(), "any")
-    }
+    selected = locked_wheels.select(locked_wheels.read(text, what), tags, environment, what)
+    machines = (environment["platform_machine"], "any")
+    own = {wheel.project: wheel for wheel in release.wheels if wheel.machine in machines}
     wrong, wheels = sorted(own.keys() - {wheel.project for wheel in selected}), []
     for wheel in selected:
         ours, url, size = own.get(wheel.project), wheel.url, wheel.size
@@ -255,7 +277,7 @@ def _wheels(
                 wrong.append(
                     f"{wheel.name} {wheel.sha256[:12]}, not {ours.name} {ours.sha256[:12]}"
                 )
-        wheels.append(msgspec.structs.replace(wheel, url=index.join(url), size=size))
+        wheels.append(msgspec.structs.replace(wheel, url=url, size=size))
     if wrong:
         raise ClientError(
             "set-mixed",
@@ -275,10 +297,11 @@ def _prepare_wheels(
     renew: bool,
 ) -> tuple[list[CheckedWheel], dict[str, bytes]]:
     """
-    Bring the wheels of *release* into *cache*, check all that can be known of them, and return
-    them with the files that overlays and edits replace.
+    Bring the wheels of *release* into *cache*, whose lock is held, check all that can be known of
+    them, and return them with the files that overlays and edits replace.
     """
     folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
+    remove_unfinished(folder)
     earlier: dict[str, CheckedWheel] = {}
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
@@ -342,7 +365,7 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
 
 
 def _switch(
-    prefix: Prefix, name: str, *, back: bool = False, dry_run: bool = False
+    prefix: Prefix, name: str, *, back: Sequence[str] = (), dry_run: bool = False
 ) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
@@ -371,8 +394,10 @@ def rollback(prefix: Prefix, *, confirmed: bool, yanked: Callable[[Marker], str]
         nothing-installed: There is no earlier release. release-yanked: It was yanked since.
         environment-broken: It was changed.
     """
-    with prefix.locked():
+    # An installation that is at work recovers the others, and is not waited for.
+    with contextlib.suppress(StoreError), prefix.locked(wait=False):
         prefix.recover()
+    with prefix.switching():
         history = prefix.history
         while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
             history.pop()
@@ -388,7 +413,7 @@ def rollback(prefix: Prefix, *, confirmed: bool, yanked: Callable[[Marker], str]
                     f"{name}: {reason}",
                     todo="Go back to it with --yes, or install another release.",
                 )
-        return _switch(prefix, name, back=True)
+        return _switch(prefix, name, back=history)
 
 
 def uninstall(prefix: Prefix, name: str) -> str:
@@ -403,7 +428,5 @@ def uninstall(prefix: Prefix, name: str) -> str:
         name = name or prefix.current
         if name not in prefix.environments():
             raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
-        if prefix.current == name:
-            (prefix.root / "current").unlink()
         prefix.remove(name)
     return name

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import check_room, locked_folder, own_folder
+from sparkwright.client.folders import check_room, own_folder
 from sparkwright.core import files, http
 from sparkwright.core.console import console
 from sparkwright.core.store import flush
@@ -44,7 +44,8 @@ _REFERENCES: dict[int | str, str] = {
     "redirect": "download-invalid",
     "size": "download-invalid",
 }
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
+#: No file name has more than 255 bytes, and while it arrives, ``.part`` follows.
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,245}\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -163,7 +164,8 @@ def select(
 
 def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
     """
-    Return where each of *wheels* lies; their addresses are absolute.
+    Return where each of *wheels* lies; their addresses are absolute, and the lock of *cache* is
+    held.
 
     Args:
         checked: The sha256 of files that were checked before → their times then, in ns.
@@ -173,7 +175,7 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int
             one that the index names.
         index-unreachable: A server does not answer, or is too slow. disk-full: There is no room.
     """
-    with locked_folder(cache), ThreadPoolExecutor(CONNECTIONS) as pool:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
         paths = [_path(cache, wheel) for wheel in wheels]
         times = [checked.get(wheel.sha256, 0) for wheel in wheels]
         valid = pool.map(_is_valid, wheels, paths, times)

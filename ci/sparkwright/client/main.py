@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from sparkwright.client import COMMANDS
 from sparkwright.client import install as installation
 from sparkwright.client.environment import Marker, Prefix, default_prefix
 from sparkwright.client.errors import ClientError
-from sparkwright.client.index import Index, newest_first, open_index
+from sparkwright.client.folders import without_links
+from sparkwright.client.index import Index, newest_first, open_index, seen_states
 from sparkwright.client.records import CHANNELS
 from sparkwright.core import http
 from sparkwright.core.console import console
@@ -30,7 +32,7 @@ from sparkwright.core.files import list_folder
 from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
 
-#: Seconds that `rollback` and `doctor` wait for an index, which they can do without.
+#: Seconds that `doctor` waits for all indexes together, which it can do without.
 PATIENCE = 15.0
 
 
@@ -136,7 +138,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
-        if command not in ("uninstall", "run"):
+        if command not in ("rollback", "uninstall", "run"):
             add_index(parser)
         for commands, name, options in _ARGUMENTS:
             if command in commands:
@@ -149,22 +151,20 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(arguments: argparse.Namespace, prefix: Prefix, address: str) -> dict[str, str]:
+def _yanked(prefix: Prefix, address: str, index: Index | None = None) -> dict[str, str]:
     """
     Return the releases of the index at *address* → why each was yanked; empty if it was not.
 
-    An index that does not answer states nothing, because going back must not need one.
+    Args:
+        index: As it is now; None for what this machine last saw.
     """
-    # Markers hold addresses without credentials.
-    named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-    url, trust = (arguments.index, arguments.trust) if address == named else (address, "")
     try:
-        index = open_index(prefix.root / "trust", url, trust or "", PATIENCE)
+        states = index.states if index else seen_states(prefix.root / "trust", address)
     except SparkwrightError as error:
         why = f"{error.what} ({error.reference})"
         console.warn(f"whether a release was yanked is not known: {why}")
         return {}
-    return {name: state.yanked for name, state in index.states.items()}
+    return {name: state.yanked for name, state in states.items()}
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -173,11 +173,13 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
     return _show(
         installation.install(
             prefix,
-            Path(
-                os.environ.get("SPARKWRIGHT_CACHE_DIR")
-                or platformdirs.user_cache_path("sparkwright"),
-                "client",
-            ).resolve(),
+            without_links(
+                Path(
+                    os.environ.get("SPARKWRIGHT_CACHE_DIR")
+                    or platformdirs.user_cache_path("sparkwright"),
+                    "client",
+                )
+            ),
             _open_index(arguments, prefix),
             channel=arguments.channel,
             stack=arguments.stack or "",
@@ -246,7 +248,7 @@ def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     prefix = Prefix(Path(arguments.prefix))
 
     def yanked(marker: Marker) -> str:
-        return _yanked(arguments, prefix, marker.index).get(marker.name, "")
+        return _yanked(prefix, marker.index).get(marker.name, "")
 
     return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
 
@@ -281,8 +283,17 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     prefix = Prefix(Path(arguments.prefix))
     installed = prefix.installed()
     # An index is asked once, however many releases came from it.
-    addresses = {marker.index for marker in installed.values()}
-    reasons = {address: _yanked(arguments, prefix, address) for address in addresses}
+    reasons, until = {}, time.monotonic() + PATIENCE
+    for address in {marker.index for marker in installed.values()}:
+        # Markers hold addresses without credentials.
+        named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
+        url, trust = (arguments.index, arguments.trust) if address == named else (address, "")
+        index, left = None, max(0.1, until - time.monotonic())
+        try:
+            index = open_index(prefix.root / "trust", url, trust or "", left)
+        except SparkwrightError as error:
+            console.warn(f"the last known yanks of {address}: {error.what} ({error.reference})")
+        reasons[address] = _yanked(prefix, address, index)
     yanked = {name: reasons[marker.index].get(name, "") for name, marker in installed.items()}
     releases: dict[str, dict[str, Any]] = {
         name: {

@@ -298,7 +298,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     overlays: tuple[Overlay, ...] = ()
     inexact_records: dict[Name, str] = {}
     before: str = ""
-    #: A client refuses a release of another format.
+    #: A client refuses a release of another format; docs/howto/publish.md says when it is raised.
     format: Literal[1] = 1
 
     @property

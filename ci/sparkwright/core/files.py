@@ -113,7 +113,7 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     """
     try:
         paths = sorted(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [path for path in paths if fnmatch.fnmatch(path.name, pattern)]
 

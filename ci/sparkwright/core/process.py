@@ -318,10 +318,15 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def run_limited(
-    command: Sequence[str], limits: Limits, log: Path, *, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    limits: Limits,
+    log: Path | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
 ) -> Ended:
     """
-    Run *command* within *limits*, with its output in *log*, and return how it ended.
+    Run *command* within *limits*, with its output in *log*, and return how it ended. It runs in the
+    folder of *log*, or in ``/`` without one.
 
     No process that it starts outlives the call.
 
@@ -331,7 +336,7 @@ def run_limited(
     Raises:
         tool-missing: The program does not exist.
     """
-    with log.open("wb") as sink:
+    with log.open("w+b") if log else tempfile.TemporaryFile() as sink:
         child = subprocess.Popen(
             wrap_with_limits(
                 command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
@@ -340,7 +345,7 @@ def run_limited(
             stdout=sink,
             stderr=sink,
             env=clean_environment() if env is None else dict(env),
-            cwd=log.parent,
+            cwd=log.parent if log else "/",
             start_new_session=True,
         )
         # `Popen.wait` with a timeout looks only every 50 ms.
@@ -353,9 +358,8 @@ def run_limited(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    with log.open("rb") as output:
-        output.seek(max(0, log.stat().st_size - 4096))
-        tail = output.read().decode("utf-8", "replace").strip()
+        sink.seek(max(0, os.fstat(sink.fileno()).st_size - 4096))
+        tail = sink.read().decode("utf-8", "replace").strip()
     return Ended(child.returncode, late, tail)
 
 
@@ -372,8 +376,7 @@ def ask_python(failure: str, command: Sequence[str], *, memory: int = 4 << 20) -
         environment-unusable: The command fails, prints nothing, or does not end.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            ended = run_limited(command, Limits(60, memory, 1), Path(folder) / "output")
+        ended = run_limited(command, Limits(60, memory, 1))
         details = ended.tail.splitlines()
         if details and not ended.status:
             return details[-1]

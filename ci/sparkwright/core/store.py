@@ -15,13 +15,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from sparkwright.core.console import NO_ROOM, console
-from sparkwright.core.errors import FileError, StoreError
+from sparkwright.core.errors import Failure, FileError, StoreError
 from sparkwright.core.files import is_utf8
 
 T = TypeVar("T")
@@ -112,29 +113,46 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
+def locked(
+    path: Path,
+    what: str,
+    *,
+    wait: bool = True,
+    seconds: float = -1,
+    failure: Failure = partial(StoreError, "cache-unusable"),
+) -> Iterator[None]:
     """
     Hold the lock in the file *path* for the block; it ends with the process, too.
 
     Args:
         what: What is locked, for messages.
-        wait: Wait for another holder to end, after saying so.
+        wait: Wait for another holder to end, after saying so; at most *seconds* if these are not
+            negative.
+        failure: Makes the error for a path that cannot be opened: a folder, a link.
 
     Raises:
-        store-busy: Another process holds it, and *wait* is not set.
+        store-busy: Another process holds it, and *wait* is not set, or *seconds* are over.
+        cache-unusable: Or as *failure*.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
     try:
-        held = lock.acquire(timeout=0)
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise
+            console.note(f"another sparkwright works on {what}; waiting for it to end")
+            held = lock.acquire(timeout=seconds)
     except Timeout as error:
-        if not wait:
-            raise StoreError(
-                "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]
-            ) from error
-        console.note(f"another sparkwright works on {what}; waiting for it to end")
-        held = lock.acquire()
+        raise StoreError(
+            "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]
+        ) from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise failure(f"{path} cannot be locked.", details=[str(error)]) from error
     with held:
         yield
 

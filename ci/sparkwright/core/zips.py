@@ -14,6 +14,7 @@ import errno
 import io
 import itertools
 import lzma
+import os
 import re
 import stat
 import struct
@@ -35,6 +36,8 @@ INSTALLER_FILES = frozenset(
 MOST_BYTES = 4 * 1024**3
 #: Fixed part of a zip's local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+#: Bytes of its end of central directory record, without the comment (4.3.16).
+_END_RECORD = 22
 MOST_MEMBERS = 100_000
 #: All members of a zip together, as the disk of a build machine would have to hold them. Of one
 #: member `MOST_BYTES`; the largest library of the official vLLM wheel has 308 MB.
@@ -44,7 +47,6 @@ RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: Every installer can unpack these; others may also require gigabytes of memory.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
-_ODD = re.compile(r"[\0-\x1f\x7f-\x9f\\\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _RECORD_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 #: What Python's readers raise for bytes that are no archive; each compression has errors of its
@@ -76,7 +78,7 @@ def safe_path(name: str, origin: str) -> str:
     if odd_name(name) or {"", ".", "..", ".git"} & set(name.lower().split("/")):
         raise FileError(
             "archive-unsafe",
-            f"{origin} has a member that would leave its folder.",
+            f"{origin} has a member that would leave its folder, or has no usable name.",
             details=[f"member: {name!r}"],
         )
     return name
@@ -84,13 +86,12 @@ def safe_path(name: str, origin: str) -> str:
 
 def odd_name(text: str) -> bool:
     """
-    Return True if *text* has a character that no source path has (one that controls a terminal or
-    the direction of text), bytes that are not UTF-8 (Python reads them as surrogates), or a name
-    that is longer than a file system takes.
+    Return True if *text* has a character that no source path has, bytes that are not UTF-8 (Python
+    reads them as surrogates), or a name that is too long for a file system.
     """
-    if len(text) > 1024 or _ODD.search(text):
-        return True
-    return any(len(part.encode()) > 255 for part in text.split("/"))
+    # Control characters, those that turn the direction of text, and surrogates are not printable.
+    odd = not text.isprintable() or "\\" in text
+    return odd or len(text) > 1024 or max(map(len, text.encode().split(b"/"))) > 255
 
 
 def folders_above(path: str) -> set[str]:
@@ -156,8 +157,9 @@ def zip_members(
 
     Raises:
         archive-unsafe: A name leaves its folder, or it is a link.
-        wheel-invalid: Or as *failure*: a member appears twice or below a file, shares bytes with
-            another, is compressed in an unusual way, or is larger than in any wheel.
+        wheel-invalid: Or as *failure*: bytes surround the archive; or a member appears twice or
+            below a file, shares bytes with another, is compressed in an unusual way, or is larger
+            than in any wheel.
     """
     infos, files, total = archive.infolist(), dict[str, zipfile.ZipInfo](), 0
     if len(infos) > MOST_MEMBERS:
@@ -165,6 +167,10 @@ def zip_members(
     # A member ends before the next one begins: members that share bytes let a small file hold a
     # large content many times.
     offsets = sorted([*(info.header_offset for info in infos), archive.start_dir])
+    assert archive.fp
+    archive.fp.seek(-_END_RECORD - len(archive.comment), os.SEEK_END)
+    if offsets[0] or archive.fp.read(4) != b"PK\5\6":
+        raise failure(f"{origin} has bytes before or after the archive.")
     # Of two members at the same offset, the first ends there.
     following = dict(reversed([*itertools.pairwise(offsets)]))
     names = {info.filename for info in infos}

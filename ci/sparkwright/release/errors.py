@@ -75,6 +75,11 @@ class ReleaseError(SparkwrightError):
             "See `sparkwright list --channel candidate` for what there is; a candidate becomes"
             " verified by `sparkwright release promote`.",
         ),
+        "release-unreadable": Advice(
+            "What would be signed is no record that clients read: a field of a build record or of a"
+            " verdict is odd, or too long.",
+            "Correct what the line above names, and build or gate again.",
+        ),
         "set-unresolved": Advice(
             "No set of versions on the package index satisfies these wheels, or a package "
             "has no wheel with a sha256.",

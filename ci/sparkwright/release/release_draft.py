@@ -14,6 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright import __version__
+from sparkwright.builder import pylock
+from sparkwright.client import install, wheel_check
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
@@ -163,7 +165,7 @@ def draft(
         before: The release of the same stack before it.
 
     Raises:
-        set-unresolved, set-mixed: The wheels make no installable set.
+        set-unresolved, set-mixed, wheel-unsafe: The wheels make no installable set.
     """
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lock_file, rule = (
@@ -214,7 +216,34 @@ def draft(
         inexact_records=rule.inexact_records,
         before=before.name if before else "",
     )
+    _require_installable(release, paths, contents)
     return with_notes(release, before, contents)
+
+
+def _require_installable(
+    release: Release, paths: Mapping[str, Path], contents: Mapping[ReleaseFile, bytes]
+) -> None:
+    """
+    Require that a client would take the locked sets of *release*, as far as the files at *paths*,
+    by name, show it.
+
+    Raises:
+        lock-invalid, release-unknown, set-mixed, edit-mismatch, wheel-unsafe: It would not; see
+            `sparkwright.client`.
+    """
+    texts = {file.sha256: data for file, data in contents.items()}
+    for lock in release.locks:
+        for python in lock.pythons:
+            selection = pylock.Interpreter(f"{python}.0", lock.machine).selection()
+            wheels = install.release_wheels(release, lock, texts[lock.sha256], **selection)
+        # The name of a Python's site-packages decides nothing, so its last one stands for all.
+        site = f"lib/python{python}/site-packages"
+        present = [wheel for wheel in wheels if wheel.name in paths]
+        checked = [wheel_check.check_wheel(wheel, paths[wheel.name], site) for wheel in present]
+        wheel_check.check_set(checked, release.overlays)
+        own = {wheel.project for wheel in present}
+        edits = [edit for edit in release.edits if edit.package in own]
+        wheel_check.edited(checked, edits, site)
 
 
 def _lock(

@@ -39,7 +39,9 @@ from tuf.api.metadata import (
 from tuf.api.serialization import DeserializationError
 
 from sparkwright.client.errors import ClientError
+from sparkwright.client.index import require_distinct_keys
 from sparkwright.client.records import (
+    LARGEST_RELEASE,
     Release,
     ReleaseFile,
     ReleaseState,
@@ -152,6 +154,7 @@ class IndexFolder:
             root: Metadata[Root] = Metadata.from_bytes(data)
             for admitting in (*roots[-1:], root):
                 admitting.signed.verify_delegate("root", root.signed_bytes, root.signatures)
+            require_distinct_keys(root.signed)
             if root.signed.version != len(roots) + 1:
                 raise ValueError(f"{path.name} is of version {root.signed.version}")
             roots.append(root)
@@ -229,9 +232,12 @@ class IndexFolder:
 
     @property
     def facts(self) -> IndexFacts:
-        """What the index says of itself."""
+        """What the index says of itself; raise `index-damaged` if that cannot be read."""
         fields = self.metadata["targets"].signed.unrecognized_fields
-        return msgspec.convert(fields.get(FIELD, {}), IndexFacts)
+        try:
+            return msgspec.convert(fields.get(FIELD, {}), IndexFacts)
+        except msgspec.ValidationError as error:
+            raise damaged(f"{FIELD} of {self.folder} is odd.", [str(error)[:500]]) from error
 
     @cached_property
     def entries(self) -> Mapping[str, IndexEntry]:
@@ -344,16 +350,16 @@ class IndexFolder:
             store-busy: Another publisher holds it. index-moved: The index changed since it was
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
+        failure = partial(ReleaseError, "index-unwritable")
         try:
             with translate_disk_full(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with locked(self.folder / LOCK, str(self.folder), wait=False):
+                path = self.folder / LOCK
+                with locked(path, str(self.folder), wait=False, failure=failure):
                     self._require_unmoved()
                     yield
         except OSError as error:
-            raise ReleaseError(
-                "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
-            ) from error
+            raise failure(f"{self.folder} cannot be written.", details=[str(error)]) from error
 
     def _require_unmoved(self) -> None:
         timestamp = self.metadata_path("timestamp")
@@ -425,9 +431,22 @@ class Transaction:
             self._write(beside, metadata)
 
     def set_release(self, release: Release, state: ReleaseState) -> None:
-        """Add the release, or replace the one of its name."""
+        """
+        Add the release, or replace the one of its name.
+
+        Raises:
+            release-unreadable: No client could read it.
+        """
         self.schedule_signing("targets")
         data = canonical(release)
+        try:
+            msgspec.json.decode(data, type=Release)
+            msgspec.convert(msgspec.to_builtins(state), ReleaseState)
+            if len(data) > LARGEST_RELEASE:
+                raise ValueError(f"it has {len(data)} bytes, and may have {LARGEST_RELEASE}")
+        except ValueError as error:
+            what = f"No client could read {release.name}."
+            raise ReleaseError("release-unreadable", what, details=[str(error)[:500]]) from error
         target = TargetFile.from_data(target_path(release.name), data, ["sha256"])
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
         self._write(self._index.folder / "targets" / target.get_prefixed_paths()[0], data)
