@@ -360,18 +360,18 @@ class Index:
         self.page.parent.mkdir(parents=True)
         self.page.write_text("<!DOCTYPE html>\n")
 
-    def release(self, version: str, files: Mapping[str, bytes]) -> Path:
-        """Offer the sdist of *version*, and return it."""
+    def release(self, version: str, files: Mapping[str, bytes], marks: str = "") -> Path:
+        """Offer the sdist of *version*, and return it; *marks* are further attributes of its link."""
         name = f"widget_kit-{version}.tar.gz"
         write_sdist(self.root / name, files)
-        return self.add(name)
+        return self.add(name, marks=marks)
 
-    def add(self, name: str, data: bytes | None = None) -> Path:
+    def add(self, name: str, data: bytes | None = None, marks: str = "") -> Path:
         """Offer the file *name*, which is in the folder or has *data*, and return it."""
         if data is not None:
             (self.root / name).write_bytes(data)
         with self.page.open("a") as page:
-            page.write(f'<a href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
+            page.write(f'<a {marks} href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
         return self.root / name
 
 

@@ -58,7 +58,7 @@ def _stack(host: Host, offered: Index) -> Host:
     host.carry(7, heads[0], host.squash(7))
     host.carry(8, heads[1])
     host.squash(8)
-    host.work.commit({"b.txt": b"three\n", "c.txt": b"\n"}, "Change both")
+    host.work.commit({"b.txt": b"three\n", "c.txt": TEXT[:200]}, "Change both")
     host.push()
     return host
 
@@ -110,6 +110,26 @@ def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureF
 
     assert report["of"]["bases"] == names
     assert states(report)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
+
+
+def test_a_pick_that_was_merged_and_taken_back_is_not_upstream(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever else the commit did, and however the lines went on; only when it landed again is it upstream again."""
+    merge = stack.ledger.by_number[7].merge
+    stack.work.git("reset", "--quiet", "--hard", merge)
+    revert = stack.work.commit({"b.txt": b"one\n", "a.txt": b"\n"}, "Take it back")
+    stack.work.commit({"b.txt": b"four\n"}, "Go on")
+    stack.push()
+    [report] = document(stack, capsys, "drift", *(word for name in (merge, revert, "main") for word in ("--to", name)))["drift"]
+    ancestor, same, _ = report["of"]["trials"][-len(OURS) - 2]["evidence"]
+
+    assert states(report)["#7"] == ["already-upstream", "applies", "conflict"]
+    assert [test["says"].partition(", but ")[2] for test in (ancestor, same)] == [f"{revert[:12]} 2026-11-01 Take it back takes it back"] * 2
+    assert report["absorbed"][0]["first"] == ""
+    assert known(stack)["#7"] == ("", "on main: conflict")
+    for text in (b"one\n", b"two\n", b"five\n"):
+        stack.work.commit({"b.txt": text}, "Land it again")
+    stack.push()
+    assert states(document(stack, capsys, "drift", "--to", "main")["drift"][0])["#7"] == ["already-upstream"]
 
 
 def known(host: Host) -> dict[str, tuple[str, str]]:
@@ -256,15 +276,21 @@ class Upstream:
         self.host, self.offered = host, offered
         self.stack = host.root / "forks" / host.stack / "stack.yaml"
 
-    def release(self, version: str, files: Mapping[str, bytes | None], tag: str = TAG) -> str:
-        """Commit *files*, tag them, and offer the sdist and a wheel."""
+    def release(self, version: str, files: Mapping[str, bytes | None], tag: str = TAG, marks: str = "") -> str:
+        """Commit *files*, tag them, and offer the sdist, which states the commit, and a wheel."""
         commit = self.host.work.commit(files, f"Release {version}")
         self.host.work.git("tag", f"v{version}")
         self.host.push("main", f"v{version}")
         tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
-        self.offered.release(version, tree)
+        self.offered.release(version, {**tree, "_meta.py": f'commit = "{commit}"\n'.encode()}, marks)
         self.offered.add(wheels.plain(self.offered.root, "widget-kit", version, tag=tag).name)
         return commit
+
+    def lock(self, text: str) -> None:
+        """Write the stack as *text*, and lock it."""
+        self.stack.write_text(text)
+        context = self.host.context()
+        context.project.lock_file.write_text(render_lock(resolve.resolve(context)))
 
     def bump(self, version: str, *words: str) -> int:
         return main.run(["patch", "bump", *self.host.words, "--to", version, *words])
@@ -278,9 +304,7 @@ def _upstream(host: Host, offered: Index) -> Upstream:
     host.lock()
     made.release("1.0.0", {"version": b"1.0.0\n"})
     host.work.git("tag", "--force", "v1", "v1.0.0")
-    made.stack.write_text(OLD)
-    context = host.context()
-    context.project.lock_file.write_text(render_lock(resolve.resolve(context)))
+    made.lock(OLD)
     host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1.0.0"), stacks=("other",))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
@@ -319,8 +343,58 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     assert files["forks/test/widget/first.patch"] is None
 
 
-def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:
-    """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was."""
+@pytest.mark.parametrize("patches", ["none", "the last"])
+def test_a_bump_that_leaves_no_patch(upstream: Upstream, capsys: pytest.CaptureFixture[str], patches: str) -> None:
+    """A fork that has none, and one whose only pick the release has, move like any other; a release that was taken back is no newest one."""
+    shutil.rmtree(upstream.host.series)
+    upstream.host.write(*upstream.host.ledger.records[: patches == "the last"])
+    upstream.release("1.1.0", {"c.txt": b"picked\n"})
+    upstream.release("1.2.0", {"c.txt": b"broken\n"}, marks='data-yanked="broken"')
+    assert upstream.bump("newest") == 0
+
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=TAG)
+    assert not upstream.host.ledger.carried("test")
+    assert not list(upstream.host.root.glob(".rebase/test/*"))
+    assert "no patch is left to compare" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_bump_names_the_new_commit_where_the_old_one_was_named(upstream: Upstream, reachable: bool) -> None:
+    """As the host has it or, if it does not answer, as the release states it where it stated the old one."""
+    text = OLD.replace('ref: "v1.0.0"', 'ref: "v1.0.0", commit: "COMMIT"').replace('"1.0.0"}  #', '"1.0.0", generated: ["_meta.py"]}  #')
+    first = upstream.host.work.git("rev-parse", "v1.0.0")
+    upstream.lock(text.replace("COMMIT", first))
+    commit = upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    series.of(upstream.host.context(), "widget")
+    if not reachable:
+        upstream.host.path.rename(upstream.host.path.with_suffix(".gone"))
+    assert upstream.bump("1.1.0") == 0
+
+    assert upstream.stack.read_text() == text.replace("COMMIT", commit).replace("1.0.0", "1.1.0")
+    assert f"commit: {commit}\n" in upstream.host.context().project.lock_file.read_text()
+
+
+def test_a_fork_without_releases_is_bumped_to_a_tag(upstream: Upstream) -> None:
+    """Its git ref says which one it is at; nothing says which is the newest."""
+    text = "".join(line for line in OLD.splitlines(keepends=True) if "widget-kit" not in line and "bases:" not in line)
+    upstream.lock(text)
+    commit = upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    for version, what in (("newest", "has no releases on the package index"), ("1.0.0", "is at 1.0.0 already")):
+        with refusal("not-provided", match=what):
+            upstream.bump(version)
+    with refusal("source-unresolved", match="commit of v1.2.0 of"):
+        upstream.bump("1.2.0")
+    assert upstream.bump("1.1.0") == 0
+    assert upstream.stack.read_text() == text.replace("1.0.0", "1.1.0")
+    assert f"commit: {commit}\n" in upstream.host.context().project.lock_file.read_text()
+
+
+@pytest.mark.parametrize("reverted", [False, True])
+def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream, reverted: bool) -> None:
+    """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was; a reverted merge counts for nothing."""
+    if reverted:
+        upstream.host.squash(7)
+        upstream.host.work.commit({"c.txt": None}, "Revert it")
     upstream.release("1.1.0", {"c.txt": b"theirs\n"})
     before = upstream.host.files()
 
@@ -353,7 +427,7 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         shutil.copytree(backup, root, symlinks=True)
         if not upstream.host.killed(str(root), after, "patch export"):
             break
-        state = {name: data for name, data in upstream.host.files().items() if not name.endswith(".new")}
+        state = {name: data for name, data in upstream.host.files().items() if ".unfinished-" not in name}
         seen.add("old" if state == old else "new" if state == new else "refused")
         if state not in (old, new):
             with refusal("patch-invalid", match="disagree"):

@@ -118,16 +118,20 @@ def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Path, kin
 # What moved, went, or is not true.
 
 
-def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Path) -> None:
-    """The failure names both commits and what changed between them, and the ledger stays as it was."""
+@pytest.mark.parametrize(("text", "diff"), [("line III\n", "another one"), ("line three\n", "the same as before")])
+def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Path, text: str, diff: str) -> None:
+    """The failure names both commits and whether the diff is still the same, and the ledger stays as it was."""
     old = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
     before = upstream.carry(7, old)
-    new = upstream.pull(7, {"a.txt": edited((3, "line III\n"))}, {"c.txt": b"new\n"})
+    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.push()
+    new = upstream.pull(7, {"a.txt": edited((3, text))}, {"c.txt": b"new\n"})
     tell(api, 7, new)
 
     with refusal("pick-moved", match="head of #7 moved") as caught:
         run(upstream, "7")
     assert caught.value.details[2] == f"difference: https://github.com/acme/widget/compare/{old}..{new}"
+    assert caught.value.details[3:] == (f"the diff is {diff}",)
     assert upstream.ledger.records == (before,)
 
 
@@ -160,6 +164,20 @@ def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Path) -> None:
     assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in caught.value.details
 
 
+def test_a_pull_request_that_the_base_has_is_no_conflict(upstream: Host, api: Path) -> None:
+    """Its lines changed after the merge, so that it does not apply; the merge is the evidence, and the way on is to do without it."""
+    head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))})
+    merge = upstream.squash(7)
+    upstream.work.commit({"a.txt": edited((3, "line III\n"))}, "Change it")
+    upstream.lock()
+    tell(api, 7, head, merge=merge)
+    with refusal("patch-already-upstream", match="#7 is in widget already, and changed since") as caught:
+        run(upstream, "7", "--carry", *WHY)
+
+    assert f"already upstream by ancestor: yes, {merge[:12]} is part of" in "\n".join(caught.value.details)
+    assert [row for row in caught.value.details if row.startswith("to go on: ") and "--exclude" in row] == []
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -186,7 +204,7 @@ def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[
 
 
 def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """States and days are refreshed; a new head or a merge is said, and the pins stay until somebody picks again."""
+    """States and days are refreshed; a new head, a merge, and whether the diff is the same are said; the pins stay until somebody picks again."""
     heads = {number: upstream.pull(number, {f"{number}.txt": b"new\n"}) for number in (7, 8, 9)}
     for number, head in heads.items():
         upstream.carry(number, head)
@@ -195,9 +213,13 @@ def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Path, 
     tell(api, 8, moved)
     tell(api, 9, heads[9], merge=upstream.squash(9))
     assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
-    changes = {pull["name"]: pull["changes"][0] for pull in json.loads(capsys.readouterr().out)["pulls"]}
+    changes = {pull["name"]: (pull["changes"][0], pull["changes"][-1]) for pull in json.loads(capsys.readouterr().out)["pulls"]}
 
-    assert changes == {"#7": "closed, was open", "#8": f"head {moved[:12]}, was {heads[8][:12]}", "#9": "merged, was open"}
+    assert changes == {
+        "#7": ("closed, was open", "closed, was open"),
+        "#8": (f"head {moved[:12]}, was {heads[8][:12]}", "the diff is another one"),
+        "#9": ("merged, was open", "the diff is the same as before"),
+    }
     assert upstream.ledger.by_number == {**before, 7: msgspec.structs.replace(before[7], state="closed")}
 
 

@@ -6,10 +6,13 @@ The series is what was committed there, byte for byte, or nothing is written; no
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,6 +197,23 @@ def test_there_is_one_worktree_at_a_time(made: Host) -> None:
 
     assert made.files() == before
     assert not list((made.root / ".rebase" / made.stack).iterdir())
+
+
+def test_runs_that_write_into_a_checkout_take_turns(made: Host, tmp_path: Path) -> None:
+    """Whatever their caches: each says that it waits while another one holds the checkout, and changes nothing meanwhile."""
+    before, commands = made.files(), (["rebase"], ["export"], ["watch"], ["pick", "7"], ["bump", "--to", "2"])
+    made.cache = tmp_path / "another"
+    with contextlib.ExitStack() as stack:
+        handle = os.open(made.root / "forks", os.O_RDONLY)
+        stack.callback(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for command in commands:
+            words = [sys.executable, "-m", "sparkwright", "patch", *command, *made.words]
+            child = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+            stack.callback(child.kill)
+            assert child.stderr
+            assert "waiting for it to end" in child.stderr.readline()
+        assert made.files() == before
 
 
 # On another base.

@@ -75,6 +75,8 @@ EDIT = b"diff --git a/x b/x\n" + HEADER
         (b"-a\n", b"-a\n?\n", "cut off"),
         (b"+b\n c\n", b"+b\n\\ No newline at end of file\n c\n", "cut off"),
         (b"a/x b/x", b"", "outside the tree"),
+        (b"a/x b/x", b"x x", "made without the prefixes a/ and b/"),
+        (b"a/x b/x\n", b"a/x b/x\r\n", "CRLF line ends in its headers"),
         (b"@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
         (HEADER, b"", "cut off"),
         (HEADER, b"new file mode 100644\n", "cut off"),
@@ -310,6 +312,43 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
     assert report["evidence"][0]["test"] == "ancestor"
 
 
+@pytest.mark.parametrize(("path", "other", "whose"), [("a.txt", "b.txt", "base_has"), ("b.txt", "a.txt", "base_lacks")])
+def test_a_conflict_names_the_rename_between_base_and_patch(host: Host, path: str, other: str, whose: str) -> None:
+    """Whether the base or the patch is the later one, the report has the commit, and the name in the base."""
+    host.work.commit({"a.txt": TEXT}, "Begin")
+    host.lock()
+    commit = host.work.commit({"a.txt": None, "b.txt": edited((1, "line one\n"))}, "Rename it")
+    if whose == "base_has":
+        host.ours("ours.patch", {path: edited((34, "line thirty-four\n"))})
+        host.lock()
+    else:
+        host.work.git("branch", "ours")
+        host.ours("ours.patch", {path: edited((1, "line one\n"), (34, "line thirty-four\n"))})
+    host.push()
+    host.context().mirror(host.url).history("main", newest=True)
+    with refusal("patch-conflict") as caught:
+        applied_by(host)
+    [file] = msgspec.json.decode(msgspec.json.encode(caught.value.document()))["conflict"]["files"]
+
+    assert file["problem"] == f"not in the tree, which has {other}"
+    assert [entry["commit"] for entry in file[whose]] == [commit]
+
+
+def test_a_submodule_in_a_pick_is_named_as_one(host: Host) -> None:
+    """Its file is in no tree; the way on is to leave it out."""
+    host.work.commit({"a.txt": TEXT}, "Begin")
+    host.lock()
+    for number, branch in (("1", "main"), ("2", "pr7")):
+        host.work.git("checkout", "--quiet", "-B", branch)
+        host.work.git("update-index", "--add", "--cacheinfo", f"160000,{number * 40},dep")
+        host.work.git("commit", "--quiet", "-m", f"Take {number}")
+    host.push("main", "pr7:refs/pull/7/head")
+    host.carry(7, host.work.git("rev-parse", "pr7"))
+    with refusal("patch-conflict") as caught:
+        applied_by(host)
+    assert "dep: is a submodule, which no patch can change: leave it out" in caught.value.details
+
+
 # Picks that are carried in part, and the patches that stand in for the rest.
 
 #: Of a pull request, in one file; the first does not apply to the release.
@@ -392,6 +431,14 @@ def test_a_series_and_its_folder_must_agree(tmp_path: Path) -> None:
     assert caught.value.details == ("listed twice: 0.patch", "listed, but not there: gone.patch", "there, but not listed: 1.patch")
 
 
+def test_a_list_of_quilt_and_mails_of_a_series_are_read(tmp_path: Path) -> None:
+    """The strip level that we use may stand in the list; what git puts before the subject of a mail is no part of it."""
+    (tmp_path / "0.patch").write_bytes(MAIL.replace(b"Subject: s", b"Subject: [RFC PATCH v2 1/3] [Misc] s"))
+    for line in (b"0.patch -p1\n", b"0.patch -pab  # ours\n"):
+        (tmp_path / "series").write_bytes(line)
+        assert [entry.subject for entry in series.load(tmp_path)] == ["[Misc] s"]
+
+
 @pytest.mark.parametrize("trailer", patch.TRAILERS)
 @pytest.mark.parametrize("line", [b"", b"\\1:   "])
 def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
@@ -404,6 +451,8 @@ def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
 def test_a_damaged_diff_is_named_by_its_file() -> None:
     with refusal("patch-invalid", match=r"x\.patch: A hunk of x is cut off"):
         patch.parse("x.patch", MAIL.removesuffix(b" c\n"))
+    with refusal("patch-invalid", match=r"x\.patch has CRLF line ends"):
+        patch.parse("x.patch", MAIL.replace(b"\n", b"\r\n"))
 
 
 @given(st.binary(max_size=300), st.integers(0, 600))

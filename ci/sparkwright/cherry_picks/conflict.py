@@ -15,7 +15,15 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from sparkwright.cherry_picks import apply
-from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of, sections
+from sparkwright.cherry_picks.patch import (
+    Hunk,
+    Patch,
+    PatchError,
+    Section,
+    blobs,
+    lines_of,
+    sections,
+)
 from sparkwright.cherry_picks.upstream import (
     Base,
     Upstream,
@@ -26,6 +34,7 @@ from sparkwright.cherry_picks.upstream import (
     touches,
 )
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.git import SUBMODULE
 from sparkwright.forks.fetch import FetchedSource
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
@@ -42,6 +51,7 @@ _HUNK = {
     "gone": "its lines are not there; the likeliest place is line {line}",
 }
 
+_NO_HISTORY = "upstream's history is not in the store; `sparkwright patch drift` gets it"
 _HOLDS = {None: "could not be tested", True: "yes", False: "no"}
 
 
@@ -111,7 +121,8 @@ def explain(
     todo: str = "",
 ) -> PatchError:
     """
-    Return the error of *patch*, which does not apply, with the report.
+    Return the error of *patch*, which does not apply, with the report: `patch-conflict`, or
+    `patch-already-upstream` if the base has the change in another form.
 
     Args:
         base: The base of the series; only its files are states of upstream's branch.
@@ -146,11 +157,17 @@ def explain(
     rows += [
         f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}" for test in tests
     ]
+    if patch.pick and any(test.holds for test in tests):
+        stack = upstream.context.project.stack
+        drop = f"sparkwright patch pick {patch.pick} --stack {stack} --fork {fork} --drop"
+        commands = [drop, *[command for command in commands if "--exclude" not in command]]
     rows += [f"to go on: {command}" for command in commands]
     wrong = ", ".join(file["path"] for file in files if not _fits(file))
+    taken = any(test.holds for test in tests)
+    what = f"is in {fork} already, and changed since" if taken else f"does not apply to {fork}"
     return PatchError(
-        "patch-conflict",
-        f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}.",
+        "patch-already-upstream" if taken else "patch-conflict",
+        f"{patch.name} {what}{': ' if wrong else ''}{wrong}.",
         details=[*outcome.says, *rows],
         data={"conflict": {**report, "files": files, "evidence": tests, "commands": commands}},
         todo=todo,
@@ -177,8 +194,10 @@ def _file(
     report |= {"base_lacks": [], "base_has": []}
     if not part.old:
         report["problem"] = "is there already" if path in present else ""
+    elif f" {SUBMODULE}\n".encode() in part.data:
+        report["problem"] = "is a submodule, which no patch can change: leave it out"
     elif path not in present:
-        report["problem"] = "not in the tree"
+        report |= {"problem": "not in the tree"} | _renamed(upstream, path, present)
     elif part.binary:
         same = part.blob and present[path].startswith(part.blob)
         report["problem"] = "" if same else "has another content than the patch is for"
@@ -193,6 +212,32 @@ def _file(
     return report
 
 
+def _renamed(upstream: Upstream, path: str, present: Mapping[str, str]) -> dict[str, Any]:
+    """
+    Return what a file's report says of the commit of upstream's branch that renamed *path* to one
+    of the files *present*, or one of them to *path*; nothing if there is none or it is not known.
+    """
+    objects, mirror = upstream.context.objects, upstream.mirror
+    tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
+    if not mirror or not tip:
+        return {"note": _NO_HISTORY}
+    for (commit, after), (_, before) in itertools.pairwise([*states(objects, path, tip), ("", "")]):
+        if after.strip("0") and before.strip("0"):
+            continue
+        ends = (f"{commit}^", commit)
+        # Offline, a rename that changed lines is not seen.
+        with contextlib.suppress(SparkwrightError):
+            mirror.files(blobs(objects, *ends))
+        options = ("-r", "-z", "-M", "--diff-filter=R", "--name-status")
+        rows = objects.text("diff-tree", *options, *ends, check=False).split("\0")
+        for old, new in zip(rows[1::3], rows[2::3], strict=False):
+            if path in (old, new) and (other := new if path == old else old) in present:
+                field = "base_has" if path == old else "base_lacks"
+                report = {"problem": f"not in the tree, which has {other}"}
+                return {**report, field: log(objects, "-1", commit)}
+    return {}
+
+
 def _between(
     upstream: Upstream, path: str, lines: Sequence[bytes], blobs: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -203,7 +248,7 @@ def _between(
     objects, mirror = upstream.context.objects, upstream.mirror
     tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
     if not mirror or not tip:
-        return {"note": "upstream's history is not in the store; `sparkwright patch drift` gets it"}
+        return {"note": _NO_HISTORY}
     versions = states(objects, path, tip)
     positions = {
         whose: number

@@ -16,6 +16,7 @@ import email.utils
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -38,6 +39,7 @@ from sparkwright.cherry_picks.upstream import (
     base_of,
     evidence,
     log,
+    still_there,
 )
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -46,6 +48,8 @@ from sparkwright.core.files import content_key
 from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
+    UNRESOLVED,
+    ForkLock,
     ForkSpec,
     Project,
     SourceError,
@@ -127,12 +131,13 @@ class Drift(msgspec.Struct, frozen=True):
     def absorption(self, patch: str) -> dict[str, str]:
         """
         Return the end of the patch of that name, in the order of the bases: the *last* base in a
-        row, from the first, to which it applies; the *first* that has it, and the *proof*; both
-        empty if there is none; and its *state* on the newest.
+        row, from the first, to which it applies; the *first* that has it, so that it applies to no
+        later one, and the *proof*; both empty if there is none; and its *state* on the newest.
         """
         trials, upstream = self.of(patch), ("already-upstream", "likely-upstream")
         fitting = ["", *(t.base for t in itertools.takewhile(lambda trial: trial.applies, trials))]
-        ends = [(trial.base, trial.proof) for trial in trials if trial.state in upstream]
+        later = after_last_fit(trials)
+        ends = [(trial.base, trial.proof) for trial in later if trial.state in upstream]
         first, proof = (*ends, ("", ""))[0]
         return {
             "patch": patch,
@@ -141,6 +146,11 @@ class Drift(msgspec.Struct, frozen=True):
             "state": trials[-1].state,
             "proof": proof,
         }
+
+
+def after_last_fit(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the *trials* of a patch that follow the last base to which it applies."""
+    return trials[max((at for at, trial in enumerate(trials, 1) if trial.applies), default=0) :]
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -223,7 +233,8 @@ def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Comm
     with contextlib.suppress(SparkwrightError):
         _, commit = _first_change(upstream, patches, start, base.commit, applies=True)
         files = objects.paths(upstream.at_commit(commit, commit, [patch]).tree)
-        if _attempts(upstream, apply.files_of(files, [patch]), [patch])[patch.name].reverts:
+        reverts = _attempts(upstream, apply.files_of(files, [patch]), [patch])[patch.name].reverts
+        if reverts and still_there(upstream, base, patch, commit, "")[0]:
             return log(objects, "-1", commit)[0]
     return None
 
@@ -468,15 +479,27 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
         drop: Patches and picks to leave out; the series is tried on the new base without them.
 
     Raises:
-        not-provided: The fork is at that version already, or *drop* names no patch.
+        not-provided: The fork is at that version already, its version is not known, or *drop* names
+            no patch.
         file-invalid: stack.yaml names the version in a form that is not rewritten.
         source-unreachable, source-unresolved, offline: The release cannot be fetched.
     """
     context, fork, project = upstream.context, upstream.fork, upstream.context.project
-    stack_text, after = _rewrite_stack(project, fork, version)
+    before, locked, old = project.fork(fork), context.lock.forks[fork], _version(project, fork)
+    if old == version:
+        raise SourceError(
+            "not-provided", f"{fork} is at {version} already.", todo="Name another with --to."
+        )
+    after = _bumped(before, old, version)
+    # Refused before anything is fetched.
+    _rewrite_stack(project, fork, old, version, after)
     patches = series.of(context, fork)
     drop = [up_to(patches, name)[-1].name for name in drop]
-    resolved = resolve.resolve_fork(context, fork, after)
+    resolved = resolve.resolve_fork(context, fork, after, locked)
+    resolved, after = _with_commit(context, locked, resolved, before, after)
+    stack_text = _rewrite_stack(project, fork, old, version, after)
+    if locked.fetched:
+        console.note("the sources that CMake downloads are those of before until the next lock")
     base = base_of(fetch.fetch(context, fork, resolved), version)
     tried = trials(upstream, [patch for patch in patches if patch.name not in drop], base)
     gone = dict.fromkeys(drop, "dropped with --drop")
@@ -521,34 +544,103 @@ def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
     return replace(fork, sources=own, bases=bases)
 
 
-def _rewrite_stack(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
+def _version(project: Project, fork: str) -> str:
     """
-    Return stack.yaml with *version* in place of the locked release wherever the block of the fork
-    has it in quotes, without the pinned commit and with the tags of the new wheels, so that
-    comments stay; and the fork as it is then, which has to be the `_bumped` one.
+    Return the release of *fork* in stack.yaml: of its source distribution, or by its tag.
+
+    Raises:
+        not-provided: It has no source distribution, and its git ref names no release.
     """
-    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
-    sdist = before.sources.sdist
-    if sdist is None or sdist.version == version:
+    sources = project.fork(fork).sources
+    if sources.sdist:
+        return sources.sdist.version
+    match = re.fullmatch(r"v?(\d[\w.]*)", sources.git.ref) if sources.git else None
+    if not match:
         raise SourceError(
             "not-provided",
-            f"{fork} is at {version} already, or has no release on the package index.",
-            todo="If it has none, edit stack.yaml and run `sparkwright lock`.",
+            f"{fork} has no release on the package index, and no tag of one.",
+            todo="Edit stack.yaml and run `sparkwright lock`.",
         )
-    after = _bumped(before, sdist.version, version)
+    return match[1]
+
+
+def _with_commit(
+    context: RunContext, locked: ForkLock, resolved: ForkLock, before: ForkSpec, after: ForkSpec
+) -> tuple[ForkLock, ForkSpec]:
+    """
+    Return the lock and the fork with the commit of the new release, if stack.yaml had one before:
+    as the host has it, or, if it does not answer, as the release states it.
+
+    Raises:
+        source-unresolved: The host does not answer, and there is no archive of the release.
+    """
+    old, git = before.sources.git, resolved.git
+    if git and git.commit == UNRESOLVED and not resolved.sdist:
+        raise SourceError("source-unresolved", f"The commit of {git.ref} of {git.url} is unknown.")
+    if not (git and old and old.commit and after.sources.git):
+        return resolved, after
+    if git.commit == UNRESOLVED and (commit := _stated_commit(context, locked, resolved, before)):
+        git = msgspec.structs.replace(git, commit=commit)
+        resolved = msgspec.structs.replace(resolved, git=git)
+    commit = "" if git.commit == UNRESOLVED else git.commit[: len(old.commit)]
+    spec = msgspec.structs.replace(after.sources.git, commit=commit)
+    sources = msgspec.structs.replace(after.sources, git=spec)
+    return resolved, msgspec.structs.replace(after, sources=sources)
+
+
+def _stated_commit(
+    context: RunContext, locked: ForkLock, resolved: ForkLock, before: ForkSpec
+) -> str:
+    """
+    Return the commit that a generated file of the new source distribution states in the line in
+    which that of the locked one states its commit; empty if there is no such line.
+    """
+    sdist, git = before.sources.sdist, before.sources.git
+    if not (sdist and git and locked.sdist and resolved.sdist):
+        return ""
+    old, new = (
+        dict(context.objects.files(package_index.import_file(context, file)))
+        for file in (locked.sdist, resolved.sdist)
+    )
+    for path in old.keys() & new.keys():
+        if any(fnmatchcase(path, pattern) for pattern in sdist.generated):
+            for line in old[path].decode("utf-8", "replace").splitlines():
+                head, commit, tail = line.partition(git.commit)
+                stated = re.escape(head) + "([0-9a-f]{7,40})" + re.escape(tail)
+                text = new[path].decode("utf-8", "replace")
+                if commit and (match := re.search(f"(?m)^{stated}$", text)):
+                    return match[1]
+    return ""
+
+
+def _rewrite_stack(project: Project, fork: str, old: str, version: str, after: ForkSpec) -> str:
+    """
+    Return stack.yaml with *version* in place of *old* wherever the block of the fork has it in
+    quotes, with the commit of *after* and the tags of the new wheels, so that comments stay.
+
+    Raises:
+        file-invalid: It is written in another form, so that the fork would not be *after* then.
+    """
+    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
-        quoted = rf'"(v?){re.escape(sdist.version)}"'
+        quoted = rf'"(v?){re.escape(old)}"'
         block = re.sub(quoted, lambda pin: f'"{pin[1]}{version}"', match[1])
-        block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
+        commit = after.sources.git.commit if after.sources.git else ""
+        pin = rf', commit: "{commit}"' if commit else ""
+        block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', pin, block)
         for machine, base in before.bases.items():
             block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
+        for line in block.splitlines() if commit else ():
+            comment = line.partition("#")[2]
+            if old in comment:
+                console.warn(f"stack.yaml still speaks of {old}:{comment}")
         text = text[: match.start(1)] + block + text[match.end(1) :]
     if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {version} instead of {sdist.version}"],
+            details=[f"expected: {fork} at {version} instead of {old}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
             "rebase`.",
         )
-    return text, after
+    return text

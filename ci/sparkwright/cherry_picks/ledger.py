@@ -18,6 +18,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import PullState
+from sparkwright.core.store import UNFINISHED, write_file
 from sparkwright.forks.stack import UNRESOLVED, ObjectId
 
 Day = Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{4}-[0-9]{2}-[0-9]{2}|never|unresolved)\Z")]
@@ -186,8 +187,11 @@ def render(ledger: Ledger) -> str:
     )
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write *data* to the reviewed file *path*, whole or not at all."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(data)
-    fresh.replace(path)
+def write_reviewed(path: Path, data: bytes) -> None:
+    """
+    Write *data* to the reviewed file *path*, whole or not at all, and remove what killed runs left
+    beside it; the caller holds the checkout (`Project.editing`).
+    """
+    for left in path.parent.glob(f"{UNFINISHED}*"):
+        left.unlink(missing_ok=True)
+    write_file(path, data)

@@ -52,6 +52,9 @@ _FLAGS = (
 
 #: Context of the patches that we write: the smallest that git accepts.
 CONTEXT = 1
+#: Share of the lines of a change that a revert of it takes back at least. Of 56 reverts in vLLM's
+#: history up to 2026-08 that name one pull request, 50 take back as much.
+REVERTED = 0.9
 
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
@@ -65,6 +68,8 @@ _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
 _EMPTY = re.compile(rb"e69de29|0+$")
 #: A path as git quotes it.
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
+#: What git puts before a subject.
+_PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\]")
 #: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
 #: line; git takes it as context, too.
 _LINE = re.compile(rb"(?:([ +-])([^\n]*\n)|\n)(\\[^\n]*\n?)?")
@@ -237,6 +242,7 @@ def parse(name: str, data: bytes) -> Patch:
         patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown
             Upstream-Status; or see `sections`.
     """
+    _refuse_crlf(data.partition(b"\n")[0], name)
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
     raw, separator, rest = body.partition(b"\n---\n")
@@ -263,12 +269,14 @@ def parse(name: str, data: bytes) -> Patch:
     try:
         parts = sections(diff)
     except PatchError as error:
-        raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
+        raise PatchError(
+            "patch-invalid", f"{name}: {error.what}", details=error.details, todo=error.todo
+        ) from error
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
         reason=trailers["Reason"],
-        subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
+        subject=_PREFIX.sub("", _decoded(str(message.get("Subject", ""))), 1).strip(),
         drop_when=trailers["Drop-When"],
         files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
         data=diff,
@@ -295,6 +303,19 @@ def render(objects: Objects, before: str, after: str, *, context: int = 3) -> by
     configuration.
     """
     return objects.run(["diff-tree", *_FLAGS, f"-U{context}", before, after, "--"])[1]
+
+
+def diffs_of(
+    objects: Objects, commits: Iterable[tuple[str, str]], paths: Collection[str]
+) -> dict[str, bytes]:
+    """
+    Return the diff of *paths* of each commit of *commits*, pairs of a commit and its parent, by one
+    call of git for all of them.
+    """
+    pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
+    words = ["diff-tree", "--stdin", *_FLAGS, "--", *(f":(literal){path}" for path in paths)]
+    parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
+    return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def blobs(objects: Objects, before: str, after: str) -> set[str]:
@@ -338,18 +359,37 @@ def without(diff: bytes, left_out: Collection[str]) -> bytes:
     return b"".join(parts) if left_out else diff
 
 
+def changed_lines(diff: bytes) -> tuple[Counter[tuple[str, bytes]], Counter[tuple[str, bytes]]]:
+    """
+    Return the non-blank lines that *diff* removes and those that it adds, each with the path of its
+    file.
+    """
+    removed, added = Counter[tuple[str, bytes]](), Counter[tuple[str, bytes]]()
+    for part in sections(diff):
+        for hunk in part.hunks:
+            old, new = Counter(hunk.before), Counter(hunk.after)
+            for lines, count in ((removed, old - new), (added, new - old)):
+                lines.update((part.path, line) for line in count.elements() if line.strip())
+    return removed, added
+
+
+def takes_back(diff: bytes, change: bytes) -> bool:
+    """
+    Return whether *diff* removes what the diff *change* adds and adds what that removes, apart from
+    a small rest.
+    """
+    removed, added = changed_lines(change)
+    gone, restored = changed_lines(diff)
+    undone = (added & gone).total() + (removed & restored).total()
+    return undone > 0 and undone >= REVERTED * (added.total() + removed.total())
+
+
 def count_present_lines(texts: Mapping[str, bytes], diff: bytes) -> tuple[int, int]:
     """
     Return how many of the added, non-blank lines of *diff* are in the same files of *texts* (path →
     bytes), and how many it adds.
     """
-    added = Counter(
-        (part.path, line)
-        for part in sections(diff)
-        for hunk in part.hunks
-        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
-        if line.strip()
-    )
+    _, added = changed_lines(diff)
     paths = {path for path, _ in added} & texts.keys()
     have = Counter((path, line) for path in paths for line in lines_of(texts[path]))
     return (added & have).total(), added.total()
@@ -366,7 +406,8 @@ def sections(diff: bytes) -> tuple[Section, ...]:
     Return *diff*, file by file.
 
     Raises:
-        patch-invalid: A header or a hunk is cut off, or a path leaves the tree.
+        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or the diff was made
+            without prefixes or got other line ends.
     """
     return tuple(_section(data) for data in re.split(rb"(?m)^(?=diff --git )", diff)[1:])
 
@@ -375,6 +416,7 @@ def _section(data: bytes) -> Section:
     body = _BODY.search(data)
     head = data[: body.start()] if body else data
     fields, first = dict(_FIELD.findall(head)), head.partition(b"\n")[0]
+    _refuse_crlf(first, "A diff")
     old, new = _paths(first, fields)
     path, index = new or old, _INDEX.match(fields.get(b"index ", b""))
     for name in (old or new, path):
@@ -398,11 +440,29 @@ def _section(data: bytes) -> Section:
     return Section(old, new, data, tuple(_hunk(hunk, path) for hunk in hunks), binary, blob)
 
 
+def _refuse_crlf(line: bytes, what: str) -> None:
+    """Raise `patch-invalid`, for *what*, if the *line* of a header ends as on Windows."""
+    if line.endswith(b"\r"):
+        raise PatchError(
+            "patch-invalid",
+            f"{what} has CRLF line ends in its headers: a program converted it.",
+            todo="Copy it again without a conversion (git: core.autocrlf=false; a mail: as an "
+            "attachment).",
+        )
+
+
 def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
     """Return both paths of a section with that *first* line."""
     names = first.removeprefix(b"diff --git ")
     middle = len(names) // 2
-    old, new = (_unquoted(name)[2:] for name in (names[:middle], names[middle + 1 :]))
+    old, new = (_unquoted(name) for name in (names[:middle], names[middle + 1 :]))
+    if old and old == new:
+        raise PatchError(
+            "patch-invalid",
+            f"The diff of {old!r} was made without the prefixes a/ and b/.",
+            todo="Make it again with them (git: without --no-prefix, diff.noprefix=false).",
+        )
+    old, new = old[2:], new[2:]
     for verb in (b"rename", b"copy"):
         if verb + b" from " in fields:
             old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))

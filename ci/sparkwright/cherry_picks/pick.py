@@ -7,17 +7,25 @@ git objects in either case.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import msgspec
 
 from sparkwright.cherry_picks import patch, series
-from sparkwright.cherry_picks.ledger import Ledger, PickRecord, path_of, render, replace_file, today
+from sparkwright.cherry_picks.ledger import (
+    Ledger,
+    PickRecord,
+    path_of,
+    render,
+    today,
+    write_reviewed,
+)
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubError, UsageError
+from sparkwright.core.errors import GitHubError, SparkwrightError, UsageError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import ADDRESS, GitHub, PullRequest, repository_of
 from sparkwright.forks import fetch
@@ -202,8 +210,7 @@ def pin(
         pick-moved: The head or the merge commit changed since it was pinned.
         pick-mismatch, pull-request-gone: See `record` and `snapshot_by_git`.
     """
-    # Without the lock, two runs could overwrite each other's record.
-    with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
+    with console.step(f"pick {fork}#{number}"):
         path, stack = path_of(context.project.root, fork), context.project.stack
         ledger = strict_yaml.load(path, Ledger)
         earlier = ledger.by_number.get(number)
@@ -227,6 +234,7 @@ def pin(
                         f"pinned: {pinned}",
                         f"now:    {now}",
                         f"difference: {ledger.url.removesuffix('.git')}/compare/{pinned}..{now}",
+                        *_compared(context, ledger, earlier, seen),
                     ],
                 )
         fresh = record(context, ledger, seen, number, reason, drop_when)
@@ -240,7 +248,7 @@ def pin(
                 fetch.fetch(context, fork),
                 series.picks(context, ledger),
             )
-        replace_file(path, render(ledger).encode())
+        write_reviewed(path, render(ledger).encode())
     return ledger.by_number[number]
 
 
@@ -260,7 +268,7 @@ def refresh(
     Raises:
         offline, source-unreachable: Neither the API nor the repository answers.
     """
-    with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
+    with console.step(f"pull requests of {fork}"):
         path, by_api = path_of(context.project.root, fork), True
         ledger = strict_yaml.load(path, Ledger)
         watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
@@ -269,14 +277,30 @@ def refresh(
                 pull = snapshot_by_api(context, ledger, old.number) if by_api else None
                 by_api = pull is not None
                 pull = pull or snapshot_by_git(context, ledger, old.number)
-                watched.append((old, _refreshed(old, pull), _changes(old, pull)))
+                changes = _changes(old, pull)
+                if _moved(old, pull):
+                    changes += _compared(context, ledger, old, pull)
+                watched.append((old, _refreshed(old, pull), changes))
             except GitHubError as error:
                 if error.reference != "pull-request-gone":
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
             ledger = ledger.with_record(watched[-1][1])
-        replace_file(path, render(ledger).encode())
+        write_reviewed(path, render(ledger).encode())
     return watched
+
+
+def _compared(
+    context: RunContext, ledger: Ledger, old: PickRecord | None, pull: PullRequest
+) -> list[str]:
+    """Return a line that says whether the diff of *pull* is still that of *old*, if it is known."""
+    # The new commits may be out of reach, or their base unclear.
+    with contextlib.suppress(SparkwrightError):
+        if old and old.patch_id != UNRESOLVED:
+            now = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
+            same = now.patch_id == old.patch_id
+            return ["the diff is the same as before" if same else "the diff is another one"]
+    return []
 
 
 def _changes(old: PickRecord, pull: PullRequest) -> list[str]:

@@ -82,6 +82,21 @@ def folder_of(context: RunContext, fork: str) -> Path:
     return context.project.root / ".rebase" / context.project.stack / fork
 
 
+def refuse_worktree(context: RunContext, fork: str) -> None:
+    """
+    Check that *fork* has no worktree.
+
+    Raises:
+        rebase-unfinished: There is one.
+    """
+    if (folder := folder_of(context, fork)).exists():
+        raise PatchError(
+            "rebase-unfinished",
+            f"There is a worktree of {fork} already.",
+            details=[str(folder)],
+        )
+
+
 def start(
     upstream: Upstream, base: Base, files: Mapping[str, str] = {}, gone: Mapping[str, str] = {}
 ) -> tuple[dict[str, str], str]:
@@ -101,46 +116,40 @@ def start(
         patch-conflict: A pick does not apply; nothing is made.
     """
     context, fork = upstream.context, upstream.fork
+    refuse_worktree(context, fork)
     folder = folder_of(context, fork)
-    with context.store.lock(f"rebase-{context.project.stack}-{fork}"):
-        if folder.exists():
-            raise PatchError(
-                "rebase-unfinished",
-                f"There is a worktree of {fork} already.",
-                details=[str(folder)],
+    patches = [patch for patch in series.of(context, fork) if patch.name not in gone]
+    picks = [patch for patch in patches if patch.pick]
+    outcomes = apply.evaluate(context.objects, base.tree, picks)
+    tried = list(zip(picks, outcomes, strict=True))
+    stuck = {pick.name: reply.says for pick, reply in tried if reply.status == "conflict"}
+    if stuck:
+        raise PatchError(
+            "patch-conflict",
+            f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
+            details=[f"{name}: {line}" for name, says in stuck.items() for line in says],
+            todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
+            f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
+            f"instead, or with `patch bump --drop '#NUMBER'`.",
+        )
+    steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
+    with context.store.building(folder) as scratch:
+        work = git.Objects(scratch / ".git")
+        work.borrow(context.objects.path.parent)
+        config = work.path / "config"
+        config.write_text(config.read_text() + _CONFIG)
+        root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
+        for ref, commit in ((BASE, root), (PICKS, tip)):
+            work.run(["update-ref", ref, commit])
+        git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
+        (work.path / "sparkwright.json").write_bytes(
+            msgspec.json.encode(
+                WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             )
-        patches = [patch for patch in series.of(context, fork) if patch.name not in gone]
-        picks = [patch for patch in patches if patch.pick]
-        outcomes = apply.evaluate(context.objects, base.tree, picks)
-        tried = list(zip(picks, outcomes, strict=True))
-        stuck = {pick.name: reply.says for pick, reply in tried if reply.status == "conflict"}
-        if stuck:
-            raise PatchError(
-                "patch-conflict",
-                f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
-                details=[f"{name}: {line}" for name, says in stuck.items() for line in says],
-                todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
-                f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
-                f"instead, or with `patch bump --drop '#NUMBER'`.",
-            )
-        steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-        with context.store.building(folder) as scratch:
-            work = git.Objects(scratch / ".git")
-            work.borrow(context.objects.path.parent)
-            config = work.path / "config"
-            config.write_text(config.read_text() + _CONFIG)
-            root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
-            for ref, commit in ((BASE, root), (PICKS, tip)):
-                work.run(["update-ref", ref, commit])
-            git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-            (work.path / "sparkwright.json").write_bytes(
-                msgspec.json.encode(
-                    WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
-                )
-            )
-            stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
-            # The store may be removed; beyond this copy of it, it serves merges only.
-            work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
+        )
+        stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
+        # The store may be removed; beyond this copy of it, it serves merges only.
+        work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states = {pick.name: str(reply.status) for pick, reply in tried}
     states |= dict.fromkeys(exported(git.Objects(folder / ".git"), PICKS, "HEAD"), "applied")
     return states, stopped
@@ -152,6 +161,8 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
     diffs have more context if the series applies to the locked source; git am then has the files
     that it merges.
     """
+    if not names:
+        return ""
     objects, diffs = upstream.context.objects, dict[str, bytes]()
     with contextlib.suppress(SparkwrightError):
         before, patches = upstream.locked().tree, series.of(upstream.context, upstream.fork)
@@ -166,7 +177,7 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
         mail.write_bytes(head + f"\n{FILE}: {name}\n---\n".encode() + diffs.get(name, diff))
         mails.append(str(mail))
     words = ["am", "--quiet", "--3way", "--keep-non-patch", "--committer-date-is-author-date"]
-    if not mails or not git.run([*words, *mails], cwd=folder, env=git.COMMITTER, check=False)[0]:
+    if not git.run([*words, *mails], cwd=folder, env=git.COMMITTER, check=False)[0]:
         return ""
     return names[int((folder / ".git" / "rebase-apply" / "next").read_text()) - 1]
 
@@ -199,9 +210,15 @@ def commit_series(
 
 
 def compare(upstream: Upstream) -> list[str]:
-    """Return git's range-diff of the series on the locked source and in the worktree."""
-    context, fork, base = upstream.context, upstream.fork, upstream.locked().tree
+    """
+    Return git's range-diff of the series on the locked source and in the worktree; nothing if one
+    of them has no patch, which git takes for no range.
+    """
+    context, fork = upstream.context, upstream.fork
     work, patches = git.Objects(folder_of(context, fork) / ".git"), series.of(context, fork)
+    if not patches or work.resolve(BASE) == work.resolve("HEAD"):
+        return []
+    base = upstream.locked().tree
     steps = apply.apply_patches(context.objects, fork, base, patches).steps
     pairs = zip(patches, (step.tree for step in steps), strict=True)
     old = "..".join(commit_series(work, "locked", base, pairs))
@@ -362,11 +379,11 @@ def _write(
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        ledger.replace_file(listing, f"{KILLED_EXPORT}\n".encode())
+        ledger.write_reviewed(listing, f"{KILLED_EXPORT}\n".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):
-            ledger.replace_file(path, wanted[path])
+            ledger.write_reviewed(path, wanted[path])
     return [
         *(f"written: {path.relative_to(root)}" for path in changed),
         *(f"removed: {path.relative_to(root)}" for path in removed),

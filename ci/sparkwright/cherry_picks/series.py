@@ -26,6 +26,8 @@ from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha25
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 
+#: The strip level behind a name in quilt's list, where it is the one that we use.
+_LEVEL = re.compile(r"\s+-p(1|ab)\Z")
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -145,7 +147,8 @@ def names(folder: Path) -> list[str]:
     """
     listing = folder / "series"
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
-    listed = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
+    entries = (_LEVEL.sub("", line.partition("#")[0].strip()) for line in lines)
+    listed = [name for name in entries if name]
     present = {path.name for path in list_folder(folder, "*.patch")}
     wrong = [f"listed twice: {name}" for name, n in sorted(Counter(listed).items()) if n > 1]
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]

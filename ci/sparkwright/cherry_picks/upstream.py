@@ -214,9 +214,10 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for release in releases(self.context, spec.name) if spec and name[:1].isdigit() else ():
-            if release.version == name:
-                return of_release(self.context, release)
+        if spec and name[:1].isdigit():
+            for release in releases(self.context, spec.name, yanked=True):
+                if release.version == name:
+                    return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
     @cached_property
@@ -264,9 +265,12 @@ def of_release(context: RunContext, release: FileLock) -> Base:
         return Base(release.version, package_index.import_file(context, release))
 
 
-def releases(context: RunContext, project: str) -> list[FileLock]:
+def releases(context: RunContext, project: str, *, yanked: bool = False) -> list[FileLock]:
     """
     Return the final releases of *project* that have an sdist, oldest first; none with --offline.
+
+    Args:
+        yanked: Also those whose sdist its publisher took back.
 
     Raises:
         source-unreachable: The index does not answer, or has no such project.
@@ -277,7 +281,8 @@ def releases(context: RunContext, project: str) -> list[FileLock]:
     for file in () if context.offline else package_index.files(project):
         with contextlib.suppress(InvalidSdistFilename):
             version = parse_sdist_filename(file.name)[1]
-            if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
+            sdist = file.name.endswith(".tar.gz") and file.sha256
+            if sdist and not version.is_prerelease and (yanked or not file.yanked):
                 by_version[version] = FileLock(project, str(version), file.name, file.sha256, 0)
     return [by_version[version] for version in sorted(by_version)]
 
@@ -344,7 +349,7 @@ def evidence(
 ) -> dict[str, tuple[Evidence, ...]]:
     """
     Return the results of three tests for each of *patches* on *base*, by its name; each test finds
-    what the others miss.
+    what the others miss. The first two do not hold if a later commit takes the change back.
 
     The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
     commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
@@ -359,21 +364,47 @@ def evidence(
         reverts, record = entry.name in present, upstream.ledger.by_number.get(entry.pick)
         holds = "holds the whole change" if reverts else "does not hold all of it"
         results[entry.name] = (
-            Evidence("ancestor", *_ancestor(upstream, base, record)),
+            Evidence("ancestor", *_ancestor(upstream, base, entry, record)),
             Evidence("patch-id", *landed[entry.name]),
             Evidence("reverse", reverts, f"{base.name} {holds}"),
         )
     return results
 
 
-def _ancestor(upstream: Upstream, base: Base, record: PickRecord | None) -> tuple[bool | None, str]:
+def _ancestor(
+    upstream: Upstream, base: Base, ours: Patch, record: PickRecord | None
+) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
     commit = base.commit
     holds = is_ancestor(upstream.context.objects, record.merge, commit) if commit else None
     if holds is None:
         return None, f"the history of {base.name} is not known here"
-    return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
+    says = f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
+    return still_there(upstream, base, ours, record.merge, says) if holds else (False, says)
+
+
+def still_there(
+    upstream: Upstream, base: Base, ours: Patch, landed: str, says: str
+) -> tuple[bool | None, str]:
+    """
+    Return False and the commit that takes the change of *ours* back, if the history of *base* has
+    one after the commit *landed*; True and *says* if it has none; None if that is not known here.
+    """
+    objects, paths = upstream.context.objects, set(ours.files)
+    try:
+        listed = changes(objects, base.commit, ours.files[:1], [landed])
+        listed = [change for change in listed if paths <= set(change.paths)]
+        if upstream.mirror:
+            upstream.mirror.files({blob for change in listed for blob in change.blobs})
+        pairs = ((change.commit, change.parent) for change in listed)
+        for commit, diff in patch.diffs_of(objects, pairs, paths).items():
+            if patch.takes_back(diff, ours.data):
+                line = log(objects, "-1", commit)[0].line()
+                return False, f"{says}, but {line} takes it back"
+    except SparkwrightError as error:
+        return None, f"{says}; whether it was taken back is not known here: {error.what}"
+    return True, says
 
 
 def _patch_id_tests(
@@ -398,12 +429,14 @@ def _patch_id_tests(
             landed = _landed(upstream, base.commit, with_files, upstream.starts(patches))
     except SparkwrightError as error:
         unknown += f": {error.what}"
-    for name, (patch_id, context, _) in wanted.items():
+    for entry in patches:
+        name, (patch_id, context, _) = entry.name, wanted[entry.name]
         if not patch_id or landed is None:
             results[name] = (None, unknown if patch_id else "the diff is empty")
         elif commit := landed.get((context, patch_id)):
             line = log(upstream.context.objects, "-1", commit)[0].line()
-            results[name] = (True, f"{line} has patch-id {patch_id[:12]}")
+            says = f"{line} has patch-id {patch_id[:12]}"
+            results[name] = still_there(upstream, base, entry, commit, says)
         else:
             results[name] = (False, f"no commit of {base.name} has patch-id {patch_id[:12]}")
     return results

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.git import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
 from sparkwright.forks.context import RunContext
@@ -144,15 +145,28 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
     functions = {
         "patch status": run_status,
-        "patch pick": run_pick,
-        "patch rebase": run_rebase,
-        "patch export": run_export,
+        "patch pick": _in_turn(run_pick),
+        "patch rebase": _in_turn(run_rebase),
+        "patch export": _in_turn(run_export),
         "patch drift": run_drift,
-        "patch bump": run_bump,
+        "patch bump": _in_turn(run_bump),
         "patch bisect": run_bisect,
-        "patch watch": run_watch,
+        "patch watch": _in_turn(run_watch),
     }
     options.define(parsers, functions, _OPTIONS)
+
+
+def _in_turn(
+    command: Callable[[argparse.Namespace], Document],
+) -> Callable[[argparse.Namespace], Document]:
+    """Return *command*, which writes into the checkout, so that such runs take turns."""
+
+    @functools.wraps(command)
+    def run(arguments: argparse.Namespace) -> Document:
+        with options.checkout(arguments).project.editing():
+            return command(arguments)
+
+    return run
 
 
 def only_fork(context: RunContext) -> str:
@@ -420,7 +434,14 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         )
     if arguments.pull:
         upkeep.require_clean(context.project.root)
+    rebase.refuse_worktree(context, fork)
     if version == "newest":
+        if not context.project.fork(fork).sources.sdist:
+            raise SourceError(
+                "not-provided",
+                f"{fork} has no releases on the package index, of which one is the newest.",
+                todo="Name a version that has a tag: --to VERSION.",
+            )
         if not upstream.later_releases:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
@@ -437,9 +458,15 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         result=True,
     )
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
-    between = rebase.compare(upstream)
+    try:
+        between = rebase.compare(upstream)
+    except SparkwrightError:
+        # Nobody worked in it.
+        rebase.abort(context, fork)
+        raise
     changed = rebase.export(context, fork)
-    console.result("\n".join([*changed, "", "range-diff of both series:", *between]))
+    title = "range-diff of both series:" if between else "no patch is left to compare"
+    console.result("\n".join([*changed, "", title, *between]))
     files = upkeep.contents(context.project.root, changed)
     proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None

@@ -9,6 +9,7 @@ to the disk first, folders are not.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -155,6 +156,26 @@ def locked(
         raise failure(f"{path} cannot be locked.", details=[str(error)]) from error
     with held:
         yield
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, what: str) -> Iterator[None]:
+    """
+    Hold the lock of *folder* for the block, without a file in it; it ends with the process, too.
+
+    Args:
+        what: What is locked, for messages.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.note(f"another sparkwright works on {what}; waiting for it to end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def append_line(path: Path, record: msgspec.Struct) -> None:

@@ -54,12 +54,14 @@ MOST_HEADER_BYTES = 1 << 20
 
 class IndexFile(msgspec.Struct, frozen=True):
     """
-    A file that the index offers; *sha256* is empty where the index states none.
+    A file that the index offers; *sha256* is empty where the index states none, and *yanked* is set
+    where its publisher took it back (PEP 592).
     """
 
     name: str
     url: str
     sha256: str
+    yanked: bool = False
 
 
 def index_url() -> str:
@@ -118,7 +120,9 @@ def files(project: str) -> tuple[IndexFile, ...]:
             details=[one_line(http.redact_credentials(str(error)), 300)],
         ) from None
     return tuple(
-        IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", ""))
+        IndexFile(
+            file.filename, file.url, (file.digests or {}).get("sha256", ""), bool(file.is_yanked)
+        )
         for file in page.packages
     )
 

@@ -9,6 +9,7 @@ The lock names every source by hash. What could not be resolved when it was writ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -17,6 +18,7 @@ import msgspec
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError
 from sparkwright.core.files import Sha256
+from sparkwright.core.store import locked_folder
 
 #: The three kinds of source (forks/README.md), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
@@ -278,6 +280,10 @@ class Project:
                 self.spec, arch=arch, label=f"{self.spec.label}.sm{arch.replace('.', '')}"
             )
         self.audit_file = root / "ci" / "audit" / f"{stack}{self.suffix}.yaml"
+
+    def editing(self) -> AbstractContextManager[None]:
+        """Hold the reviewed data for the block: runs that write it take turns."""
+        return locked_folder(self.root / "forks", f"the checkout {self.root}")
 
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork

@@ -192,10 +192,12 @@ def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
 
 
 def _with_state(patch: ReleasePatch, tried: list[drift.Trial], merge: str) -> ReleasePatch:
-    having = [trial.base for trial in tried if trial.state == "already-upstream"]
+    later = drift.after_last_fit(tried)
+    having = [trial.base for trial in later if trial.state == "already-upstream"]
     if tried and tried[-1].applies:
         return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
-    if having or merge:
+    # What was merged may be taken back: a trial knows more.
+    if having or (merge and not tried):
         says = f"{having[0]} has it" if having else f"merged as {merge[:12]}"
         return replace(patch, upstream="upstream", upstream_says=line(says))
     reason = f"on {tried[-1].base}: {tried[-1].state}" if tried else "not tried on anything later"
