@@ -108,6 +108,29 @@ def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> 
     assert changed == {"mini_vllm/_moe_C_stable_libtorch.abi3.so", "mini_vllm/_version.py"} | own
 
 
+def test_a_symbol_that_nothing_defines_ends_build_audit_and_gate(built_demo: Demo, tmp_path: Path) -> None:
+    """Before a wheel is written, with the unit that needs it and the one that has it; a wheel that was built elsewhere fails audit and G0."""
+    before = built_demo.sha256()
+    old = 'extern "C" int mini_vllm_moe_largest_expert_count() { return 512; }'
+    new = f'extern "C" int mini_vllm_version();\n{old.replace("512", "mini_vllm_version()")}'
+    built_demo.add_patch("undefined", "csrc/moe/bindings.cpp", old, new)
+    error = json.loads(built_demo.build("--json", status=1).stdout)["error"]
+    text = (
+        "mini_vllm/_moe_C_stable_libtorch.abi3.so: mini_vllm_version; needed by csrc/moe/bindings.cpp (target _moe_C_stable_libtorch); "
+        "csrc/bindings.cpp (target _C_stable_libtorch) defines it, and is not linked"
+    )
+    assert (error["reference"], error["details"], built_demo.sha256()) == ("undefined-symbol", [text], before)
+
+    (tmp_path / "a.cpp").write_text("void gone(int); void probe() { gone(1); }")
+    subprocess.run(["g++", "-shared", "-fPIC", "a.cpp", "-o", "a.so"], cwd=tmp_path, check=True)
+    name = archive.WheelName("probe", "1", f"py3-none-linux_{HERE}")
+    metadata = "Metadata-Version: 2.1\nName: probe\nVersion: 1\n"
+    wheel = archive.write(tmp_path, name, {"probe/_C.so": (tmp_path / "a.so").read_bytes()}, metadata, pure=False)
+    for words in (["audit"], ["gate", "--only", "G0"]):
+        text = built_demo.run(*words, str(wheel), "--json", status=1).stdout
+        assert ("undefined-symbol" in text, "gone(int)" in text) == (True, True)
+
+
 def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) -> None:
     """A header is included by its CUDA units but not by the bindings, which are not compiled again; a file of tuned experts is packed."""
     units = built_demo.units()

@@ -46,13 +46,15 @@ from sparkwright.audit.report import (
 )
 from sparkwright.audit.wheel import Contents, LibraryAudit, audit
 from sparkwright.builder import toolchain
-from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel import archive, elf, symbols
 from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.wheel_check import check_wheel
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates import wheel_audit as audited
 
@@ -398,6 +400,119 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
     assert rules(audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)) == expected
 
 
+#: File name → source and linker options: two of torch, one of CUDA with its version, one of the driver, one of nobody, one of the wheel.
+SET = {
+    "libc10.so": ("namespace c10 { void check(int) {} }", []),
+    "libtorch.so": ("", ["-Wl,--no-as-needed", "libc10.so"]),
+    "libcudart.so.13": ('extern "C" int cudaFree(void *) { return 0; }', ["-Wl,--version-script,version"]),
+    "libcuda.so.1": ('extern "C" int cuInit(unsigned) { return 0; }', []),
+    "libforeign.so": ("void foreign(int) {}", []),
+    "libbeside.so": ("void beside(int) {}", []),
+}
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the libraries of `SET`."""
+    folder = tmp_path_factory.mktemp("set")
+    (folder / "version").write_text("libcudart.so.13 { global: cudaFree; local: *; };")
+    for name, (source, options) in SET.items():
+        (folder / "a.cpp").write_text(source)
+        subprocess.run(["g++", "-shared", "-fPIC", f"-Wl,-soname,{name}", "a.cpp", *options, "-o", name], cwd=folder, check=True)
+    return folder
+
+
+def read_set(linked: Path) -> dict[str, elf.SharedObject]:
+    """Return those libraries of the folder that the locked wheels stand for."""
+    return {name: elf.shared_object((linked / name).read_bytes()) for name in ("libtorch.so", "libc10.so", "libcudart.so.13")}
+
+
+@pytest.mark.parametrize(
+    ("declared", "call", "options", "expected"),
+    [
+        ("namespace c10 { void check(int); }", "c10::check(1)", ["libtorch.so"], ""),
+        ("namespace c10 { void check(long); }", "c10::check(1l)", ["libtorch.so"], "c10::check(long)"),
+        # Not in the libraries that it names.
+        ("namespace c10 { void check(int); }", "c10::check(1)", [], "c10::check(int)"),
+        ("void beside(int);", "beside(1)", ["libbeside.so"], ""),
+        ("void beside(int);", "beside(1)", [], "beside(int)"),
+        # The loader says that the library is missing; its symbols may all be there, but not those of torch.
+        ("void foreign(int);", "foreign(1)", ["libforeign.so"], ""),
+        ("namespace c10 { void check(int); } void foreign(int);", "foreign(1); c10::check(1)", ["libforeign.so"], "c10::check(int)"),
+        ('extern "C" int cudaFree(void *);', "cudaFree(0)", ["libcudart.so.13"], ""),
+        ('extern "C" int cuInit(unsigned);', "cuInit(0)", ["libcuda.so.1"], ""),
+        ('extern "C" int cuInit(unsigned);', "cuInit(0)", [], "cuInit"),
+        ('extern "C" void *PyList_New(long);', "PyList_New(0)", [], ""),
+        ("void gone(int) __attribute__((weak));", "gone(1)", [], ""),
+        # Without versions, as of a library that was linked without the system's.
+        ('extern "C" { void *malloc(unsigned long); int gone(); }', "malloc(1); gone()", ["-nodefaultlibs", "libtorch.so"], "gone"),
+    ],
+)
+def test_a_symbol_that_nothing_defines_is_found(
+    tmp_path: Path, linked: Path, declared: str, call: str, options: list[str], expected: str
+) -> None:
+    """In the wheel, in the locked libraries, in the system or in the driver, each if the library names it, with its version."""
+    (tmp_path / "a.cpp").write_text(f"{declared}\nvoid probe() {{ {call}; }}")
+    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "a.cpp"), "-Wl,--no-as-needed", *options, "-o", str(tmp_path / "a.so")], cwd=linked, check=True)
+    files = {LIBRARY: (tmp_path / "a.so").read_bytes(), "probe/libbeside.so": (linked / "libbeside.so").read_bytes()}
+    wheel = write_wheel(tmp_path, files)
+    report = audit(wheel, policy(HOST_ONLY), NOWHERE, judged="any", linked=lambda: read_set(linked))
+
+    assert [finding.message for finding in report.findings] == list(filter(None, [expected]))
+    checks = audited.run(report) + audited.run(audit(wheel, policy(HOST_ONLY), NOWHERE, judged="any"))
+    states = [(check.state, check.reason) for check in checks if check.name == "symbols"]
+    assert states == [("fail", "undefined-symbol") if expected else ("pass", ""), ("not-run", "symbols-unchecked")]
+
+
+ENTRY = """
+#ifndef OFFICIAL
+void cutlass_moe_mm_sm100(int);
+#endif
+namespace c10 { void check(TYPE); }
+void unbound();
+void entry() {
+#ifndef OFFICIAL
+  cutlass_moe_mm_sm100(1);
+#endif
+  c10::check(1);
+  unbound();
+}
+"""
+
+
+def test_after_linking_the_sources_of_undefined_symbols_are_named(tmp_path: Path, linked: Path) -> None:
+    """What the official library needs undefined as well is recorded and let pass by build and audit, but no symbol of torch."""
+    unit, build = tmp_path / "csrc/entry.cpp", tmp_path / "build/CMakeFiles/_C.dir/csrc"
+    build.mkdir(parents=True)
+    unit.parent.mkdir()
+    unit.write_text(ENTRY)
+    unit.with_name("moe.cu").write_text("void cutlass_moe_mm_sm100(int rows) {\n}\n")
+
+    def compiled(*options: str) -> bytes:
+        subprocess.run(["g++", "-c", "-fPIC", *options, str(unit), "-o", "entry.cpp.o"], cwd=build, check=True)
+        words = ["-shared", "-Wl,--no-as-needed", str(build / "entry.cpp.o"), "libtorch.so", "-o", str(tmp_path / "a.so")]
+        subprocess.run(["g++", *words], cwd=linked, check=True)
+        return (tmp_path / "a.so").read_bytes()
+
+    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path)
+    context.store.put("symbols", symbols.set_key(context), read_set(linked))
+    base = write_wheel(tmp_path, {LIBRARY: compiled("-DOFFICIAL", "-DTYPE=long")})
+    with refusal("undefined-symbol") as caught:
+        symbols.check(context, {LIBRARY: compiled("-DTYPE=long")}, tmp_path / "build", tmp_path, base)
+    needed = "needed by csrc/entry.cpp (target _C)"
+    assert list(caught.value.details) == [
+        f"{LIBRARY}: cutlass_moe_mm_sm100(int); {needed}; csrc/moe.cu would define it, and no unit has it",
+        f"{LIBRARY}: c10::check(long); {needed}",
+    ]
+
+    sound = compiled("-DOFFICIAL", "-DTYPE=int")
+    inherited = symbols.check(context, {LIBRARY: sound}, tmp_path / "build", tmp_path, base)
+    assert inherited == ((LIBRARY, "_Z7unboundv"),)
+    record = {"probe-1.dist-info/sparkwright.json": msgspec.json.encode({"inherited": inherited})}
+    rules = policy({**HOST_ONLY, "needed": ["libtorch.so"]})
+    assert audit(write_wheel(tmp_path, {LIBRARY: sound, **record}), rules, NOWHERE, linked=lambda: read_set(linked)).passed
+
+
 @pytest.mark.parametrize(
     ("tag", "names", "expected"),
     [
@@ -703,6 +818,8 @@ def test_it_reads_what_another_reader_and_the_loader_read(library: bytes) -> Non
         for symbol in table.iter_symbols()
         if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
     }
+    assert found.imports.keys() == {"pow", "puts"}
+    assert max(map(elf.version_key, (text.removeprefix("GLIBC_") for text in found.imports.values()))) == found.versions["GLIBC"]
     assert found.versions.keys() == {"GLIBC"}
     assert [section.name for section in elf.sections(library)] == [
         section.name for section in other.iter_sections()

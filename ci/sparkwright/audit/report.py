@@ -111,6 +111,8 @@ RULES: Mapping[str, str] = {
     "tag-newer": "needs a newer system (glibc, libstdc++) than the wheel's platform tag promises",
     "torch-newer": "needs a newer torch than the wheel requires",
     "torch-unstable": "uses symbols of torch outside its stable ABI",
+    "undefined-symbol": "needs a symbol that neither the wheel, nor the locked wheels of torch and "
+    "CUDA, nor the system define, so that it cannot be loaded",
     "trap-present": "a kernel that must work ends in a trap",
     "vendored-driver": "a copy of the GPU driver, which must be the machine's own",
 }
@@ -170,6 +172,7 @@ class AuditReport(msgspec.Struct, frozen=True):
             built here, and is judged by what every wheel must keep to.
         deviations: Its sources of other releases than upstream pins, each with the reason, as its
             build record states them.
+        not_checked: Why undefined symbols were not looked for; empty if they were.
     """
 
     subject: AuditedWheel
@@ -180,6 +183,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     device_code: str
     judged: Literal["stack", "any"] = "stack"
     deviations: tuple[str, ...] = ()
+    not_checked: str = ""
 
     @property
     def passed(self) -> bool:
@@ -228,7 +232,7 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             console.table(
                 "", [*columns, f"on {report.target}", ">findings"], libraries, result=result
             )
-        for sentence in report.deviations:
+        for sentence in filter(None, (*report.deviations, report.not_checked)):
             say(sentence)
 
 

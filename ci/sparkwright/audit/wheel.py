@@ -21,6 +21,7 @@ ABI by torch-abi-audit's.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import re
@@ -58,7 +59,7 @@ from sparkwright.audit.report import (
     OpcodeCount,
 )
 from sparkwright.builder import toolchain
-from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel import elf, symbols
 from sparkwright.builder.wheel.archive import (
     BUILD_RECORD,
     CompiledUnit,
@@ -74,7 +75,7 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 14
+FORM = 15
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -85,8 +86,10 @@ MOST_UNPACKED = 64 * 1024**3
 MOST_SECONDS = 900.0
 #: Provides the driver's functions; torch loads it for itself alone.
 _DRIVER = "libcuda.so.1"
-#: cuFile, whose functions begin alike, is another library.
-_DRIVER_FUNCTION = re.compile(r"cu(?!File)[A-Z]\w*")
+_NOT_CHECKED = (
+    "Undefined symbols are not looked for: the locked wheels of torch and CUDA for the machine of "
+    "the wheel are not installed here."
+)
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
 #: The longest schema of vLLM has some 1,500 letters.
@@ -133,10 +136,12 @@ class AuditedRecord(msgspec.Struct, frozen=True):
     Attributes:
         units: The unit manifest.
         deviations: Sources of other releases than upstream pins.
+        inherited: Libraries and symbols that nothing defines, as `symbols.check` returns them.
     """
 
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
+    inherited: tuple[tuple[str, str], ...] = ()
 
 
 class Contents(NamedTuple):
@@ -276,15 +281,23 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
 
 
 def cached_audit(
-    context: RunContext, path: Path, judged: Literal["stack", "any"] | None = None
+    context: RunContext,
+    path: Path,
+    judged: Literal["stack", "any"] | None = None,
+    *,
+    fetch: bool = False,
 ) -> AuditReport:
     """
     Return the audit of the wheel at *path*, from the store if its inputs are unchanged.
 
     Args:
         judged: As of `audit`.
+        fetch: Install the locked wheels of torch and CUDA if the wheel holds libraries and they are
+            not here; else undefined symbols are not looked for.
     """
     policy = load(context.project.audit_file, context.project.spec.arch)
+    machines = [name for name in elf.MACHINES.values() if path.stem.endswith(name)]
+    target = dataclasses.replace(context, target="".join(machines))
     key = content_key(
         "audit",
         {
@@ -292,6 +305,7 @@ def cached_audit(
             "name": path.name,
             "policy": policy,
             "judged": judged,
+            "symbols": symbols.set_key(target),
             "form": FORM,
         },
     )
@@ -299,8 +313,16 @@ def cached_audit(
         return stored
     programs, scratch = partial(toolchain.disassembler, context), context.store.folder("work")
     with console.step(f"audit {path.name}"):
-        result = audit(path, policy, programs, scratch=scratch, judged=judged)
-    context.store.put("audit", key, result)
+        result = audit(
+            path,
+            policy,
+            programs,
+            scratch=scratch,
+            judged=judged,
+            linked=partial(symbols.linked_libraries, target, fetch=fetch and not target.cross),
+        )
+    if not result.not_checked:
+        context.store.put("audit", key, result)
     return result
 
 
@@ -311,6 +333,7 @@ def audit(
     *,
     scratch: Path | None = None,
     judged: Literal["stack", "any"] | None = "stack",
+    linked: Callable[[], symbols.Libraries | None] = lambda: None,
 ) -> AuditReport:
     """
     Return the contents of *wheel*, and the differences from *policy*.
@@ -322,6 +345,8 @@ def audit(
         scratch: As of `members`.
         judged: See `AuditReport.judged`; None for ``stack`` if the wheel holds our build record,
             else ``any``.
+        linked: Returns the libraries of torch and CUDA that the wheel is installed with; if it
+            returns None, undefined symbols are not looked for.
 
     Raises:
         wheel-invalid, archive-unsafe: As `read_subject`, `read_contents` and `members`.
@@ -339,6 +364,7 @@ def audit(
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
     needs: dict[str, tuple[str, ...]] = {}
     cubins: dict[str, list[tuple[Member, DeviceImage]]] = {}
+    objects, length = dict[str, elf.SharedObject](), 0
     for member in members(wheel, scratch):
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
@@ -352,7 +378,15 @@ def audit(
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
-            needs[member.name] = audited.needed
+            shared = audited.shared
+            needs[member.name] = shared.needed if shared else ()
+            if shared and (shared.symbols or shared.imports):
+                objects[member.name] = shared
+                length += sum(map(len, (*shared.symbols, *shared.imports)))
+                if length > elf.MOST_NAME_BYTES:
+                    raise WheelError(
+                        "wheel-invalid", f"{wheel.name} has longer symbols than any wheel."
+                    )
     for name, files in cubins.items():
         audited = LibraryAudit(policy, about, contents, name, ours=judged == "stack")
         libraries.append(audited.inspect_cubins(files))
@@ -368,6 +402,13 @@ def audit(
         )
     if judged == "any":
         findings += _unusable(policy, contents, libraries, needs)
+    others = linked() if objects else {}
+    inherited = contents.record.inherited if contents.record else ()
+    by_file = {Path(name).name: library for name, library in objects.items()}
+    for name, library in objects.items() if others is not None else ():
+        undefined = symbols.undefined(library, by_file, others or {})
+        if lacking := [symbol for symbol in undefined if (name, symbol) not in inherited]:
+            findings.append(AuditFinding(name, "undefined-symbol", symbols.listed(lacking)))
     present = [policy.library(about.name, library.name) for library in libraries]
     findings += [
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")
@@ -383,6 +424,7 @@ def audit(
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
         deviations=contents.record.deviations if contents.record else (),
+        not_checked=_NOT_CHECKED if others is None else "",
     )
 
 
@@ -491,7 +533,8 @@ class LibraryAudit:
         units = contents.record.units if contents.record else ()
         self._units = [unit for unit in units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
-        self.needed: tuple[str, ...] = ()
+        #: What the library asks of its machine; None if it cannot be read.
+        self.shared: elf.SharedObject | None = None
 
     def _find(
         self,
@@ -521,8 +564,7 @@ class LibraryAudit:
         self._check_named()
         try:
             with elf.mapped(member.path) as data:
-                shared = elf.shared_object(data)
-                self.needed = shared.needed
+                self.shared = shared = elf.shared_object(data)
                 self.check_host(data, shared)
                 disassemble = partial(
                     device_code.opcodes,
@@ -597,7 +639,7 @@ class LibraryAudit:
         for name in shared.needed:
             if not any(fnmatchcase(name, pattern) for pattern in allowed):
                 self._find("needed-foreign", f"it wants {name}")
-        driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
+        driver = sorted(filter(symbols.DRIVER[_DRIVER].fullmatch, shared.imports))
         if driver and _DRIVER not in shared.needed:
             self._find(
                 "driver-unnamed",
@@ -637,7 +679,7 @@ class LibraryAudit:
         floor = max(map(elf.version_key, floors))
         names = [
             name
-            for name in sorted(shared.imports | shared.symbols)
+            for name in sorted(shared.symbols.union(shared.imports))
             if name.startswith(("Py", "_Py")) and not name.startswith("PyInit_")
         ]
         if private := [name for name in names if name not in added]:

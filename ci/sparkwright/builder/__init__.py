@@ -107,4 +107,11 @@ class BuildError(SparkwrightError):
             "Do not install the wheel. Find the library or header of this machine that was used "
             "in the build for the other one.",
         ),
+        "undefined-symbol": Advice(
+            "A compiled library calls what nothing that it is loaded with defines: its source is "
+            "not compiled for this architecture, or the headers are of another torch.",
+            "Compile the source that is named above, or leave its call out with it: see the arch "
+            "rules and the patches. For a symbol of torch, compare the source's requirement with "
+            "pylock.toml.",
+        ),
     }

@@ -19,7 +19,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
+from sparkwright.builder.wheel import archive, graft, sbom, source_wheel, symbols
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -87,6 +87,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         units: The unit manifest.
         transplant: The changes in the base.
         deviations: Sources of other releases than upstream pins, each with the reason.
+        inherited: Libraries and symbols that nothing defines, as `symbols.check` returns them.
     """
 
     sparkwright: str
@@ -104,6 +105,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     units: tuple[archive.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
+    inherited: tuple[tuple[str, str], ...] = ()
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
@@ -347,6 +349,8 @@ def _graft(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         ).compile(settings.targets, ninja.Costs.of(context, fork))
         changes, manifest = graft.changes(context, source, base, workspace.build, members, settings)
+        compiled = {name: changes[name] for name in manifest.libraries}
+        inherited = symbols.check(context, compiled, workspace.build, workspace.source, base)
         files = dist_info(
             context,
             source,
@@ -357,17 +361,17 @@ def _graft(
             compiler=toolchain.compiler(context),
             counts=plans.after.counts,
             transplant=manifest,
+            inherited=inherited,
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
         official = archive.WheelName.of(base.name)
-        compiled = [changes[name] for name in manifest.libraries]
         path = archive.rewrite(
             base,
             folder,
             version=archive.labelled(official.version, label),
             # Raised if the libraries compiled here need a newer system.
-            platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled),
+            platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled.values()),
             replace=changes,
             remove=manifest.removed,
             version_files=settings.version_files,

@@ -46,7 +46,7 @@ from sparkwright.forks.stack import Project
 ADDITIONS = 2
 #: Projects that are compiled and linked against; the other wheels of the lock hold programs and
 #: Python packages, which this machine runs.
-LINKED = ("torch", "nvidia-")
+LINKED = ("torch", "nvidia-", "apache-tvm-ffi")
 
 #: Projects whose wheels make the code that nvcc writes.
 GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
@@ -459,7 +459,7 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
     with fill_once(context.store, root) as lacking:
         if lacking:
             shutil.rmtree(root, ignore_errors=True)
-            install(context, root, _linked_wheels(context), machine, machine)
+            install(context, root, linked_wheels(context), machine, machine)
             for name in ("bin", "nvvm"):
                 # These hold programs: this machine's take their place.
                 folder = crossed.cuda / name
@@ -494,7 +494,7 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
         "target",
         {
             "tools": tools.key,
-            "wheels": _linked_wheels(context),
+            "wheels": linked_wheels(context),
             "compiler": compiler(context),
             "machine": context.machine,
             "toolchain": _CROSS,
@@ -503,7 +503,8 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
     )
 
 
-def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+def linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+    """Return the wheels that libraries for the machine of *context* are linked against."""
     python = pylock.Interpreter(platform.python_version(), context.machine)
     return tuple(
         wheel for wheel in pylock.wheels(context.project, python) if wheel[0].startswith(LINKED)

@@ -329,7 +329,7 @@ def build(arguments: argparse.Namespace) -> int:
     rows, audits, wheels = [], [], []
     for built in _built(context, ahead=arguments.aot):
         path = pipeline.wheel_path(context, built)
-        audit_report = cached_audit(context, path, "stack")
+        audit_report = cached_audit(context, path, "stack", fetch=True)
         audits.append(audit_report)
         if not audit_report.passed:
             report.show(audit_report, result=True)

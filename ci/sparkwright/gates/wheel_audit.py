@@ -46,6 +46,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "libraries need only what the policy allows, and search nowhere else",
         ("machine-foreign", "needed-foreign", "driver-unnamed", "rpath-present"),
     ),
+    "symbols": ("every symbol that a library needs is defined", ("undefined-symbol",)),
     "platform": ("the platform tag promises what the libraries need", ("tag-newer",)),
     "python": (
         "only Python's limited API is used, by modules for every Python of the tag",
@@ -60,6 +61,8 @@ CHECKS = (*declare(*GROUPS, measured=True), *declare("policy", role="reports"))
 
 REASONS: Mapping[str, str] = {
     **RULES,
+    "symbols-unchecked": "The locked wheels of torch and CUDA for the wheel's machine are not "
+    "installed here, so that undefined symbols were not looked for.",
     "not-ours": "The wheel has no build record of ours, so the stack's policy was not applied. "
     "Audit it with --judge stack to apply it.",
 }
@@ -78,6 +81,8 @@ def _group(report: AuditReport, name: str) -> Check:
     message, rules = GROUPS[name]
     findings = [finding for finding in report.findings if finding.rule in rules]
     figures = [Figure("findings", len(findings), bound=0)]
+    if name == "symbols" and report.not_checked:
+        return not_run(name, report.not_checked, "symbols-unchecked")
     if not findings:
         return passed(name, message, figures=figures)
     samples = [

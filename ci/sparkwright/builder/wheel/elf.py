@@ -43,8 +43,9 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types without bytes in the file: NOBITS, and a GPU's global, local, shared and reserved
 #: shared memory (SHT_CUDA_GLOBAL, _LOCAL, _SHARED, _RESERVED_SHARED; seen with CUDA 11.8 to 13.2).
 NO_BYTES = frozenset((8, 0x70000007, 0x70000009, 0x7000000A, 0x70000015))
-#: Section type: dynamic symbols. Segment types: loaded, dynamic.
-_DYNAMIC_SYMBOLS = 11
+#: Section types: symbols of an object file, dynamic symbols, versions that a library needs, and the
+#: version of each dynamic symbol. Segment types: loaded, dynamic.
+_SYMBOLS, _DYNAMIC_SYMBOLS, _VERSIONS_NEEDED, _SYMBOL_VERSIONS = 2, 11, 0x6FFFFFFE, 0x6FFFFFFF
 _LOAD, _DYNAMIC = 1, 2
 #: Entries of the dynamic section: strings and their size, names, paths.
 _STRTAB, _STRSZ, _NEEDED, _PATHS = 5, 10, 1, (15, 29)
@@ -60,6 +61,8 @@ _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+#: A library of which versions are needed, and a needed version.
+_VERSIONED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 #: A needed version among the strings of the dynamic section; a linker may share its bytes with the
 #: end of another string.
 _VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d{1,9}(?:\.\d{1,9})+)\0")
@@ -106,7 +109,8 @@ class SharedObject(msgspec.Struct, frozen=True):
             its ABI (``CXXABI``) and GCC's runtime (``GCC``).
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
-        imports: The dynamic symbols of other libraries that it cannot do without.
+        imports: The dynamic symbols of other libraries that it cannot do without, each with the
+            version that it needs, such as ``GLIBC_2.28``, or none.
     """
 
     machine: str
@@ -115,7 +119,7 @@ class SharedObject(msgspec.Struct, frozen=True):
     versions: dict[str, tuple[int, ...]]
     fatbins: tuple[tuple[int, int], ...]
     symbols: frozenset[str]
-    imports: frozenset[str]
+    imports: dict[str, str]
 
 
 class _Strings:
@@ -206,7 +210,7 @@ def shared_object(data: Buffer) -> SharedObject:
         name, version = match[1].decode(), version_key(match[2].decode())
         versions[name] = max(versions.get(name, ()), version)
     listed = sections(data)
-    symbols = set(_symbols(data, listed))
+    symbols = set(_symbols(data, listed, _DYNAMIC_SYMBOLS))
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
@@ -217,9 +221,20 @@ def shared_object(data: Buffer) -> SharedObject:
             for section in listed
             if section.name in FATBIN_SECTIONS and section.kind not in NO_BYTES
         ),
-        symbols=frozenset(name for name, defined in symbols if defined),
-        imports=frozenset(name for name, defined in symbols if not defined),
+        symbols=frozenset(name for name, _, defined in symbols if defined),
+        imports={name: version for name, version, defined in symbols if not defined},
     )
+
+
+def object_symbols(data: Buffer) -> dict[str, bool]:
+    """
+    Return the symbols of the object file in *data*: whether it defines them for others, or requires
+    them.
+
+    Raises:
+        ElfUnreadable: As `shared_object`.
+    """
+    return {name: defined for name, _, defined in _symbols(data, sections(data), _SYMBOLS)}
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -277,19 +292,54 @@ def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int)
     raise ElfUnreadable(f"its strings are in no segment (address {address:#x}, {size} bytes)")
 
 
-def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
-    """Yield each dynamic symbol that the library defines for others (True) or requires (False)."""
+def _symbols(
+    data: Buffer, listed: Sequence[ElfSection], kind: int
+) -> Iterator[tuple[str, str, bool]]:
+    """
+    Yield each symbol of the tables of *kind* that the file defines for others (True) or requires
+    (False), with the version that it needs.
+    """
+    names, numbers = dict[int, str](), b""
+    for section in listed if kind == _DYNAMIC_SYMBOLS else ():
+        if section.kind == _VERSIONS_NEEDED:
+            names.update(_needed_versions(data, section, _linked_strings(data, listed, section)))
+        elif section.kind == _SYMBOL_VERSIONS:
+            numbers = data[section.offset : section.offset + section.size]
     for section in listed:
-        if section.kind != _DYNAMIC_SYMBOLS:
+        if section.kind != kind:
             continue
-        if section.link >= len(listed):
-            raise ElfUnreadable("the names of its symbols are in no section")
-        table = listed[section.link]
-        strings = _Strings(data, table.offset, table.size, "the table of symbol names")
+        strings = _linked_strings(data, listed, section)
         end = section.offset + section.size // _SYMBOL.size * _SYMBOL.size
-        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(data[section.offset : end]):
+        table = _SYMBOL.iter_unpack(data[section.offset : end])
+        for position, (name, info, _, index, _, _) in enumerate(table):
             if info >> 4 in (_DEFINED if index else _REQUIRED):
-                yield strings.name(name), bool(index)
+                number = int.from_bytes(numbers[2 * position : 2 * position + 2], "little")
+                yield strings.name(name), names.get(number, ""), bool(index)
+
+
+def _linked_strings(data: Buffer, listed: Sequence[ElfSection], section: ElfSection) -> _Strings:
+    if section.link >= len(listed):
+        raise ElfUnreadable("the names of its symbols are in no section")
+    table = listed[section.link]
+    return _Strings(data, table.offset, table.size, "the table of symbol names")
+
+
+def _needed_versions(
+    data: Buffer, section: ElfSection, strings: _Strings
+) -> Iterator[tuple[int, str]]:
+    """Yield the number and the name of each version in the *section* of those needed."""
+    file, entry, count = section.offset, 0, 0
+    # An entry has 16 bytes, so that no more than these are read, wherever the offsets lead.
+    for _ in range(section.size // _NEEDED_VERSION.size):
+        begin = entry if count else file
+        _check_bounds(data, begin, _NEEDED_VERSION.size, "a version of its symbols")
+        if count:
+            _, _, number, name, step = _NEEDED_VERSION.unpack_from(data, begin)
+            yield number, strings.name(name)
+            entry, count = entry + step, count - 1
+        else:
+            _, count, _, offset, step = _VERSIONED_FILE.unpack_from(data, begin)
+            entry, file = file + offset, file + step
 
 
 # Fatbins.

@@ -27,7 +27,7 @@ from msgspec import Meta
 from sparkwright import __version__
 from sparkwright.builder import BuildError, ninja, pipeline, toolchain
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.wheel import archive, graft, sbom
+from sparkwright.builder.wheel import archive, graft, sbom, symbols
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
@@ -324,15 +324,17 @@ class AotBuilder:
     def compile(self, modules: Sequence[AotModule]) -> dict[AotModule, bytes]:
         """
         Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
-        is refused, or no library is made of one.
+        is refused, or no library is made of one, and `undefined-symbol` as `symbols.check` does.
         """
         context, fork = self._context, self._spec.fork
         ninja.BuildFolder(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         ).compile((), ninja.Costs.of(context, fork))
-        return graft.read_libraries(
-            self.folder / "build", {module: module.path for module in modules}
-        )
+        build = self.folder / "build"
+        libraries = graft.read_libraries(build, {module: module.path for module in modules})
+        members = {module.path: data for module, data in libraries.items()}
+        symbols.check(context, members, build, self.folder / "src")
+        return libraries
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.tool('python')} -IS {ninja.install_launcher(self.folder)}"

@@ -252,7 +252,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     @cached_property
     def _audit(self) -> AuditReport:
         assert self._options.wheel
-        return cached_audit(self._context, self._options.wheel)
+        # What the gate cannot see is not-run, which publishes nothing.
+        return cached_audit(self._context, self._options.wheel, fetch=True)
 
     @cached_property
     def _experiment(self) -> Experiment:
