@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -491,6 +492,27 @@ def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> No
     assert file.read_bytes() != before
     with refusal(kind):
         decision.read_results(path)
+
+
+@pytest.mark.parametrize("forgery", ["none", "another state", "an attempt less", "a beginning less", "2099", "no log"])
+def test_verdicts_that_are_not_those_of_the_attempt_log_are_refused(case: Case, tmp_path: Path, forgery: str) -> None:
+    """An edited verdict with a digest that fits, attempts that are gone, and a beginning in 2099."""
+    path, *verdicts = tmp_path / case.served.path.name, *case.ladder.verdicts
+    verdicts[-1] = replace(verdicts[-1], attempt=2)
+    ladder = replace(case.ladder, verdicts=tuple(verdicts))
+    log = made.write(path, ladder).with_name(f"{path.name.removesuffix('.whl')}.attempts.jsonl")
+    if forgery == "another state":
+        ladder = replace(ladder, verdicts=(replace(verdicts[0], checks=verdicts[0].checks[:1]), *verdicts[1:]))
+    elif forgery == "2099":
+        ladder = replace(ladder, verdicts=(replace(verdicts[0], began=4_070_908_800.0), *verdicts[1:]))
+        made.write(path, ladder)
+    elif forgery == "no log":
+        log.unlink()
+    elif forgery != "none":
+        lines = log.read_bytes().splitlines(keepends=True)
+        log.write_bytes(b"".join(lines[-2:] if forgery == "an attempt less" else lines[1:]))
+    with contextlib.nullcontext() if forgery == "none" else refusal("verdict-hollow", match="attempt log"):
+        decision.require_logged(path, None, ladder)
 
 
 def test_files_elsewhere(case: Case, tmp_path: Path) -> None:

@@ -180,8 +180,15 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
 
 
 def write(path: Path, made: Ladder) -> Path:
-    """Write *made* beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
+    """Write *made* and its attempts beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
     place = path.parent / f"{path.name.removesuffix('.whl')}.verdicts.json"
+    lines = [
+        ladders.Attempt(verdict.attempt, verdict.wheel, verdict.gate, verdict.recipe, end)
+        for verdict in made.verdicts
+        if verdict.measured
+        for end in (None, verdict)
+    ]
+    place.with_name(place.name.replace(".verdicts.json", ".attempts.jsonl")).write_bytes(msgspec.json.Encoder().encode_lines(lines))
     place.write_bytes(msgspec.json.format(msgspec.json.encode(ladders.document(made)), indent=1) + b"\n")
     return place
 

@@ -122,7 +122,7 @@ class Progress:
         text = f"{self._title}: {amount(done)}"
         if self.total:
             text += f" of {amount(self.total)}"
-        if self.total and done > self._first:
+        if self._first < done < self.total:
             remaining = (now - self._began) / (done - self._first) * (self.total - done)
             text += f", about {duration(remaining)} left"
         self._console.live(f"{text}  {note}" if note else text)

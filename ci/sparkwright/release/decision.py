@@ -9,6 +9,7 @@ behind it, are a fault and are refused.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -28,13 +29,17 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import read_bytes, sha256_bytes
 from sparkwright.core.states import State
+from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts
+from sparkwright.gates.core.ladder import GATES, SERVED, Attempt, read_logs, read_verdicts
 from sparkwright.gates.core.verdict import ORDER, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
+
+#: Seconds by which the clocks of two machines may differ.
+CLOCKS = 86_400
 
 #: The references that the decision itself gives; those of gates are their own.
 REASONS: Mapping[str, str] = {
@@ -98,6 +103,42 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
         what = f"The files of the gates about {wheel.name} do not agree with themselves."
         raise ReleaseError("verdict-hollow", what, details=[str(error)]) from error
     return GateResults(ladder, throughput, files)
+
+
+def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
+    """
+    Require that the verdicts of *ladder* are the last ones of the attempt log in *folder*, or
+    beside *wheel*.
+
+    Who can write both files can also make them agree. This notices a verdict that was edited, or an
+    attempt that was taken out, without a thought of the other file.
+
+    Raises:
+        verdict-hollow: They are not, or attempts are missing.
+        file-invalid: A log has other contents.
+    """
+    folder, sha256 = folder or wheel.parent, ladder.wheel.sha256 if ladder.wheel else ""
+    log, faults = folder / f"{wheel.name.removesuffix('.whl')}.attempts.jsonl", list[str]()
+    numbers = {entry.number for entry in read_logs(folder, sha256)}
+    if len(numbers) != max(numbers, default=0):
+        faults.append(f"of {max(numbers)} attempts, the logs have {len(numbers)}")
+    begun, last = set[tuple[int, str, str]](), dict[tuple[str, str], Verdict]()
+    for entry in read_lines(log, Attempt, "attempt log") if log.exists() else ():
+        attempt = (entry.number, entry.gate, entry.recipe)
+        if entry.verdict is None:
+            begun.add(attempt)
+        elif entry.wheel == sha256 and entry.verdict.state != "not-run":
+            last[entry.gate, entry.recipe] = entry.verdict
+            if attempt not in begun:
+                faults.append(f"{entry.verdict.label}: attempt {entry.number} never began")
+    for verdict in ladder.verdicts:
+        if verdict.state != "not-run" and last.get((verdict.gate, verdict.recipe)) != verdict:
+            faults.append(f"{verdict.label}: {log.name} has no such verdict, or a later one")
+        if verdict.began > time.time() + CLOCKS:
+            faults.append(f"{verdict.label}: it began in the future")
+    if faults:
+        what = f"The verdicts about {wheel.name} are not those of its attempt log."
+        raise ReleaseError("verdict-hollow", what, details=faults[:30])
 
 
 def decide_all(

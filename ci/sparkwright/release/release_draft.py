@@ -100,10 +100,13 @@ def prove(
         verdicts: The folder of the gates' files; None for beside each wheel.
 
     Raises:
-        evidence-invalid, verdict-foreign, verdict-hollow: See `decision`.
+        evidence-invalid, verdict-foreign, verdict-hollow, file-invalid: See `decision`.
     """
     results = {wheel.name: decision.read_results(wheel.path, verdicts) for wheel in wheels}
     proofs = decision.decide_all(wheels, results, policy)
+    for wheel in wheels:
+        if ladder := results[wheel.name].ladder:
+            decision.require_logged(wheel.path, verdicts, ladder)
     for name, proof in proofs.items():
         stem = name.removesuffix(".whl")
         files = {
