@@ -268,7 +268,10 @@ def refresh(
     Raises:
         offline, source-unreachable: Neither the API nor the repository answers.
     """
-    with console.step(f"pull requests of {fork}"):
+    with (
+        console.step(f"pull requests of {fork}"),
+        console.progress("looked at", 0) as progress,
+    ):
         path, by_api = path_of(context.project.root, fork), True
         ledger = strict_yaml.load(path, Ledger)
         watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
@@ -286,6 +289,7 @@ def refresh(
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
             ledger = ledger.with_record(watched[-1][1])
+            progress.update(len(watched), old.name, total=len(ledger.records))
         write_reviewed(path, render(ledger).encode())
     return watched
 
