@@ -39,6 +39,7 @@ from sparkwright.forks.stack import (
     SourceSpecs,
     StackSpec,
     VendoredLock,
+    WheelSpec,
     render_lock,
 )
 
@@ -243,24 +244,29 @@ class Host:
         self,
         sdist: FileLock | None = None,
         *,
+        wheel: FileLock | None = None,
         generated: tuple[str, ...] = (),
         vendored: Mapping[str, VendoredLock] = {},
         **pins: Any,
     ) -> None:
-        """Tag the commit as v1, and write a project that takes it from there or, where it is given, from *sdist*; *pins* change its lock."""
+        """
+        Tag the commit as v1, and write a project that takes it from there or, where they are given, from *sdist* or a folder of *wheel*;
+        *pins* change its lock.
+        """
         self.work.git("tag", "--force", "v1")
         self.push("v1", "main")
         git = GitLock(self.url, "v1", self.work.git("rev-parse", "v1"), self.work.tree("v1"))
         git = msgspec.structs.replace(git, **pins)
         spec = SdistSpec(sdist.name, sdist.version, generated) if sdist else None
-        sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec)
+        folder_spec = WheelSpec(wheel.name, wheel.version, "py3-none-any", wheel.folder) if wheel else None
+        sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec, wheel=folder_spec)
         stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", sources)})
         build = self.root / "build" / self.stack
         for folder in (self.series, self.root / "cherry_picks", build):
             folder.mkdir(parents=True, exist_ok=True)
         (build / "environment.yaml").write_text(f"forks: {{{self.fork}: {{distribution: {self.fork}}}}}\n", "utf-8")
         (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
-        locked = ForkLock(git=git, sdist=sdist, vendored=dict(vendored))
+        locked = ForkLock(git=git, sdist=sdist, wheel=wheel, vendored=dict(vendored))
         (self.root / "forks" / self.stack / "lock.yaml").write_text(render_lock(Lock(1, self.stack, {self.fork: locked})), "utf-8")
         self.write()
 

@@ -280,6 +280,10 @@ def test_credentials_are_used_and_never_shown(
     assert index.ranges == ([""] if trouble == "file" else [])
 
 
+PIP_CONF = "[global]\nindex-url = https://e.example/\n"
+UV_TOML = '[[index]]\nname = "lab"\nurl = "https://f.example/"\ndefault = true\n'
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -289,15 +293,26 @@ def test_credentials_are_used_and_never_shown(
         ({"UV_INDEX_URL": "https://c.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://c.example/"),
         ({"PIP_INDEX_URL": "https://d.example/"}, "https://d.example/"),
         ({"PIP_INDEX_URL": "https://d.example/", "SPARKWRIGHT_INDEX_URL": "https://a.example/"}, "https://a.example/"),
+        ({"PIP_INDEX_URL": "https://d.example/", "pip/pip.conf": PIP_CONF}, "https://d.example/"),
+        ({"pip/pip.conf": PIP_CONF, "uv/uv.toml": UV_TOML}, "https://e.example/"),
+        ({"pip/pip.conf": "[global]\ntimeout = 5\n", "uv/uv.toml": UV_TOML}, "https://f.example/"),
+        ({"uv/uv.toml": 'index-url = "https://g.example/"\n'}, "https://g.example/"),
     ],
 )
-def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
-    """The index is the one that uv and pip of this user would ask; ours comes first."""
+def test_the_users_own_index_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], expected: str
+) -> None:
+    """The index is the one that uv and pip of this user would ask; ours comes first, and variables before files."""
     for name in package_index.VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
+        if name.isupper():
+            monkeypatch.setenv(name, value)
+        else:
+            (tmp_path / "config" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "config" / name).write_text(value)
     assert package_index.index_url() == expected
 
 

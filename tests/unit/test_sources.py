@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
-from pathlib import Path
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Host, Repository, write_sdist
+from tests.support import wheels
+from tests.unit.conftest import Host, Index, Repository, write_sdist
 
+from sparkwright.cli import main
+from sparkwright.core import config, strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.mirror import mirrored
-from sparkwright.forks.stack import UNRESOLVED, FileLock, Project, SdistProof, VendoredLock
+from sparkwright.forks.stack import (
+    UNRESOLVED,
+    FileLock,
+    ForkSpec,
+    GitLock,
+    GitSpec,
+    Lock,
+    Project,
+    SourceProof,
+    SourceSpecs,
+    VendoredLock,
+    render_lock,
+)
 
 SDIST = FileLock("widget-kit", "1", "widget_kit-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
@@ -166,7 +185,7 @@ def test_what_is_left_out_is_not_part_of_the_source(host: Host, nest: Nest) -> N
     [
         ("stack.yaml", "label: {}", ("spark.2026.06", "Spark", "a-b", "a+b", "")),
         ("stack.yaml", "arch: {}", ("121f",)),
-        ("stack.yaml", "wheel: {{name: a, version: '1', tag: py3-none-any, release: {}}}", ("2",)),
+        ("stack.yaml", "upstream: {}", ("2",)),
         ("lock.yaml", "format: 2", ("",)),
         ("lock.yaml", "stack: {}", ("other",)),
         ("lock.yaml", "commit: {}", ("a1a1a1", "A1" * 20, "v0.33.0", "a1" * 20 + "0", "")),
@@ -239,64 +258,119 @@ def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
 
 
-# A commit that the source distribution proves.
+# A commit that an archive proves.
 
 GENERATED = ("PKG-INFO", "*.egg-info/*")
+WHEEL = FileLock("widget-kit", "1", "widget_kit-1-py3-none-any.whl", "0" * 64, 1, "kit/third", tree="0" * 40)
 
 
-def release(host: Host, files: dict[str, bytes], **pins: Any) -> RunContext:
-    """Lock a source distribution of *files* beside the beginning of the commit, and return a run."""
-    path = host.root.parent / SDIST.filename
-    write_sdist(path, files)
+def release(host: Host, files: dict[str, bytes], kind: str = "sdist", *, commit: str | None = None, **pins: Any) -> RunContext:
+    """Lock an archive of *files* beside the beginning of the commit, or *commit*, and return a run."""
+    wheel = kind == "wheel"
+    path = host.root.parent / (WHEEL if wheel else SDIST).filename
+    if wheel:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in {**files, "../__init__.py": b"\n"}.items():
+                archive.writestr(str(PurePosixPath(os.path.normpath(f"{WHEEL.folder}/{name}"))), data)
+    else:
+        write_sdist(path, files)
     host.lock()
-    context, file = host.context(), msgspec.structs.replace(SDIST, sha256=sha256_file(path))
+    context, file = host.context(), msgspec.structs.replace(WHEEL if wheel else SDIST, sha256=sha256_file(path))
     path.rename(context.store.folder("downloads", file.sha256) / path.name)
     file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
     # A record of an import is believed only while its tree is there.
     shutil.rmtree(context.objects.path)
-    host.lock(file, generated=GENERATED, commit=host.work.git("rev-parse", "HEAD")[:9], tree=UNRESOLVED, **pins)
+    archives: dict[str, Any] = {"wheel": file} if wheel else {"sdist": file, "generated": GENERATED}
+    pins = {"commit": host.work.git("rev-parse", "HEAD")[:9] if commit is None else commit, "tree": UNRESOLVED, **pins}
+    host.lock(**archives, **pins)
     return host.context()
 
 
-def test_a_release_proves_the_commit_that_its_tag_names(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Git is taken although the lock has no tree; lock records what was compared. A sdist with another tree than the locked one is refused."""
-    commit = host.work.commit({"a.txt": b"1\r\n", "tests/t.py": b"pass\n"})
-    run = release(host, {"a.txt": b"1\r\n", "PKG-INFO": b"Name: widget\n", "widget.egg-info/SOURCES.txt": b"a.txt\n"})
+@pytest.mark.parametrize(("kind", "pin"), [("sdist", None), ("wheel", UNRESOLVED)], ids=["sdist and prefix", "folder of a wheel and tag"])
+def test_an_archive_proves_the_commit_and_bounds_its_tree(host: Host, kind: str, pin: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Git is taken although the lock has no tree. What the archive lacks is proved by nothing, and is not part of the source: a header that a
+    forged commit adds. The tree is that of the archive, so a run without the host has the same, and, once the commit is locked, the same
+    record; it is never that of another release, to which the tag moved.
+    """
+    commit = host.work.commit({"a.txt": b"1\r\n", "run.sh": b"#!/bin/sh\n", "include/forged.h": b"int forged;\n"})
+    generated = {} if kind == "wheel" else {"PKG-INFO": b"Name: widget\n", "widget.egg-info/SOURCES.txt": b"a.txt\n"}
+    files = {"a.txt": b"1\r\n", "run.sh": b"#!/bin/sh\n", **generated}
+    run = release(host, files, kind, commit=pin)
     fetched, locked = fetch.fetch(run, host.fork), run.lock.forks[host.fork]
 
-    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, host.work.tree(), True)
-    said = "1 of 3 files of widget_kit-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
-    assert said in capsys.readouterr().err
-    assert locked.git
-    assert locked.sdist
-    whole = msgspec.structs.replace(locked, git=msgspec.structs.replace(locked.git, commit=commit, tree=fetched.tree))
-    proof = resolve.prove(run, host.fork, whole, GENERATED)
-    assert proof == SdistProof(equal=1, generated=("PKG-INFO", "widget.egg-info/SOURCES.txt"), absent=1)
-    other = msgspec.structs.replace(locked, sdist=msgspec.structs.replace(locked.sdist, tree="0" * 40))
-    with refusal("source-mismatch", match=r"content of widget_kit-1\.tar\.gz is not the tree"):
-        fetch.fetch(dataclasses.replace(run, source="sdist"), host.fork, other)
+    assert (fetched.kind, fetched.pin, fetched.resolved, fetched.refused) == ("git", commit, True, "")
+    assert dict(run.objects.files(fetched.tree)) == files
+    said = f"2 of {len(files)} files of {(locked.sdist or locked.wheel or SDIST).filename} are the commit's"
+    assert f"{said}, {len(generated)} are generated, 1 of the commit are not in it" in capsys.readouterr().err
+    gone = dataclasses.replace(without_host(host, run), store=Store(host.root / "empty"))
+    shutil.copytree(run.store.root / "downloads", gone.store.root / "downloads")
+    offline = fetch.fetch(gone, host.fork)
+    assert (offline.kind, offline.tree, offline.refused) == (kind, fetched.tree, "")
+    # What lock writes.
+    whole = resolve.pin_commit(run, run.project.fork(host.fork), locked, locked.git or GitLock("", "", "", ""), commit)
+    proof = resolve.prove(run, host.fork, whole, run.project.fork(host.fork).sources)
+    assert proof == SourceProof(equal=2, generated=tuple(generated), absent=1)
+    whole = msgspec.structs.replace(whole, proof=proof)
+    assert fetch.fetch(run, host.fork, whole) == fetch.fetch(gone, host.fork, whole) == fetched
 
 
+def _moved(host: Host) -> None:
+    """Move the tag, at the host, to a commit with another file."""
+    host.work.commit({"a.txt": b"2\n"})
+    host.work.git("tag", "--force", "v1")
+    host.push("v1")
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
 @pytest.mark.parametrize(
-    ("files", "fault"),
-    [({"a.txt": b"1\n"}, "a.txt differs"), ({"a.txt": b"1\r\n", "b.txt": b""}, "b.txt is not in the commit")],
+    ("files", "reference", "details"),
+    [
+        ({"a.txt": b"1\n"}, "sdist-differs", ("a.txt differs",)),
+        ({"a.txt": b"1\r\n", "b.txt": b""}, "sdist-differs", ("b.txt is not in the commit",)),
+        ({"a.txt": b"1\r\n"}, "source-mismatch", None),
+    ],
+    ids=["one byte other", "one file more", "moved tag"],
 )
-def test_a_commit_that_was_not_released_is_refused(host: Host, commit: str, files: dict[str, bytes], fault: str) -> None:
-    """One byte, or one file that the commit lacks, and the files are named; the right prefix and the tag do not help."""
-    with refusal("sdist-differs") as caught:
-        fetch.fetch(release(host, files), host.fork)
-    assert caught.value.details == (fault,)
+def test_a_commit_that_was_not_released_is_refused(
+    host: Host, commit: str, kind: str, files: dict[str, bytes], reference: str, details: tuple[str, ...] | None
+) -> None:
+    """The files are named; the right prefix and the tag do not help. Without --source git the archive is taken, and the wheel will say so."""
+    run = release(host, files, kind)
+    if details is None:
+        _moved(host)
+    with refusal(reference) as caught:
+        fetch.fetch(dataclasses.replace(run, source="git"), host.fork)
+    fetched = fetch.fetch(run, host.fork)
+
+    assert details is None or caught.value.details == details
+    assert caught.value.todo.endswith(f"--source {kind}.")
+    assert (fetched.kind, dict(run.objects.files(fetched.tree)), fetched.refused) == (kind, files, reference)
+    assert fetch.deviation(run.project, fetched) == f"widget; from {fetched.origin} in place of git ({reference})"
 
 
 def test_files_of_submodules_take_part_in_the_proof(host: Host, nest: Nest) -> None:
-    """A sdist carries them in their folders; the proven commit names them, so the lock need not. A host that lacks one is named."""
-    run = release(host, {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"})
+    """A sdist carries them in their folders; the proven commit names them, so the lock need not. If a host of one is silent, the sdist is taken."""
+    files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
+    run = release(host, files)
+    silent = without_host(host, run, INNER)
     with refusal("source-unreachable", match="/gone"):
-        fetch.fetch(without_host(host, run, INNER), host.fork)
+        fetch.fetch(dataclasses.replace(silent, source="git"), host.fork)
+    assert fetch.fetch(silent, host.fork).refused == "source-unreachable"
     fetched = fetch.fetch(run, host.fork)
 
     assert fetched.resolved
     assert {path: entry.tree for path, entry in fetched.submodules.items()} == {path: entry.tree for path, entry in nest.locked().items()}
+    damaged = msgspec.structs.replace(run.lock.forks[host.fork], sdist=msgspec.structs.replace(SDIST, sha256=fetched_sha(run), tree="0" * 40))
+    with refusal("source-mismatch", match=r"content of widget_kit-1\.tar\.gz is not the tree"):
+        fetch.fetch(dataclasses.replace(run, source="sdist"), host.fork, damaged)
+
+
+def fetched_sha(run: RunContext) -> str:
+    """Return the sha256 of the locked sdist."""
+    sdist = run.lock.forks[Host.fork].sdist
+    assert sdist
+    return sdist.sha256
 
 
 # Locking.
@@ -317,6 +391,100 @@ def test_lock_leaves_unresolved_what_does_not_answer(host: Host, commit: str, ca
     assert caught.value.details == (f"stack.yaml: {'0' * 9}", f"host: {commit}")
 
 
+@pytest.fixture(name="whole")
+def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
+    """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source, last seen on another day."""
+    path = offered.release("1", {"a.txt": b"1\n", "third/party/party.txt": b"party\n"})
+    base = offered.add(wheels.plain(offered.root, "widget-kit", "1").name)
+    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path)), generated=GENERATED)
+    spec = "    bases:\n      aarch64: {name: widget-kit, version: '1', tag: py3-none-any}\n"
+    stack = host.context().project.stack_file
+    stack.write_text(stack.read_text().replace("    bases: {}\n", spec))
+    context = host.context()
+    fetched = VendoredLock(PARTY, "main", UNRESOLVED, UNRESOLVED, kind="fetchcontent")
+    fork = msgspec.structs.replace(context.lock.forks[host.fork], vendored={"parts": fetched})
+    lock = resolve.resolve(context, Lock(1, host.stack, {host.fork: fork}))
+    fork = lock.forks[host.fork]
+    assert (fork.proof, base.name) == (SourceProof(equal=2, absent=6), fork.bases["aarch64"].filename)
+    days = dict.fromkeys(fork.seen, "2026-11-01")
+    lock = Lock(1, host.stack, {host.fork: msgspec.structs.replace(fork, seen=days)})
+    context.project.lock_file.write_text(render_lock(lock))
+    return lock
+
+
+def test_lock_keeps_what_it_cannot_see(host: Host, whole: Lock, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Entries of silent hosts stay to the letter, with what was read from them and the proof, and the day on which they were last seen; an index
+    that answers every address with a page of its own is silent. Only what another stack.yaml names is unresolved.
+    """
+    run, earlier = host.context(), whole.forks[host.fork]
+    assert set(earlier.seen) == {
+        "git", "sdist", "bases/aarch64", "vendored/parts", "vendored/parts/deps/inner", "vendored/third/party", "vendored/third/party/deps/inner",
+    }  # fmt: skip
+    again = resolve.resolve(run, whole).forks[host.fork]
+    assert (again.pins, {*again.seen.values()} & {*earlier.seen.values()}) == (earlier.pins, set())
+    offered.page.write_text('<!DOCTYPE html><a href="/login">Sign in to the network</a>\n')
+    silent = dataclasses.replace(without_host(host, run), store=Store(host.root / "empty"))
+    some = resolve.resolve(silent, whole).forks[host.fork]
+    parts = {"vendored/parts", "vendored/parts/deps/inner"}
+    assert some.pins == earlier.pins
+    assert {name for name, day in some.seen.items() if day != earlier.seen[name]} == parts
+    said = capsys.readouterr().err
+    assert "bases/aarch64: kept as locked, last seen 2026-11-01" in said
+    assert "lists no file of 'widget-kit'" in said
+    for url in (PARTY, INNER):
+        silent = without_host(host, silent, url)
+    assert resolve.resolve(dataclasses.replace(silent, store=Store(host.root / "other")), whole) == whole
+    host.lock(ref="v7")
+    moved = resolve.resolve(dataclasses.replace(host.context(), mirrors=silent.mirrors, store=silent.store), whole)
+    assert resolve.unresolved(run.project, moved)[0] == f"widget: v7 of {host.url}"
+
+
+def lock_verb(host: Host, *words: str) -> int:
+    return main.run(["lock", *host.words, *words])
+
+
+def test_lock_moves_what_it_is_asked_to(host: Host, whole: Lock, offered: Index) -> None:
+    """Of the forks, those of --fork; the tools only with --tools, or if they have no lock. A fork that stack.yaml has anew is locked, too."""
+    project = host.context().project
+    tools = project.build_folder / "pylock.toml"
+    tools.write_text("# locked\n")
+    (project.build_folder / "requirements.in").write_text("absent-tool\n")
+    other = GitSpec(PARTY, "main")
+    spec = msgspec.structs.replace(project.spec, forks={**project.spec.forks, "other": ForkSpec("headers", SourceSpecs(git=other))})
+    project.stack_file.write_text(strict_yaml.dump(spec))
+    (project.build_folder / "environment.yaml").write_text("forks: {widget: {distribution: widget}, other: {distribution: other}}\n")
+    assert lock_verb(host, "--fork", "other") == 0
+    locked = host.context().lock
+    assert locked.forks[host.fork] == whole.forks[host.fork]
+    assert locked.forks["other"].whole
+    assert lock_verb(host) == 0
+    with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
+        lock_verb(host, "--tools")
+    assert tools.read_text() == "# locked\n"
+    tools.unlink()
+    with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
+        lock_verb(host)
+
+
+def test_runs_that_write_the_lock_take_turns(host: Host, whole: Lock) -> None:
+    """The second begins when the first has ended, whatever its cache is, and reads what that wrote; one that is killed leaves a whole file."""
+    project = host.context().project
+    words = [sys.executable, "-m", "sparkwright", "lock", *host.words, "--cache-dir", str(host.root / "own")]
+    with project.editing():
+        second = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert second.stderr
+        assert "another sparkwright works on the checkout" in second.stderr.readline()
+        project.lock_file.write_text(render_lock(whole).replace("name: widget-kit\n", "name: Widget-Kit\n"))
+    second.communicate(timeout=120)
+    assert second.returncode == 0
+    assert host.context().lock.forks[host.fork].bases["aarch64"].name == "Widget-Kit"
+    count = 0
+    while host.killed(str(host.root), count := count + 1, "lock"):
+        assert host.context().lock.forks[host.fork].whole
+    assert count > 1
+
+
 # The mirror map.
 
 
@@ -330,3 +498,14 @@ def test_the_longest_beginning_wins_and_githubs_case_does_not_count() -> None:
         (f"{other}big/x", "ssh://c.example/big/x"),
     ):
         assert mirrored(mirrors, url) == address
+
+
+def test_a_mirror_of_the_command_line_comes_before_those_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of their beginnings, for every address that the option covers."""
+    path = tmp_path / "config.yaml"
+    path.write_text(strict_yaml.dump({"mirrors": {"https://github.com/NVIDIA/": "ssh://own/", "https://other.example/": "ssh://own/"}}))
+    monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(path))
+    mirrors = config.mirror_map(["https://github.com/=ssh://option/"])
+
+    assert mirrored(mirrors, "https://github.com/nvidia/cutlass.git") == "ssh://option/nvidia/cutlass.git"
+    assert mirrored(mirrors, "https://other.example/a.git") == "ssh://own/a.git"

@@ -246,7 +246,7 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     wheel.rename(context.store.folder("downloads", sha256) / wheel.name)
     spec = "name: mini-vllm, version: 0.33.0"
     git = '      git: {url: "https://upstream.example/mini/cutlass.git", ref: "v4.7.1"}\n'
-    extra = f"      wheel: {{{spec}, tag: py3-none-any, folder: cutlass, release: 4.8.0, accepted: upstream ships it}}\n"
+    extra = f"      wheel: {{{spec}, tag: py3-none-any, folder: cutlass}}\n      upstream: v4.6.0\n      accepted: upstream ships it\n"
     mini.edit("forks/demo/stack.yaml", git, git + extra)
     locked = f"{{{spec}, filename: {wheel.name}, sha256: {sha256}, size: 1, folder: cutlass, tree: {tree}}}"
     commit = source_tree(context, "cutlass").source.pin
@@ -256,13 +256,13 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
     report.show(audited := cached_audit(context, path))
 
-    text = "cutlass 4.8.0 of the official mini-vllm 0.33.0 wheel, although upstream pins v4.7.1; accepted, because upstream ships it."
+    text = "cutlass v4.7.1, although upstream pins v4.6.0; accepted, because upstream ships it."
     assert list(pipeline.deviations(context, source_tree(context, "vllm"))) == [f"vllm compiles against {text}"]
     assert audited.deviations == (f"cutlass packs {text}",)
     assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
     with zipfile.ZipFile(path) as opened:
         parts = parsed(opened.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
-    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", sha256)
+    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", commit)
 
 
 @pytest.mark.parametrize(

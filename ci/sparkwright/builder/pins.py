@@ -33,7 +33,7 @@ from sparkwright.core.zips import damage_guard, info_folder
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.package_index import IndexFile
-from sparkwright.forks.stack import ForkSpec, SourceUnreachable, read_lock
+from sparkwright.forks.stack import ForkSpec, SourceUnreachable, earlier_lock
 
 #: Bytes of the end of a wheel that the first request asks for, of each further request at least, of
 #: all of them at most, and of the largest METADATA. Directories of official wheels have up to 2 MB.
@@ -134,7 +134,8 @@ def _read(
         offline, source-unreachable: It is not in the store, and cannot be had.
         archive-unsafe: The wheel is damaged.
     """
-    forks = read_lock(context.project).forks if context.project.lock_file.exists() else {}
+    earlier = earlier_lock(context.project)
+    forks = earlier.forks if earlier else {}
     locked = [
         IndexFile(file.filename, "", file.sha256)
         for fork in forks.values()
@@ -249,7 +250,8 @@ def disagreements(
         version = versions.get(fork) or release(spec)
         # A branch or a commit is no release.
         with contextlib.suppress(InvalidRequirement):
-            own = _exactly(settings[fork].distribution, version)
+            accepted = spec.sources.upstream.removeprefix("v")
+            own = _exactly(settings[fork].distribution, accepted or version)
             claims.append((f"forks/{project.stack}/stack.yaml", own))
         if every or spec.bases:
             try:

@@ -36,7 +36,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
-LAYOUT = 6
+LAYOUT = 7
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     settings = toolchain.settings(context, fork)
     # The build record lists them in this order.
     parts: dict[str, object] = {
-        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
+        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name].pins for name in concerned
     }
     for name in concerned:
         parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))

@@ -25,6 +25,7 @@ from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import SourceUnreachable
 
 #: The strip level behind a name in quilt's list, where it is the one that we use.
 _LEVEL = re.compile(r"\s+-p(1|ab)\Z")
@@ -81,7 +82,16 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
         offline, source-unreachable: The commits are not in the store, and the repository may not be
             asked or does not have them.
     """
-    data = diff_between(context, ledger, record.base, record.tip)
+    try:
+        data = diff_between(context, ledger, record.base, record.tip)
+    except SourceUnreachable as error:
+        raise SourceUnreachable(
+            error.reference,
+            f"The diff of {record.name} cannot be had: {error.what}",
+            details=error.details,
+            todo=f"Give a mirror of {ledger.url} (--mirror), or run `sparkwright fetch` once with "
+            "a connection.",
+        ) from error
     files = sorted(part.path for part in patch.sections(data))
     pins = {
         "sha256": (record.sha256, sha256_bytes(data)),

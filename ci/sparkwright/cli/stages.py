@@ -18,6 +18,7 @@ from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace, source_tree
+from sparkwright.cherry_picks import series
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
@@ -30,6 +31,7 @@ from sparkwright.forks.stack import (
     ForkLock,
     SourceError,
     VendoredLock,
+    earlier_lock,
     read_lock,
     render_lock,
 )
@@ -55,7 +57,13 @@ _COMPILED: options.Options = {
 }
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
-    "lock": {**options.FORCE_PIN},
+    "lock": {
+        **options.FORCE_PIN,
+        "--tools": {
+            **options.FLAG,
+            "help": "also lock the tools and the harness of G6 anew, at their newest versions",
+        },
+    },
     "plan": {**_COMPILED, **options.FORCE_PIN},
     "build": {
         **_COMPILED,
@@ -131,7 +139,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Write ``lock.yaml``, ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
+    Write ``lock.yaml``, and with --tools, or if they are missing, ``pylock.toml`` and the lock of
+    G6's harness; report unresolved sources.
     """
     context = options.checkout(arguments)
     if context.offline:
@@ -139,41 +148,40 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
     project = context.project
-    pins.check(context, every=True, force=arguments.force_pin)
-    resolved = resolve.resolve(context, read_lock(project) if project.lock_file.exists() else None)
-    with console.step("lock the tools"):
-        tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
-    folder = project.root / "ci" / "gates" / "harness"
-    # A checkout with stacks alone has no gates.
-    if (folder / "requirements.in").exists():
-        with console.step(f"lock {folder.name}"):
-            context.store.write(
-                folder / "pylock.toml",
-                pylock.resolve(
-                    context.store,
-                    folder / "requirements.in",
-                    *[f"--no-emit-package={name}" for name in HARNESS_EXCLUDED],
-                ).encode(),
-            )
-    context.store.write(project.lock_file, render_lock(resolved).encode())
-    context.store.write(project.build_folder / "pylock.toml", tools.encode())
-    grafts = [fork for fork, spec in project.spec.forks.items() if spec.build == "graft"]
-    if grafts and not toolchain.installed(context):
-        console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
-        grafts = []
-    for fork in grafts:
-        try:
-            lock_vendored(context, fork)
-        except SparkwrightError as error:
-            console.warn(
-                f"{fork}: not all sources of FetchContent were read: {error.what} "
-                f"({error.reference})"
-            )
-    written = read_lock(project)
+    with project.editing():
+        pins.check(context, every=True, force=arguments.force_pin)
+        locked = resolve.resolve(context, earlier_lock(project))
+        context.store.write(project.lock_file, render_lock(locked).encode())
+        _lock_tools(context, project.build_folder, again=arguments.tools)
+        excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
+        harness = project.root / "ci" / "gates" / "harness"
+        _lock_tools(context, harness, *excluded, again=arguments.tools)
+        grafts = [fork for fork in context.forks if project.fork(fork).build == "graft"]
+        if grafts and not toolchain.installed(context):
+            console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
+            grafts = []
+        for fork in grafts:
+            try:
+                lock_vendored(context, fork)
+            except SparkwrightError as error:
+                console.warn(
+                    f"{fork}: not all sources of FetchContent were read: {error.what} "
+                    f"({error.reference})"
+                )
+        written = read_lock(project)
     unresolved = resolve.unresolved(project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     return {"lock": written, "unresolved": unresolved}
+
+
+def _lock_tools(context: RunContext, folder: Path, *words: str, again: bool) -> None:
+    """Write the lock of the requirements in *folder*, if it has some, and none or *again*."""
+    source, path = folder / "requirements.in", folder / "pylock.toml"
+    # A checkout with stacks alone has no gates.
+    if source.exists() and (again or not path.exists()):
+        with console.step(f"lock {path}"):
+            context.store.write(path, pylock.resolve(context.store, source, *words).encode())
 
 
 def lock_vendored(context: RunContext, fork: str) -> None:
@@ -233,8 +241,9 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
         for name, entry in locked.vendored.items()
         if (top := name.split("/")[0]) in stay or top not in locked.fetched
     }
+    seen = dict(locked.seen)
     for declaration in changed:
-        entries |= resolve.pin(
+        pinned, days = resolve.pin(
             context,
             spec,
             declaration.name,
@@ -243,11 +252,18 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
             ),
             declaration.modules,
         )
-    return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
+        entries |= pinned
+        seen |= days
+    return msgspec.structs.replace(
+        locked, vendored=dict(sorted(entries.items())), seen=dict(sorted(seen.items()))
+    )
 
 
 def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bring the sources and base wheels for this machine into the store, and install the tools."""
+    """
+    Bring the sources, the picks and the base wheels for this machine into the store, and install
+    the tools.
+    """
     context = options.checkout(arguments)
     fetched, bases, rows = [], [], []
     for fork in context.forks:
@@ -255,6 +271,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         fetched.append(source)
         resolved = "" if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], resolved])
+        series.of(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
                 context.store, base.name, base.filename, base.sha256, offline=context.offline
@@ -290,6 +307,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
             console.note(f"{fork}: nothing is compiled")
             continue
         with context.store.lock(Workspace.name(context, fork)):
+            # A source that cannot be built is refused before gigabytes of tools are fetched.
             source = source_tree(context, fork)
             preflight.check(context, source)
             plans.append(arch_plan.obtain(context, toolchain.obtain(context), source))

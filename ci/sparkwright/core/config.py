@@ -52,8 +52,8 @@ def config() -> Config:
 
 def mirror_map(options: list[str]) -> dict[str, str]:
     """
-    Return the mirrors of the user's configuration and of the ``--mirror URL=REPLACEMENT``
-    *options*, which come first.
+    Return the mirrors of the ``--mirror URL=REPLACEMENT`` *options*, and those of the user's
+    configuration whose addresses no option covers.
 
     Raises:
         usage: An option has no ``=`` or an empty side.
@@ -63,7 +63,15 @@ def mirror_map(options: list[str]) -> dict[str, str]:
     for option, (url, _, replacement) in zip(options, pairs, strict=True):
         if not url or not replacement:
             raise UsageError("usage", f"--mirror {option!r} is not of the form URL=REPLACEMENT.")
-    return {**config().mirrors, **{url: replacement for url, _, replacement in pairs}}
+    given = {url: replacement for url, _, replacement in pairs}
+    covered = tuple(comparable(url) for url in given)
+    own = config().mirrors.items()
+    return {url: other for url, other in own if not comparable(url).startswith(covered)} | given
+
+
+def comparable(address: str) -> str:
+    """Return *address* in the form in which it is compared: GitHub does not regard case."""
+    return address.lower() if address.lower().startswith("https://github.com/") else address
 
 
 def checkout() -> Path | None:

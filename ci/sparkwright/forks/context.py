@@ -87,14 +87,14 @@ class RunContext:
         project = self.project
         files = (
             project.stack_file,
-            project.lock_file,
             project.root / "cherry_picks" / f"{fork}.yaml",
             project.build_folder / f"archs{project.suffix}.yaml",
             *list_folder(project.series_folder(fork)),
             *self.tuned_files(fork),
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
-        return content_key("source-tree", (fork, self.source, digests))
+        pins = self.lock.forks[fork].pins
+        return content_key("source-tree", (fork, self.source, pins, digests))
 
     @property
     def tuned_folder(self) -> Path:

@@ -19,16 +19,18 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
     UNRESOLVED,
     ForkLock,
+    ForkSpec,
     GitLock,
     Project,
     SourceError,
     SourceKind,
+    SourceSpecs,
     SourceUnreachable,
     VendoredLock,
 )
 
-#: Raise it when `FetchedSource` changes: 2 added the submodules.
-FORM = 2
+#: Raise it when `FetchedSource` changes: 3 added why it is no git source.
+FORM = 3
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -42,6 +44,8 @@ class FetchedSource(msgspec.Struct, frozen=True):
         resolved: Whether the lock names both beyond doubt; only then may it reach the channel
             ``verified``.
         submodules: Of a git source, and theirs, by path.
+        refused: The reference of the error for which it was taken in place of the git source, whose
+            host answers.
     """
 
     fork: str
@@ -51,6 +55,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     tree: str
     resolved: bool
     submodules: dict[str, VendoredLock] = {}
+    refused: str = ""
 
 
 def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
@@ -75,15 +80,14 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
     spec = context.project.fork(fork)
-    ignored, generated = spec.ignored, spec.sources.sdist.generated if spec.sources.sdist else ()
     key = content_key(
         "source",
         {
-            "lock": locked,
+            "lock": locked.pins,
             "source": context.source,
             "mirrors": dict(context.mirrors),
-            "ignored": sorted(ignored),
-            "generated": generated,
+            "ignored": sorted(spec.ignored),
+            "sources": spec.sources,
             "form": FORM,
         },
     )
@@ -91,60 +95,120 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
     if stored and context.objects.whole(stored.tree):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        provable = bool(locked.sdist and generated)
-        kind = choose(context, fork, locked, provable=provable)
-        if kind == "git" and (git := locked.git):
-            commit, proven = full_commit(context, fork, git), git.resolved
-            if provable and not proven:
-                locked = resolve.pin_commit(context, spec, locked, git, commit)
-            tree = _git_tree(context, fork, git, locked.vendored, ignored)
-            if provable and not proven:
-                proven = bool(resolve.prove(context, fork, locked, generated))
-            origin = f"{git.url} @ {commit}"
-            fetched = FetchedSource(fork, kind, origin, commit, tree, proven, locked.submodules)
-        elif file := locked.sdist if kind == "sdist" else locked.wheel:
-            tree = package_index.import_file(context, file)
-            if file.tree != tree:
-                raise SourceError(
-                    "source-mismatch",
-                    f"The content of {file.filename} is not the tree that the lock names.",
-                    details=[f"lock: {file.tree}", f"tree: {tree}"],
-                )
-            origin = f"{file.filename} ({file.folder})" if file.folder else file.filename
-            fetched = FetchedSource(fork, kind, origin, file.sha256, tree, True)
+        kind = choose(context, fork, locked)
+        others = [other for other in locked.kinds if other != "git"]
+        try:
+            fetched = (
+                _from_git(context, fork, spec, locked)
+                if kind == "git"
+                else _from_archive(context, fork, kind, locked)
+            )
+        except SourceError as error:
+            if kind != "git" or not others:
+                raise
+            if context.source == "git":
+                error.todo += f" Or take the locked archive: --source {others[0]}."
+                raise
+            console.warn(
+                f"{fork}: taking the {others[0]}, because the git source fails: {error.what}"
+            )
+            fetched = _from_archive(context, fork, others[0], locked)
+            fetched = msgspec.structs.replace(fetched, refused=error.reference)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", key, fetched)
     return fetched
 
 
+def _from_archive(
+    context: RunContext, fork: str, kind: SourceKind, locked: ForkLock
+) -> FetchedSource:
+    """Return the locked source distribution or wheel as the source of *fork*."""
+    file = locked.sdist if kind == "sdist" else locked.wheel
+    assert file
+    tree = package_index.import_file(context, file)
+    if file.tree != tree:
+        raise SourceError(
+            "source-mismatch",
+            f"The content of {file.filename} is not the tree that the lock names.",
+            details=[f"lock: {file.tree}", f"tree: {tree}"],
+        )
+    origin = f"{file.filename} ({file.folder})" if file.folder else file.filename
+    return FetchedSource(fork, kind, origin, file.sha256, tree, True)
+
+
+def _from_git(context: RunContext, fork: str, spec: ForkSpec, locked: ForkLock) -> FetchedSource:
+    """
+    Return the git source of *fork*.
+
+    If stack.yaml names no full commit, the tree is the one of the archive that proves it: a file
+    of the commit that the archive lacks is proved by nothing. Its bytes need no host then, if the
+    lock records the proof.
+    """
+    git, sources = locked.git, spec.sources
+    assert git
+    resolved, tree = git.resolved, ""
+    if sources.pinned_by_archive:
+        resolved, tree = True, _from_archive(context, fork, sources.proof or "sdist", locked).tree
+        try:
+            commit = full_commit(context, fork, git, proved=True)
+            _commit_tree(context, git, commit)
+            locked = resolve.pin_commit(context, spec, locked, git, commit)
+            for entry in locked.submodules.values():
+                context.mirror(entry.url).commit(entry.commit)
+            resolve.prove(context, fork, locked, sources)
+        except SourceUnreachable as error:
+            if not _proved(sources, locked):
+                raise
+            commit = git.commit
+            console.note(f"{error.what} The lock records that the archive is the commit's.")
+    else:
+        commit = full_commit(context, fork, git)
+        if sources.proof and not resolved:
+            locked = resolve.pin_commit(context, spec, locked, git, commit)
+        tree = _git_tree(context, fork, git, locked.vendored, spec.ignored)
+        if sources.proof and not resolved:
+            resolved = bool(resolve.prove(context, fork, locked, sources))
+    origin = f"{git.url} @ {commit}"
+    return FetchedSource(fork, "git", origin, commit, tree, resolved, locked.submodules)
+
+
+def _proved(sources: SourceSpecs, locked: ForkLock) -> bool:
+    """Return True if the lock records that the archive is the git source."""
+    return bool(sources.pinned_by_archive and locked.proof and locked.whole)
+
+
 def deviation(project: Project, source: FetchedSource) -> str:
     """
-    Return that *source* is another release than upstream pins, and why that is accepted; empty if
-    it is not another.
+    Return that *source* is another release than upstream pins, and why that is accepted, or that it
+    was taken in place of its git source; empty if neither holds.
     """
-    specs = project.fork(source.fork).sources
-    if source.kind != "wheel" or not specs.wheel or not specs.git or not specs.wheel.release:
-        return ""
-    wheel = specs.wheel
-    return (
-        f"{source.fork} {wheel.release} of the official {wheel.name} {wheel.version} wheel, "
-        f"although upstream pins {specs.git.ref}; accepted, because {wheel.accepted.strip()}"
-    )
+    sources, text = project.fork(source.fork).sources, ""
+    if sources.git and sources.upstream:
+        text = (
+            f"{source.fork} {sources.git.ref}, although upstream pins {sources.upstream}; "
+            f"accepted, because {sources.accepted.strip()}"
+        )
+    if source.refused:
+        text = f"{text or source.fork}; from {source.origin} in place of git ({source.refused})"
+    return text
 
 
-def choose(
-    context: RunContext, fork: str, locked: ForkLock, *, provable: bool = False
-) -> SourceKind:
+def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
     """
     Return the kind of source to take: the one that the run asks for, if the fork has it, else git
-    when it is reachable, and its commit and tree are locked or *provable* by the source
-    distribution; say why not.
+    when it is reachable, and its commit and tree are locked or provable by an archive; say why not.
     """
     if context.source in locked.kinds:
         return context.source
-    named = locked.whole or (provable and locked.git and locked.git.commit != UNRESOLVED)
-    if locked.git and len(locked.kinds) > 1 and not (named and _reachable(context, locked.git)):
+    sources = context.project.fork(fork).sources
+    named = locked.whole or bool(sources.proof)
+    if (
+        locked.git
+        and len(locked.kinds) > 1
+        and not _proved(sources, locked)
+        and not (named and _reachable(context, locked.git))
+    ):
         why = "is not reachable from here" if named else "is not resolved in the lock"
         console.note(f"{fork}: taking the {locked.kinds[1]}, because the git source {why}")
         return locked.kinds[1]
@@ -199,13 +263,7 @@ def _git_tree(
     """
     commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
     mirror, objects = context.mirror(locked.url), context.objects
-    tree = mirror.commit(commit)
-    if locked.tree not in (UNRESOLVED, tree):
-        raise SourceError(
-            "source-mismatch",
-            f"Commit {commit} of {url} has another tree than the lock names.",
-            details=[f"lock:   {locked.tree}", f"commit: {tree}"],
-        )
+    tree = _commit_tree(context, locked, commit)
     if idle := [path for path in locked.without if not objects.has(f"{tree}:{path}")]:
         raise FileError(
             "file-invalid",
@@ -240,10 +298,26 @@ def _git_tree(
     return objects.with_folders(tree, folders) if folders else tree
 
 
-def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
+def _commit_tree(context: RunContext, locked: GitLock, commit: str) -> str:
+    """Return the tree of *commit*; raise `source-mismatch` if the lock names another."""
+    tree = context.mirror(locked.url).commit(commit)
+    if locked.tree not in (UNRESOLVED, tree):
+        raise SourceError(
+            "source-mismatch",
+            f"Commit {commit} of {redact_credentials(locked.url)} has another tree than the lock "
+            "names.",
+            details=[f"lock:   {locked.tree}", f"commit: {tree}"],
+        )
+    return tree
+
+
+def full_commit(context: RunContext, fork: str, locked: GitLock, *, proved: bool = False) -> str:
     """
     Return the 40 digits of the locked commit; a prefix counts when the locked ref names a commit
     that begins with it.
+
+    Args:
+        proved: An archive tells whether the commit is the right one: the ref alone will do.
 
     Raises:
         source-unresolved: The lock has no commit.
@@ -253,7 +327,7 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
     """
     if len(locked.commit) == 40:
         return locked.commit
-    if locked.commit == UNRESOLVED:
+    if locked.commit == UNRESOLVED and not proved:
         raise SourceError(
             "source-unresolved", f"The lock names no commit for {fork} ({locked.ref})."
         )
@@ -265,7 +339,7 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
             f"{redact_credentials(mirror.address)} does not offer {locked.ref} of {fork}.",
             todo="Give a mirror that has it (--mirror), or take another kind of source (--source).",
         )
-    if not named.startswith(locked.commit):
+    if locked.commit != UNRESOLVED and not named.startswith(locked.commit):
         raise SourceError(
             "source-mismatch",
             f"{locked.ref} of {fork} is not the locked commit.",

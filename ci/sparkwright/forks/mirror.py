@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.core import git
+from sparkwright.core.config import comparable
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitError
 from sparkwright.core.files import sha256_bytes
@@ -299,10 +300,6 @@ def mirrored(mirrors: Mapping[str, str], url: str) -> str:
     The longest beginning of *url* that is in *mirrors* is replaced. GitHub's addresses are compared
     without regard to case, as GitHub does. A local folder becomes a ``file://`` URL.
     """
-
-    def comparable(address: str) -> str:
-        return address.lower() if address.lower().startswith("https://github.com/") else address
-
     fitting = [prefix for prefix in mirrors if comparable(url).startswith(comparable(prefix))]
     if fitting:
         longest = max(fitting, key=len)

@@ -2,8 +2,9 @@
 The package index: which files it offers, downloads of them that resume and are verified, and the
 source archives among them, read without unpacking.
 
-The index is the one that pip and uv of this user would ask, so that a lab's own mirror works
-without a word to us. Locks hold names and hashes, never addresses.
+The index is the one that pip or uv of this user would ask, by a variable, or else by pip.conf or
+uv.toml, so that a lab's own mirror works without a word to us. Locks hold names and hashes, never
+addresses.
 
 An archive is hostile: a member may climb out of its folder, be a link that leaves it, a device, or
 promise less than it holds. Everything is checked before a byte reaches the object store; nothing is
@@ -12,9 +13,11 @@ written to a path that a member names.
 
 from __future__ import annotations
 
+import configparser
 import os
 import posixpath
 import re
+import sys
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import platformdirs
 
 from sparkwright.core import http
 from sparkwright.core.console import console, one_line
@@ -64,15 +68,53 @@ class IndexFile(msgspec.Struct, frozen=True):
     yanked: bool = False
 
 
+class _UvIndex(msgspec.Struct):
+    url: str = ""
+    default: bool = False
+
+
+class _UvConfig(msgspec.Struct, rename="kebab"):
+    index: list[_UvIndex] = []
+    index_url: str = ""
+
+
 def index_url() -> str:
     """
-    Return the address of the simple index (PEP 503, PEP 691): from the environment, else PyPI's.
+    Return the address of the simple index (PEP 503, PEP 691): from the environment, else from the
+    configuration of pip or uv, else PyPI's.
+
+    Raises:
+        file-invalid: A configuration file is not readable.
     """
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-    own = next(filter(None, map(os.environ.get, VARIABLES)), PYPI_SIMPLE_ENDPOINT)
+    own = next(filter(None, map(os.environ.get, VARIABLES)), "")
     # That of uv may have a name.
-    return re.sub(r"\A[\w.-]+=", "", own)
+    return re.sub(r"\A[\w.-]+=", "", own) or _configured() or PYPI_SIMPLE_ENDPOINT
+
+
+def _configured() -> str:
+    """Return the index that the user's pip.conf or uv.toml names; empty if none does."""
+    folders = [Path("/etc"), platformdirs.user_config_path()]
+    # The later ones win, as with pip.
+    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), Path.home() / ".pip/pip.conf"]
+    files += [folders[-1] / "pip" / "pip.conf", Path(sys.prefix) / "pip.conf"]
+    named = os.environ.get("PIP_CONFIG_FILE", "")
+    pip, uv = configparser.RawConfigParser(), _UvConfig()
+    try:
+        pip.read([*files, named] if named != os.devnull else [], "utf-8")
+        for path in (folder / "uv" / "uv.toml" for folder in folders):
+            uv = msgspec.toml.decode(path.read_bytes(), type=_UvConfig) if path.is_file() else uv
+    except (OSError, ValueError, configparser.Error, msgspec.MsgspecError) as error:
+        raise FileError(
+            "file-invalid",
+            "A configuration file of pip or uv is not readable.",
+            details=str(error).splitlines(),
+            todo=f"Correct it, or name the index with {VARIABLES[0]}.",
+        ) from error
+    own = [index.url for index in uv.index if index.default]
+    sections = (pip.get(name, "index-url", fallback="") for name in ("install", "global"))
+    return next(filter(None, (*sections, *own, uv.index_url)), "")
 
 
 def files(project: str) -> tuple[IndexFile, ...]:
@@ -80,13 +122,14 @@ def files(project: str) -> tuple[IndexFile, ...]:
     Return every file that the index offers for *project*.
 
     Raises:
-        source-unreachable: The index does not answer, or has no such project.
+        source-unreachable: The index does not answer, or has no such project, or answers with
+            another page, such as that of a login.
     """
     from packaging.utils import canonicalize_name
     from pypi_simple import ACCEPT_ANY, ProjectPage, UnsupportedRepoVersionError
 
-    index = http.redact_credentials(index_url())
-    url = f"{index_url().rstrip('/')}/{canonicalize_name(project)}/"
+    index, name = http.redact_credentials(index_url()), canonicalize_name(project)
+    url = f"{index_url().rstrip('/')}/{name}/"
     try:
         reply = http.request(
             "GET",
@@ -119,11 +162,18 @@ def files(project: str) -> tuple[IndexFile, ...]:
             f"The index at {index} does not answer for {project!r}.",
             details=[one_line(http.redact_credentials(str(error)), 300)],
         ) from None
+    own = [file for file in page.packages if canonicalize_name(file.filename).startswith(name)]
+    if not own:
+        raise SourceUnreachable(
+            "source-unreachable",
+            f"The index at {index} answers with a page that lists no file of {project!r}.",
+            details=["is this a package index?"],
+        )
     return tuple(
         IndexFile(
             file.filename, file.url, (file.digests or {}).get("sha256", ""), bool(file.is_yanked)
         )
-        for file in page.packages
+        for file in own
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import posixpath
 import re
 from collections.abc import Collection
@@ -24,9 +25,10 @@ from sparkwright.forks.stack import (
     GitSpec,
     Lock,
     Project,
-    SdistProof,
     SdistSpec,
     SourceError,
+    SourceProof,
+    SourceSpecs,
     SourceUnreachable,
     VendoredLock,
     WheelSpec,
@@ -44,24 +46,27 @@ SHOWN = 20
 
 def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
     """
-    Return the lock of the stack as the upstreams stand now.
+    Return the lock of the stack, in which the forks of the run are as the upstreams stand now.
 
-    A source whose host does not answer stays as stack.yaml names it, or ``unresolved``, and a base
-    wheel that the index does not offer is left out (`unresolved` lists both).
+    An entry that cannot be seen now stays as *earlier* has it, if it belongs to the same release.
+    Otherwise a git source stays as stack.yaml names it, or ``unresolved``, and a base wheel is left
+    out (`unresolved` lists both).
 
     Args:
-        earlier: Names the sources that FetchContent downloads, which only a configure can tell
+        earlier: Also names the sources that FetchContent downloads, which only a configure can tell
             (`sparkwright.cli.stages`); they are pinned again.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
+        sdist-differs: See `prove`.
     """
-    spec, forks = context.project.spec, earlier.forks if earlier else {}
+    locked, spec = dict[str, ForkLock](), context.project.spec
     with context.store.lock("objects"):
-        locked = {
-            name: resolve_fork(context, name, fork, forks.get(name))
-            for name, fork in spec.forks.items()
-        }
+        for name, fork in spec.forks.items():
+            known = earlier.forks.get(name) if earlier else None
+            if known is None or name in context.forks:
+                known = resolve_fork(context, name, fork, known)
+            locked[name] = known
     return Lock(1, spec.stack, locked)
 
 
@@ -70,26 +75,7 @@ def resolve_fork(
 ) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
-        specs, bases = fork.sources, dict[str, FileLock]()
-        git = _git(context, specs.git) if specs.git else None
-        sdist = _file(context, specs.sdist) if specs.sdist else None
-        wheel = _file(context, specs.wheel) if specs.wheel else None
-        for machine, spec in fork.bases.items():
-            try:
-                bases[machine] = _file(context, spec)
-            except SourceUnreachable as error:
-                console.warn(f"{error.what} Left unresolved.")
-        sources = _pin_submodules(context, fork, git) if git else {}
-        earlier = earlier or ForkLock()
-        for declared, entry in earlier.fetched.items():
-            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
-            sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
-        locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
-        if specs.sdist and specs.sdist.generated and locked.whole:
-            locked = msgspec.structs.replace(
-                locked, proof=prove(context, name, locked, specs.sdist.generated)
-            )
-        return locked
+        return _Resolver(context, fork, earlier or ForkLock()).resolve(name)
 
 
 def pin_commit(
@@ -104,9 +90,8 @@ def pin_commit(
     """
     tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
-    return msgspec.structs.replace(
-        locked, git=git, vendored={**_pin_submodules(context, fork, git), **locked.vendored}
-    )
+    vendored = {**_Resolver(context, fork, ForkLock()).submodules(git), **locked.vendored}
+    return msgspec.structs.replace(locked, git=git, vendored=vendored)
 
 
 def pin(
@@ -115,43 +100,217 @@ def pin(
     name: str,
     source: VendoredLock,
     modules: Collection[str] | None = None,
-) -> dict[str, VendoredLock]:
+) -> tuple[dict[str, VendoredLock], dict[str, str]]:
     """
     Return the lock of the vendored source *name*, and of the submodules below it, unresolved where
-    a host does not answer.
+    a host does not answer; and when they were seen, as `ForkLock.seen`.
 
     Args:
         source: Its kind, address and ref; commit and tree are asked for.
         modules: The submodules that the build takes; None for all.
     """
-    without = fork.vendored[name].without if name in fork.vendored else ()
-    commit = source.ref if len(source.ref) == 40 else ""
-    git = _git(context, GitSpec(source.url, source.ref, commit, without))
-    entry = VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)
-    return {name: entry, **_pin_submodules(context, fork, git, f"{name}/", modules)}
+    resolver = _Resolver(context, fork, ForkLock())
+    return resolver.vendored(name, source, modules), resolver.seen
 
 
-def _pin_submodules(
-    context: RunContext,
-    fork: ForkSpec,
-    git: GitLock,
-    parent: str = "",
-    modules: Collection[str] | None = None,
-) -> dict[str, VendoredLock]:
-    """Return the locks of the submodules of *git*, by *parent* and their paths, as `pin`."""
-    locked = dict[str, VendoredLock]()
-    if not git.resolved or not context.objects.submodules(git.tree):
+class _Resolver:
+    """
+    Looks at the sources of one fork, and keeps those of an earlier lock that cannot be seen now.
+
+    Attributes:
+        seen: As in `ForkLock`.
+    """
+
+    def __init__(self, context: RunContext, fork: ForkSpec, earlier: ForkLock) -> None:
+        self._context, self._fork, self._earlier = context, fork, earlier
+        self._today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        self.seen = dict[str, str]()
+
+    def resolve(self, name: str) -> ForkLock:
+        """Return the lock of the fork, which is called *name*."""
+        specs, earlier, bases = self._fork.sources, self._earlier, dict[str, FileLock]()
+        git = self._git("git", specs.git, earlier.git) if specs.git else None
+        sdist = self._file("sdist", specs.sdist, earlier.sdist) if specs.sdist else None
+        wheel = self._file("wheel", specs.wheel, earlier.wheel) if specs.wheel else None
+        for machine, spec in self._fork.bases.items():
+            try:
+                bases[machine] = self._file(f"bases/{machine}", spec, earlier.bases.get(machine))
+            except SourceUnreachable as error:
+                console.warn(f"{error.what} Left unresolved.")
+        sources = self.submodules(git) if git else {}
+        for declared, entry in earlier.fetched.items():
+            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
+            sources |= self.vendored(declared, entry, below if entry.resolved else None)
+        locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
+        if specs.proof and locked.whole:
+            trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
+            if not self._context.objects.missing(trees):
+                proof = prove(self._context, name, locked, specs)
+            else:
+                proof = earlier.proof if _same_content(locked, earlier) else None
+            locked = msgspec.structs.replace(locked, proof=proof)
+        return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))
+
+    def vendored(
+        self, name: str, source: VendoredLock, modules: Collection[str] | None = None
+    ) -> dict[str, VendoredLock]:
+        """Return the locks of the vendored source *name* and of the submodules below it."""
+        without = self._fork.vendored[name].without if name in self._fork.vendored else ()
+        commit = source.ref if len(source.ref) == 40 else ""
+        spec = GitSpec(source.url, source.ref, commit, without)
+        git = self._git(f"vendored/{name}", spec, self._earlier.vendored.get(name))
+        entry = VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)
+        return {name: entry, **self.submodules(git, f"{name}/", modules)}
+
+    def submodules(
+        self, git: GitLock, parent: str = "", modules: Collection[str] | None = None
+    ) -> dict[str, VendoredLock]:
+        """Return the locks of the submodules of *git*, by *parent* and their paths."""
+        context, locked = self._context, dict[str, VendoredLock]()
+        if not git.resolved:
+            return locked
+        try:
+            if context.objects.missing([git.tree]):
+                raise SourceUnreachable("source-unreachable", f"{git.url} was not seen.")
+            if not context.objects.submodules(git.tree):
+                return locked
+            paths = context.objects.paths(git.tree)
+            context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
+        except SourceUnreachable:
+            return self._kept_submodules(parent)
+        for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
+            path = parent + module
+            wanted = path not in self._fork.ignored and (modules is None or module in modules)
+            # Without an address it stays unlocked, and is an error where it is fetched.
+            if url and wanted:
+                entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
+                locked |= self.vendored(path, entry)
         return locked
-    paths = context.objects.paths(git.tree)
-    context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
-    for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
-        path = parent + module
-        wanted = path not in fork.ignored and (modules is None or module in modules)
-        # Without an address it stays unlocked, and is an error where it is fetched.
-        if url and wanted:
-            entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
-            locked |= pin(context, fork, path, entry)
-    return locked
+
+    def _kept_submodules(self, parent: str) -> dict[str, VendoredLock]:
+        """Return the submodules below *parent* as the earlier lock has them."""
+        earlier = self._earlier.vendored if parent else self._earlier.submodules
+        kept = {path: entry for path, entry in earlier.items() if path.startswith(parent)}
+        for path in kept:
+            self._keep(f"vendored/{path}", "the tree that names it was not seen")
+        return kept
+
+    def _git(self, entry: str, spec: GitSpec, earlier: GitLock | None) -> GitLock:
+        """Return the lock of a git source, called *entry* in `seen`."""
+        try:
+            commit, tree = self._look_up(spec)
+            self.seen[entry] = self._today
+            console.note(f"{spec.ref}: commit {commit}, tree {tree}")
+        except SourceUnreachable as error:
+            why = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
+            commit, tree = spec.commit or UNRESOLVED, UNRESOLVED
+            names = (spec.url, spec.ref)
+            if (
+                earlier
+                and earlier.commit != UNRESOLVED
+                and (earlier.url, earlier.ref) == names
+                and earlier.commit.startswith(spec.commit)
+            ):
+                commit, tree = earlier.commit, earlier.tree
+                self._keep(entry, why)
+            else:
+                console.warn(f"left unresolved: {why}")
+        return GitLock(spec.url, spec.ref, commit, tree, spec.without)
+
+    def _look_up(self, spec: GitSpec) -> tuple[str, str]:
+        """
+        Return the commit and the tree of *spec* at its host.
+
+        Raises:
+            source-unreachable: The host does not answer, or does not have it.
+            source-mismatch: The ref names another commit than stack.yaml.
+        """
+        mirror, commit = self._context.mirror(spec.url), spec.commit
+        # The mirror of a few commits need not have the tags; a full commit needs none.
+        if spec.ref != commit:
+            commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
+        if not commit:
+            raise SourceUnreachable(
+                "source-unreachable",
+                f"{spec.ref} of {redact_credentials(mirror.address)} is not there.",
+            )
+        if not commit.startswith(spec.commit):
+            raise SourceError(
+                "source-mismatch",
+                f"{spec.ref} of {redact_credentials(mirror.address)} names another commit.",
+                details=[f"stack.yaml: {spec.commit}", f"host: {commit}"],
+            )
+        return commit, mirror.commit(commit)
+
+    def _file(self, entry: str, spec: SdistSpec | WheelSpec, earlier: FileLock | None) -> FileLock:
+        """
+        Return the lock of a file of the package index, called *entry* in `seen`.
+
+        Raises:
+            source-unreachable: The index does not answer or offer it, and *earlier* is another.
+        """
+        suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
+        folder = spec.folder if isinstance(spec, WheelSpec) else ""
+        wanted = _comparable(f"{spec.name}-{spec.version}{suffix}")
+        if earlier and (_comparable(earlier.filename), earlier.folder) != (wanted, folder):
+            earlier = None
+        try:
+            offers = [
+                file for file in package_index.files(spec.name) if _comparable(file.name) == wanted
+            ]
+            if not offers or not offers[0].sha256:
+                raise SourceUnreachable(
+                    "source-unreachable",
+                    f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
+                )
+            file = self._download(spec, offers[0], folder, earlier)
+        except SourceUnreachable as error:
+            if not earlier:
+                raise
+            self._keep(entry, error.what)
+            return earlier
+        self.seen[entry] = self._today
+        tree = f", tree {file.tree}" if file.tree else ""
+        console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{tree}")
+        return file
+
+    def _download(
+        self,
+        spec: SdistSpec | WheelSpec,
+        offer: package_index.IndexFile,
+        folder: str,
+        earlier: FileLock | None,
+    ) -> FileLock:
+        """Return the lock of the file *offer*; a base that is *earlier* is not downloaded."""
+        name, sha256, store = offer.name, offer.sha256, self._context.store
+        if earlier and earlier.sha256 == sha256 and not earlier.tree:
+            return earlier
+        size = package_index.obtain(store, spec.name, name, sha256).stat().st_size
+        file = FileLock(spec.name, spec.version, name, sha256, size, folder)
+        if folder or isinstance(spec, SdistSpec):
+            tree = package_index.import_file(self._context, file)
+            file = msgspec.structs.replace(file, tree=tree)
+        return file
+
+    def _keep(self, entry: str, why: str) -> None:
+        """Keep the day of *entry*, which was not seen now, and say so."""
+        day = self._earlier.seen.get(entry, "")
+        self.seen |= {entry: day} if day else {}
+        console.warn(f"{entry}: kept as locked, last seen {day or 'on an unknown day'}: {why}")
+
+
+def _comparable(filename: str) -> str:
+    return filename.replace("-", "_").lower()
+
+
+def _same_content(locked: ForkLock, earlier: ForkLock) -> bool:
+    """Return True if both locks name the same archives, commit and submodules."""
+
+    def content(lock: ForkLock) -> tuple[object, ...]:
+        trees = {path: entry.tree for path, entry in lock.submodules.items()}
+        return lock.git and lock.git.tree, lock.sdist, lock.wheel, trees
+
+    return content(locked) == content(earlier)
 
 
 def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, str]]:
@@ -223,23 +382,22 @@ def require_safe(text: str, origin: str) -> str:
 
 
 def prove(
-    context: RunContext, fork: str, locked: ForkLock, generated: Collection[str]
-) -> SdistProof | None:
+    context: RunContext, fork: str, locked: ForkLock, sources: SourceSpecs
+) -> SourceProof | None:
     """
-    Compare the locked source distribution with the locked commit, and say so; None if the lock has
-    no source distribution.
-
-    Args:
-        generated: Patterns (`fnmatch`) of files that the release process writes.
+    Compare the locked archive that *sources* mean as a proof with the locked commit, whose trees
+    and those of its submodules are in the store, and print the result; None if there is none.
 
     Raises:
-        sdist-differs: A file of the source distribution is not the commit's or a submodule's, and
-            not generated.
+        sdist-differs: A file of the archive is not the commit's or a submodule's, and not
+            generated.
         source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
     """
-    objects, git, file = context.objects, locked.git, locked.sdist
-    if not git or not file:
+    objects, git = context.objects, locked.git
+    file = locked.sdist if sources.proof == "sdist" else locked.wheel
+    if not (sources.proof and git and file):
         return None
+    generated = sources.sdist.generated if sources.sdist and sources.proof == "sdist" else ()
     trees = {
         f"{path}/": objects.resolve(f"{entry.commit}^{{tree}}")
         for path, entry in locked.submodules.items()
@@ -265,10 +423,10 @@ def prove(
     if wrong:
         raise SourceError(
             "sdist-differs",
-            f"{len(wrong)} files of the source distribution of {fork} are not the commit's.",
+            f"{len(wrong)} files of {file.filename}, which proves {fork}, are not the commit's.",
             details=wrong[:SHOWN],
         )
-    proof = SdistProof(
+    proof = SourceProof(
         equal=len(released) - len(differing),
         generated=tuple(sorted(differing)),
         absent=len(commit.keys() - released.keys()),
@@ -296,54 +454,3 @@ def unresolved(project: Project, lock: Lock) -> list[str]:
             for machine in sorted(project.fork(name).bases.keys() - fork.bases.keys())
         ]
     return lines
-
-
-def _git(context: RunContext, spec: GitSpec) -> GitLock:
-    """Return the lock of a git source, unresolved if the host does not answer."""
-    mirror, commit = context.mirror(spec.url), spec.commit
-    try:
-        # The mirror of a few commits need not have the tags; a full commit needs none.
-        if spec.ref != commit:
-            commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
-        if not commit:
-            raise SourceUnreachable(
-                "source-unreachable",
-                f"{spec.ref} of {redact_credentials(mirror.address)} is not there.",
-            )
-        if not commit.startswith(spec.commit):
-            raise SourceError(
-                "source-mismatch",
-                f"{spec.ref} of {redact_credentials(mirror.address)} names another commit.",
-                details=[f"stack.yaml: {spec.commit}", f"host: {commit}"],
-            )
-        tree = mirror.commit(commit)
-    except SourceUnreachable as error:
-        why = " · ".join([error.what, *error.details[-1:]])
-        console.warn(f"left unresolved: {redact_credentials(why)}")
-        return GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    console.note(f"{spec.ref}: commit {commit}, tree {tree}")
-    return GitLock(spec.url, spec.ref, commit, tree, spec.without)
-
-
-def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
-    """Return the lock of a file of the package index."""
-    suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
-    wanted = f"{spec.name}-{spec.version}{suffix}".replace("-", "_").lower()
-    offers = [
-        file
-        for file in package_index.files(spec.name)
-        if file.name.replace("-", "_").lower() == wanted
-    ]
-    if not offers or not offers[0].sha256:
-        raise SourceUnreachable(
-            "source-unreachable",
-            f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
-        )
-    name, sha256 = offers[0].name, offers[0].sha256
-    size = package_index.obtain(context.store, spec.name, name, sha256).stat().st_size
-    folder = spec.folder if isinstance(spec, WheelSpec) else ""
-    file = FileLock(spec.name, spec.version, name, sha256, size, folder)
-    if folder or isinstance(spec, SdistSpec):
-        file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
-    console.note(f"{name}: sha256 {sha256[:16]}…{f', tree {file.tree}' if file.tree else ''}")
-    return file

@@ -69,10 +69,11 @@ class SourceError(SparkwrightError):
             exit_code=5,
         ),
         "sdist-differs": Advice(
-            "A file of the locked source distribution differs from the commit: a moved tag, "
-            "a replaced file, or a release from another commit.",
-            "Do not build from it. Compare the files with the upstream project; a file that the "
-            "release process writes goes under `generated` in stack.yaml.",
+            "A file of the locked archive, a source distribution or a folder of a wheel, differs "
+            "from the commit: a moved tag, a replaced file, or a release from another commit.",
+            "Build from the archive, which the lock names by hash: --source sdist or wheel. "
+            "Compare the files with the upstream project; a file that the release process writes "
+            "goes under `generated` in stack.yaml.",
         ),
         "source-mismatch": Advice(
             "The bytes that arrived are not the bytes that the lock names: a replaced release, a "
@@ -135,30 +136,50 @@ class SdistSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WheelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     A wheel of the package index; *folder* is set where the source is a folder inside it.
-
-    Attributes:
-        release: The fork's release in it, if that is not the one that the git source names.
-        accepted: Why that release may be taken.
     """
 
     name: str
     version: str
     tag: str
     folder: str = ""
-    release: str = ""
-    accepted: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.release) != bool(self.accepted.strip()):
-            raise ValueError("`release` and `accepted` are stated together")
 
 
 class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The kinds in which a fork's source can be had."""
+    """
+    The kinds in which a fork's source can be had.
+
+    Attributes:
+        upstream: The release that the forks pin upstream, if it is another.
+        accepted: Why this one may be taken in its place.
+    """
 
     git: GitSpec | None = None
     sdist: SdistSpec | None = None
     wheel: WheelSpec | None = None
+    upstream: str = ""
+    accepted: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.upstream) != bool(self.accepted.strip()):
+            raise ValueError("`upstream` and `accepted` are stated together")
+
+    @property
+    def proof(self) -> Literal["sdist", "wheel", ""]:
+        """
+        The kind of the release archive whose files have to be those of the git source; empty if no
+        archive is meant to be compared.
+        """
+        if self.git and self.sdist and self.sdist.generated:
+            return "sdist"
+        return "wheel" if self.git and self.wheel and self.wheel.folder else ""
+
+    @property
+    def pinned_by_archive(self) -> bool:
+        """
+        Return True if the archive alone says which files the git source may have: a tag or the
+        beginning of a commit says it of none.
+        """
+        return bool(self.proof and self.git and len(self.git.commit) != 40)
 
 
 class VendoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -353,9 +374,9 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     kind: Literal["submodule", "fetchcontent"]
 
 
-class SdistProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SourceProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
-    A source distribution compared with a commit.
+    A source distribution, or a folder of a wheel, compared with a commit.
 
     Attributes:
         equal: The number of its files that are the commit's.
@@ -371,7 +392,11 @@ class SdistProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     The locked sources of a fork, by kind, the bases of its graft, by machine, the sources that it
-    vendors, by name, and the proof that the source distribution is the commit.
+    vendors, by name, and the proof that the archive is the commit.
+
+    Attributes:
+        seen: The day on which `lock` last saw each entry at its host or on the index, by its place
+            in this record (``git``, ``vendored/NAME``).
     """
 
     git: GitLock | None = None
@@ -379,7 +404,13 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     wheel: FileLock | None = None
     bases: dict[str, FileLock] = {}
     vendored: dict[str, VendoredLock] = {}
-    proof: SdistProof | None = None
+    proof: SourceProof | None = None
+    seen: dict[str, str] = {}
+
+    @property
+    def pins(self) -> ForkLock:
+        """The lock without days, for digests."""
+        return msgspec.structs.replace(self, seen={})
 
     @property
     def kinds(self) -> list[SourceKind]:
@@ -437,6 +468,17 @@ def read_lock(project: Project) -> Lock:
             todo="Run `sparkwright lock`.",
         )
     return lock
+
+
+def earlier_lock(project: Project) -> Lock | None:
+    """
+    Return the lock that the next one follows, if there is one; stack.yaml may have other forks
+    since then.
+
+    Raises:
+        file-invalid: It is damaged.
+    """
+    return strict_yaml.load(project.lock_file, Lock) if project.lock_file.exists() else None
 
 
 def render_lock(lock: Lock) -> str:
