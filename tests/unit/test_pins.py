@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import platform
 import re
 import shutil
@@ -14,14 +15,16 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import wheels
+from tests.support import processes, wheels
 from tests.unit.conftest import Mini, write_sdist
 
+from sparkwright.builder import pins
+from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
 from sparkwright.forks import resolve
-from sparkwright.forks.stack import render_lock
+from sparkwright.forks.stack import Project, read_lock, render_lock, stack_names
 
 TAG = upstreams.tag()
 #: Bytes of the official wheel.
@@ -30,7 +33,7 @@ RELEASES = {
     "flashinfer": {"0.7.2": ["ninja"], "0.7.4": ["apache-tvm-ffi>=0.2"]},
     "vllm": {
         "0.33.0": ["mini-flashinfer==0.7.2", "apache-tvm-ffi==0.1.9", "torch==2.14.0", "requests==1; extra == 'x'"],
-        "0.34.0": ["mini-flashinfer==0.7.4", "torch==2.15.0"],
+        "0.34.0": ["mini-flashinfer==0.7.4", "mini-tool==2"],
     },
 }
 
@@ -72,12 +75,16 @@ def _locked(locked_mini: Mini, tmp_path_factory: pytest.TempPathFactory) -> Iter
             tag, size = (TAG, SIZE) if fork == "vllm" else ("py3-none-any", 0)
             path = wheels.plain(index, project, version, requires=requires, tag=tag, size=size)
             source = index / f"mini_{fork}-{version}.tar.gz"
-            write_sdist(source, upstreams.files(fork))
+            later = {"docs/taken.txt": b"taken\n", "docs/other.txt": b"theirs\n"} if version == "0.34.0" else {}
+            write_sdist(source, upstreams.files(fork) | later)
             with page.open("a") as text:
                 for file in (path, source):
                     text.write(f'<a href="../../{file.name}#sha256={sha256_file(file)}">{file.name}</a>\n')
         git = f'{fork}.git", ref: "{upstreams.TAGS[fork]}"}}\n'
         made.edit("forks/demo/stack.yaml", git, f'{git}      sdist: {{name: "{project}", version: "{upstreams.TAGS[fork][1:]}"}}\n')
+    tool, page = wheels.plain(index, "mini-tool", "2"), index / "simple" / "mini-tool" / "index.html"
+    page.parent.mkdir()
+    page.write_text(f'<a href="../../{tool.name}#sha256={sha256_file(tool)}">{tool.name}</a>\n')
     base = f'{{name: "mini-vllm", version: "0.33.0", tag: "{TAG}"}}'
     made.edit("forks/demo/stack.yaml", "    needs: [cutlass]\n", f"    needs: [cutlass]\n    bases:\n      {platform.machine()}: {base}\n")
     tools = made.root / "build/demo/requirements.in"
@@ -148,3 +155,69 @@ def test_what_was_read_of_a_locked_file_is_known_without_a_network(pinned: Mini,
     for words in ([], ["--offline"]):
         with refusal("pins-disagree"):
             main.run(["plan", *pinned.words, *words])
+
+
+PATCH = """From: T <t@t.example>
+Date: Sun, 1 Nov 2026 12:00:00 +0000
+Subject: [PATCH] Change a file
+
+As told.
+
+Upstream-Status: Pending
+Reason: the test wants it
+Drop-When: the test ends
+---
+diff --git a/docs/{0}.txt b/docs/{0}.txt
+new file mode 100644
+--- /dev/null
++++ b/docs/{0}.txt
+@@ -0,0 +1 @@
++{0}
+"""
+NEW = ["lock", "--new", "next", "--vllm", "0.34.0"]
+
+
+@pytest.fixture(name="older")
+def _older(pinned: Mini) -> Mini:
+    """Return the project with a patch that the next release has, one that conflicts with it, a rule for another list, and few tools."""
+    series = pinned.root / "forks/demo/vllm/series"
+    series.write_text(f"{series.read_text()}taken.patch\nother.patch\n")
+    for name in ("taken", "other"):
+        series.with_name(f"{name}.patch").write_text(PATCH.format(name))
+    pinned.edit("build/demo/archs.yaml", '"8.0;9.0;10.0;12.0"', '"8.0"')
+    entry = "    requires:\n      torch: torch==2.14.1\n"
+    pinned.edit("build/demo/environment.yaml", "    package: mini_vllm\n", f"    package: mini_vllm\n{entry}")
+    (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==1\n")
+    return pinned
+
+
+def test_a_new_stack_has_the_pins_of_its_release_and_says_what_no_longer_fits(older: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    """What upstream took is gone, what conflicts stays, and the commands to go on are named; another stack changes in nothing."""
+    before = {path: path.read_bytes() for path in older.root.rglob("*") if path.is_file()}
+    assert main.main([*NEW, *older.words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    states = {finding["name"]: finding["state"].partition(":")[0] for finding in document["findings"]}
+    todo = [finding["todo"] for finding in document["findings"] if finding["todo"]]
+    made, words = Project(older.root, "next"), "--stack next --fork vllm"
+
+    assert [pins.release(made.spec.forks[fork]) for fork in ("cutlass", "flashinfer", "vllm")] == ["4.7.1", "0.7.4", "0.34.0"]
+    assert made.build_folder.joinpath("requirements.in").read_text().endswith("\nmini-tool==2\n")
+    assert "requires" not in made.build_folder.joinpath("environment.yaml").read_text()
+    assert (states["taken.patch"], states["other.patch"]) == ("is upstream", "conflicts")
+    assert (states["supported-12.1"], states["marlin-repack-native"]) == ("no longer matches", "matches")
+    assert todo == [f"sparkwright patch rebase {words}, then sparkwright patch export {words}", "correct it in build/next/archs.yaml, or remove it"]
+    assert series.names(made.series_folder("vllm"))[-1] == "other.patch"
+    locked = read_lock(made).forks["vllm"].bases[platform.machine()]
+    assert (locked.version, before) == ("0.34.0", {path: path.read_bytes() for path in before})
+    with refusal("usage", match="There is a stack"):
+        main.run([*NEW, *older.words])
+
+
+def test_a_killed_run_leaves_no_stack(older: Mini) -> None:
+    """Whatever was written is no stack, and the next run makes it."""
+    for below, step in ((".new-next/forks", 3), ("project/build/next", 2), ("project/forks/next", 2)):
+        assert processes.kill_at(step, lambda: main.main([*NEW, *older.words]), below)
+        assert stack_names(older.root) == ["demo"]
+    assert main.main([*NEW, *older.words]) == 0
+
+    assert (stack_names(older.root), [*(older.root / ".rebase").iterdir()]) == (["demo", "next"], [])

@@ -186,14 +186,20 @@ def _cmake(name: str, source: Path | str) -> bytes:
     return b""
 
 
-def requirements(context: RunContext, fork: str, version: str) -> Iterator[tuple[str, Requirement]]:
+def requirements(
+    context: RunContext, fork: str, version: str, requires: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Requirement]]:
     """
     Yield what *version* of *fork* requires, each with the file that says so: its official wheel for
     the machine of the run, as environment.yaml changes it, then CMakeLists.txt, which names the
     releases of the forks that a graft needs.
 
+    Args:
+        requires: In place of what environment.yaml changes.
+
     Raises:
         offline, source-unreachable, archive-unsafe: A file of the release cannot be read.
+        requirement-mismatch: An entry of environment.yaml changes nothing.
     """
     spec, settings = context.project.fork(fork), toolchain.spec(context.project).forks
     base, sdist = spec.bases.get(context.machine), spec.sources.sdist
@@ -202,10 +208,9 @@ def requirements(context: RunContext, fork: str, version: str) -> Iterator[tuple
         return
     file, metadata = _read(context, named.name, version, ".whl", base.tag if base else "")
     with damage_guard(file):
-        try:
-            metadata = change_requirements(metadata, settings[fork].requires)
-        except BuildError as error:
-            console.warn(f"build/{context.project.stack}/environment.yaml: {error.what}")
+        metadata = change_requirements(
+            metadata, settings[fork].requires if requires is None else requires
+        )
         header = BytesParser().parsebytes(metadata, headersonly=True)
         for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
             if not requirement.marker or requirement.marker.evaluate(environment):
@@ -244,7 +249,7 @@ def disagreements(
     Raises:
         archive-unsafe: An official wheel is damaged.
     """
-    project, claims = context.project, list[tuple[str, Requirement]]()
+    project, lines, claims = context.project, list[str](), list[tuple[str, Requirement]]()
     settings = toolchain.spec(project).forks
     for fork, spec in project.spec.forks.items():
         version = versions.get(fork) or release(spec)
@@ -258,12 +263,14 @@ def disagreements(
                 claims.extend(requirements(context, fork, version))
             except SourceUnreachable as error:
                 console.note(f"not all pins of {fork} {version} were compared: {error.what}")
+            except BuildError as error:
+                lines.append(f"build/{project.stack}/environment.yaml: {error.what}")
     tools = project.build_folder / "requirements.in"
     for line in tools.read_text("utf-8").splitlines() if tools.exists() else ():
         with contextlib.suppress(InvalidRequirement):
             wanted = Requirement(line.partition("#")[0])
             claims.append((f"build/{project.stack}/{tools.name}", wanted))
-    return [
+    return lines + [
         f"{file} names {ours}, {other} {theirs}"
         for (file, ours), (other, theirs) in itertools.combinations(claims, 2)
         if file != other

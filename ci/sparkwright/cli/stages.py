@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, pins, pipeline, preflight, pylock, toolchain
+from sparkwright.builder import configure, new_stack, pins, pipeline, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
@@ -63,6 +63,8 @@ _OPTIONS: Mapping[str, options.Options] = {
             **options.FLAG,
             "help": "also lock the tools and the harness of G6 anew, at their newest versions",
         },
+        "--new": {"metavar": "STACK", "help": "make this stack from the nearest one"},
+        "--vllm": {"metavar": "VERSION", "help": "with --new: release of vLLM that it is for"},
     },
     "plan": {**_COMPILED, **options.FORCE_PIN},
     "build": {
@@ -147,6 +149,9 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
+    options.refuse((bool(arguments.new) != bool(arguments.vllm), "--new goes with --vllm."))
+    if arguments.new:
+        return _new(context, arguments.new, arguments.vllm)
     project = context.project
     with project.editing():
         pins.check(context, every=True, force=arguments.force_pin)
@@ -182,6 +187,17 @@ def _lock_tools(context: RunContext, folder: Path, *words: str, again: bool) -> 
     if source.exists() and (again or not path.exists()):
         with console.step(f"lock {path}"):
             context.store.write(path, pylock.resolve(context.store, source, *words).encode())
+
+
+def _new(context: RunContext, stack: str, version: str) -> dict[str, Any]:
+    """Make the stack, and show what fits of the nearest one, and what to do about the rest."""
+    findings = new_stack.create(context, stack, version)
+    rows = [[finding.fork, finding.name, finding.state] for finding in findings]
+    title = f"{stack}: vLLM {version}"
+    console.table(title, ["fork", "pin, patch, pick or rule", "state"], rows, result=True)
+    steps = dict.fromkeys(finding.todo for finding in findings if finding.todo)
+    console.result("\n".join(["next:", *steps, f"sparkwright plan --stack {stack}"]))
+    return {"stack": stack, "findings": findings}
 
 
 def lock_vendored(context: RunContext, fork: str) -> None:
