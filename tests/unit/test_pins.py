@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import platform
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +17,13 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import processes, wheels
-from tests.unit.conftest import Mini, write_sdist
+from tests.support import guides, processes, wheels
+from tests.unit.conftest import ROOT, Mini, write_sdist
 
 from sparkwright.builder import pins
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
+from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
 from sparkwright.forks import resolve
@@ -221,3 +224,13 @@ def test_a_killed_run_leaves_no_stack(older: Mini) -> None:
     assert main.main([*NEW, *older.words]) == 0
 
     assert (stack_names(older.root), [*(older.root / ".rebase").iterdir()]) == (["demo", "next"], [])
+
+
+def test_the_guide_to_a_new_stack(pinned: Mini, tmp_path: Path) -> None:
+    """Its commands run as they stand there, but for `plan`, whose compiler the index does not have."""
+    (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==1\n")
+    (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": {upstreams.HOST: f"{pinned.upstreams}/"}}))
+    environment = {**os.environ, "SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(pinned.cache)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    places = {"NEXT": "next", "0.33.1": "0.34.0", "0.7.4": "0.7.2", "sparkwright plan": "sparkwright apply"}
+    guides.run(ROOT / "docs/howto/make-a-stack.md", pinned.root, environment, places)
