@@ -88,7 +88,7 @@ def create(context: RunContext, name: str, version: str) -> list[Finding]:
             findings = _lock(made, stacks)
             for fork in made.forks:
                 findings += _try(made, near, fork)
-            _place(root, scratch, near, name)
+            _place(made, root, near)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return findings
@@ -289,14 +289,14 @@ def _try_rules(context: RunContext, fork: str, tree: str) -> list[Finding]:
     return findings
 
 
-def _place(root: Path, scratch: Path, near: Project, stack: str) -> None:
-    """Move the stack from *scratch* into the checkout; its folder below ``forks`` comes last."""
+def _place(context: RunContext, root: Path, near: Project) -> None:
+    """Move the stack of *context* into *root*; its folder below ``forks`` comes last."""
+    scratch, stack = context.project.root, context.project.stack
     for path in (scratch / "cherry_picks").glob("*.yaml"):
-        ledger.replace_file(root / "cherry_picks" / path.name, path.read_bytes())
+        context.store.write(root / "cherry_picks" / path.name, path.read_bytes())
     if near.audit_file.exists():
-        ledger.replace_file(
-            near.audit_file.with_name(f"{stack}.yaml"), near.audit_file.read_bytes()
-        )
+        audit_file = near.audit_file.with_name(f"{stack}.yaml")
+        context.store.write(audit_file, near.audit_file.read_bytes())
     for folder in ("build", "forks"):
         target = root / folder / stack
         shutil.rmtree(target, ignore_errors=True)
