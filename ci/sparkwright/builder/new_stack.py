@@ -78,7 +78,7 @@ def create(context: RunContext, name: str, version: str) -> list[Finding]:
         raise UsageError("usage", f"No stack of {root} has a fork {FORK}.")
     near, scratch = stacks[0], root / ".rebase" / f".new-{name}"
     console.note(f"the nearest stack is {near.stack}, of {FORK} {pins.release(near.fork(FORK))}")
-    with context.store.lock("new-stack"):
+    with context.project.editing():
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             _copy(context, stacks, scratch, name, str(label), version)
@@ -199,10 +199,6 @@ def _lock(context: RunContext, stacks: list[Project]) -> list[Finding]:
             if fork in lock.forks and stack.spec.forks[fork].sources == spec.sources:
                 earlier[fork] = lock.forks[fork]
     resolved = resolve.resolve(context, Lock(1, project.stack, earlier) if earlier else None)
-    for fork, locked in earlier.items():
-        # A host that does not answer takes nothing away.
-        if locked.git and not (resolved.forks[fork].whole or locked.proof):
-            resolved.forks[fork] = msgspec.structs.replace(resolved.forks[fork], git=locked.git)
     project.lock_file.write_text(render_lock(resolved), "utf-8")
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
@@ -282,6 +278,10 @@ def _try_rules(context: RunContext, fork: str, tree: str) -> list[Finding]:
         except BuildError as error:
             state = f"no longer matches: {error.details[0]}"
             findings.append(Finding(fork, rule.name, state, todo))
+    paths = objects.paths(tree)
+    for entry in (*entries.kept, *entries.dropped):
+        if not any(map(entry.covers, paths)):
+            findings.append(Finding(fork, entry.unit, "no longer matches: no such unit", todo))
     for guard in entries.guards:
         idle = [text for text in guard.patterns if not guard.matches(objects, tree, text)]
         state = f"no longer matches: {idle[0]!r}" if idle else "matches"
