@@ -30,7 +30,7 @@ HEAVY = ("torch", "docker", "requests", "pypi_simple", "rich", "elftools", "file
 def test_json_is_one_document_and_messages_are_apart(cli: Cli, mini: Mini) -> None:
     """Standard output has the result alone: for people their table, for programs one document, for GitHub groups besides."""
     done = cli("apply", "--fork", "vllm", *mini.words)
-    assert "Take the largest scale from loaded experts only" in done.stdout
+    assert "patch    Take the" in done.stdout
     assert "apply 2 patches to vllm" in done.stderr.replace(done.stdout, "")
     done = cli("apply", "--json", "--fork", "vllm", "--fork", "cutlass", *mini.words, env={"GITHUB_ACTIONS": "true"})
     trees = json.loads(done.stdout)["trees"]

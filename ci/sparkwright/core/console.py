@@ -343,12 +343,17 @@ def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     Return a width for each of *columns*, *room* together: the widest become narrower first, and no
     word is broken as long as others can.
     """
-    widths, shortest, share = list[int](), list[int](), max(1, room // (len(columns) or 1))
+    widths, pieces = list[int](), list[int]()
     for cells in columns:
-        lines = "\n".join(cells).split("\n")
-        widths.append(min(max(1, room), max(map(len, lines))))
-        pieces = _PIECE.findall("\n".join(lines))
-        shortest.append(min(share, max(map(len, pieces), default=1)))
+        text = "\n".join(cells)
+        widths.append(min(max(1, room), max(map(len, text.split("\n")))))
+        pieces.append(max(map(len, _PIECE.findall(text)), default=1))
+    longest = max(pieces, default=0)
+    while longest > 1 and sum(min(piece, longest) for piece in pieces) > room:
+        longest -= 1
+    # A word that is broken in any case leaves the others more room.
+    share = max(1, room // (len(pieces) or 1))
+    shortest = [piece if piece <= longest else min(longest, share) for piece in pieces]
     while sum(widths) > max(room, len(widths)):
         wider = [n for n, width in enumerate(widths) if width > shortest[n]] or range(len(widths))
         widths[max(wider, key=widths.__getitem__)] -= 1
