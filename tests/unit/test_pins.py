@@ -134,6 +134,9 @@ def test_releases_that_exclude_each_other_are_named_before_a_download(
     pinned: Mini, words: str, edit: tuple[str, str, str] | None, lines: list[str]
 ) -> None:
     """What the official wheel, its sources and the tools require counts; parts of two files are read, and nothing is written."""
+    # A release that was accepted in place of the one that upstream pins fits.
+    accepted = 'cutlass.git", ref: "v4.7.2"}\n      upstream: "v4.7.1"\n      accepted: "it compiles"\n'
+    pinned.edit("forks/demo/stack.yaml", 'cutlass.git", ref: "v4.7.1"}\n', accepted)
     if edit:
         pinned.edit(*edit)
     before = {path: path.read_bytes() for path in pinned.root.rglob("*") if path.is_file()}

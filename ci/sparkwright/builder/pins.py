@@ -230,9 +230,13 @@ def _exactly(project: str, version: str) -> Requirement:
 
 
 def release(fork: ForkSpec) -> str:
-    """Return the release of *fork*, which is that of its source distribution or its tag."""
-    git = fork.sources.git.ref.removeprefix("v") if fork.sources.git else ""
-    return fork.sources.sdist.version if fork.sources.sdist else git
+    """
+    Return the release of *fork* that others may require: of its source distribution or its tag, or
+    the one that upstream pins where another was accepted in its place.
+    """
+    sources = fork.sources
+    tag = sources.upstream or (sources.git.ref if sources.git else "")
+    return sources.sdist.version if sources.sdist else tag.removeprefix("v")
 
 
 def disagreements(
@@ -255,8 +259,7 @@ def disagreements(
         version = versions.get(fork) or release(spec)
         # A branch or a commit is no release.
         with contextlib.suppress(InvalidRequirement):
-            accepted = spec.sources.upstream.removeprefix("v")
-            own = _exactly(settings[fork].distribution, accepted or version)
+            own = _exactly(settings[fork].distribution, version)
             claims.append((f"forks/{project.stack}/stack.yaml", own))
         if every or spec.bases:
             try:
