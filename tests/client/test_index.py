@@ -271,6 +271,13 @@ def test_attack_is_refused(user: User, name: str, monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began < 20
 
 
+def test_the_request_and_no_word_tells_which_file_is_absent(user: User) -> None:
+    mirror = shutil.copytree(user.world.root, user.folder / "timestamp.json")
+    next(mirror.glob("metadata/*.snapshot.json")).unlink()
+    outcome = user.run("list", "--trust", user.world.fingerprint, "--index", mirror)
+    assert outcome.reference == "index-damaged"
+
+
 @pytest.mark.parametrize("carried_first", [True, False])
 def test_rollback_is_refused_however_the_root_was_learnt(
     user: User, monkeypatch: pytest.MonkeyPatch, carried_first: bool

@@ -205,15 +205,17 @@ def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reference"),
+    ("text", "foreign", "reference"),
     [
-        ("write /var/lib/dpkg/x: No space left on device", "disk-full"),
-        ("OCI runtime create failed: exec /bin/sh: exec format error: unknown", "emulation-missing"),
-        ("conflict: unable to delete", "engine-refused"),
+        ("write /var/lib/dpkg/x: No space left on device", False, "disk-full"),
+        ("OCI runtime create failed: exec /bin/sh: exec format error: unknown", True, "emulation-missing"),
+        # A script without its first line, in an image that needs no emulation.
+        ("OCI runtime create failed: exec /bin/step: exec format error: unknown", False, "engine-refused"),
+        ("conflict: unable to delete", True, "engine-refused"),
     ],
 )
-def test_messages_of_the_engine_become_references(text: str, reference: str) -> None:
-    assert container.translate_error(text).reference == reference
+def test_messages_of_the_engine_become_references(text: str, foreign: bool, reference: str) -> None:
+    assert container.translate_error(text, foreign=foreign).reference == reference
 
 
 def test_only_a_process_that_certainly_exited_has_exited() -> None:

@@ -18,6 +18,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, Failure, SparkwrightError, StoreError
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes
 from sparkwright.core.store import Store
+from sparkwright.core.words import ENGINE_FULL, FORMAT_UNKNOWN
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -130,7 +132,7 @@ def connected() -> Iterator[docker.DockerClient]:
     Raises:
         engine-missing, engine-forbidden, engine-unreachable: As `connect`.
         engine-unreachable: The connection broke.
-        disk-full, emulation-missing, engine-refused: The engine answered with an error.
+        disk-full, engine-refused: The engine answered with an error.
     """
     try:
         engine = connect()
@@ -166,17 +168,19 @@ def connect() -> docker.DockerClient:
             f"DOCKER_HOST names an engine that is not on this machine: {address}.",
             todo="Unset it, or name a socket (unix:///var/run/docker.sock): builds mount folders.",
         )
+    causes: dict[type[Exception], str] = {
+        FileNotFoundError: "engine-missing",
+        PermissionError: "engine-forbidden",
+    }
     try:
+        # The SDK keeps of the operating system's error the text alone.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(address.removeprefix("unix://"))
         # A minute for one answer of the engine; builds and waits have no limit.
         return docker.DockerClient(base_url=address, version="auto", timeout=60)
-    except docker.errors.DockerException as error:
-        # The SDK keeps of the operating system's error the text alone.
-        causes = {"FileNotFoundError": "engine-missing", "PermissionError": "engine-forbidden"}
+    except (OSError, docker.errors.DockerException) as error:
         raise ContainerError(
-            next(
-                (reference for cause, reference in causes.items() if cause in str(error)),
-                "engine-unreachable",
-            ),
+            causes.get(type(error), "engine-unreachable"),
             f"There is no container engine to use at {address}.",
             details=[str(error)],
         ) from error
@@ -186,17 +190,24 @@ def translate_error(
     text: str,
     otherwise: Failure = partial(ContainerError, "engine-refused"),
     what: str = "The container engine refused.",
+    *,
+    foreign: bool = False,
 ) -> SparkwrightError:
-    """Return the error for the engine's message *text*; unless common, `otherwise(what)`."""
+    """
+    Return the error for the engine's message *text*; unless common, `otherwise(what)`.
+
+    Args:
+        foreign: The message is about an image of another architecture than the engine's.
+    """
     lines = text.strip().splitlines()[-25:]
-    if "no space left on device" in text.lower():
+    if ENGINE_FULL.search(text):
         return StoreError(
             "disk-full",
             "The container engine has no room left on its disk.",
             details=lines[-3:],
             todo="Make room: see docker system df, then docker system prune.",
         )
-    if "exec format error" in text.lower():
+    if foreign and FORMAT_UNKNOWN.search(text):
         return ContainerError(
             "emulation-missing",
             "This machine cannot run the programs of the image.",
@@ -453,6 +464,7 @@ def build_image(
                 f"{text}\n{error}\nfull log: {log}",
                 partial(ContainerError, "image-build-failed"),
                 f"The image {stage} cannot be built.",
+                foreign=target.rpartition("/")[2] != engine.version()["Arch"],
             ) from error
     return str(image.id)
 

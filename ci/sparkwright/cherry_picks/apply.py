@@ -26,8 +26,8 @@ import msgspec
 from sparkwright.cherry_picks.patch import Patch, PatchError, sections
 from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.core.words import HUNK_MOVED
 
-_OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
 #: Runs git as `Objects.run` does, with an index of its own.
 Git = Callable[..., tuple[int, bytes, str]]
 #: Mode and blob id of a file.
@@ -115,14 +115,14 @@ def _tree(git: Git) -> str:
 
 def _apply(git: Git, patch: bytes, *options: str) -> tuple[bool, str]:
     """
-    Apply *patch* exactly, with further *options* of git apply, and return whether it fits, and
+    Apply or check *patch* exactly, by the *options* of git apply, and return whether it fits, and
     git's messages; the index stays as it is if it does not fit.
     """
-    words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *options, "-"]
-    status, _, output = git(words, stdin=patch, check=False)
-    # A binary hunk that is cut off is an error to git, but its status is that of the rest.
-    failed = status or any(line.startswith("error:") for line in output.splitlines())
-    return not failed, output
+    words = ["apply", "--cached", "--numstat", "-z", "--verbose", "--whitespace=nowarn"]
+    status, names, output = git([*words, *options, "-"], stdin=patch, check=False)
+    # The status is that of the rest if git leaves out a binary hunk that is cut off.
+    files = len(re.findall(rb"(?m)^diff --git ", patch))
+    return status == 0 and names.count(b"\0") >= files, output
 
 
 def apply_patches(
@@ -223,10 +223,10 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     same_lines = hunks and all(old == new for old, new in hunks)
     if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
-    fits, output = _apply(git, patch.data)
+    fits, output = _apply(git, patch.data, "--apply")
     # What is cut off in a binary hunk does not fit, and may yet have changed the index.
     unchanged = not fits and b"\nGIT binary patch" not in patch.data
-    moved, after = _OFFSET.findall(output), before if unchanged else _tree(git)
+    moved, after = HUNK_MOVED.findall(output), before if unchanged else _tree(git)
     if fits and after == before:
         return Outcome(
             "already-upstream", before, says=("the tree is the same with it as without",)
@@ -239,7 +239,7 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
         git(["read-tree", before])
     reverts, messages = _apply(git, patch.data, "--reverse", "--check")
     # A patch that fits at its own lines is not there already because similar lines are elsewhere.
-    elsewhere = _OFFSET.search(messages) and not (movable and (moved or not fits))
+    elsewhere = HUNK_MOVED.search(messages) and not (movable and (moved or not fits))
     if reverts and not elsewhere and not any(_joined_lines(git, patch, done=True)):
         return Outcome(
             "already-upstream", before, says=("the whole change can be reverted in this tree",)
@@ -260,7 +260,7 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
         return errors or lines[-5:] or ["git apply was killed"]
     if joined := list(_joined_lines(git, patch)):
         return ["it ends a file that continues in this tree", *joined]
-    moved = _OFFSET.findall(output)
+    moved = HUNK_MOVED.findall(output)
     if moved and not movable:
         return ["it applies only at other lines than it states", *moved]
     if moved and (unclear := list(_ambiguous_hunks(git, patch))):
@@ -313,7 +313,7 @@ def try_patches(
             for patch in reversed(group):
                 # A joined line is another line; and git reverts a change of modes in any tree.
                 joined = any(_joined_lines(git, patch, done=True))
-                if not joined and _apply(git, patch.data, "--reverse")[0]:
+                if not joined and _apply(git, patch.data, "--reverse", "--apply")[0]:
                     before, base = base, _tree(git)
                     present |= {patch.name} if before != base else set()
     return {name: Attempt(outcome, name in present) for name, outcome in outcomes.items()}

@@ -128,7 +128,10 @@ def _fetcher(seconds: float) -> FetcherInterface:
             limit = min(max_length, LARGEST.get(role, LARGEST["targets"]))
             data = fetch(url, limit, self.until - time.monotonic())
             if data is None:
-                raise DownloadHTTPError(f"{http.redact_credentials(url)} does not exist", 404)
+                absent = f"{http.redact_credentials(url)} does not exist"
+                if role == "timestamp":
+                    raise ClientError("index-missing", f"{absent}.")
+                raise DownloadHTTPError(absent, 404)
             return data
 
     return Fetcher()
@@ -334,8 +337,7 @@ def _translated(index: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except exceptions.DownloadHTTPError as error:
-        reference = "index-missing" if "timestamp.json" in str(error) else "index-damaged"
-        raise ClientError(reference, f"{index}: {error}.") from error
+        raise ClientError("index-damaged", f"{index}: {error}.") from error
     except exceptions.RepositoryError as error:
         reference = next(name for kind, name in references.items() if isinstance(error, kind))
         raise ClientError(

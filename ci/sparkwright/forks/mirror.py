@@ -23,6 +23,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
+from sparkwright.core.words import FILE_NOT_OFFERED
 from sparkwright.forks.stack import SourceError, SourceUnreachable
 
 #: Seconds that a host has to say which commit a ref is.
@@ -167,7 +168,8 @@ class Mirror:
                 break
             except SourceUnreachable as error:
                 # git names the first that is not there, and asks for none of the others.
-                absent += [name for name in missing if name in "".join(error.details)]
+                named = FILE_NOT_OFFERED.findall("\n".join(error.details))
+                absent += [name for name in missing if name in named]
                 left = [name for name in missing if name not in absent]
                 if len(left) == len(missing):
                     raise

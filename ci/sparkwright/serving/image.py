@@ -36,6 +36,7 @@ from sparkwright.client.records import Channel, Release
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, UsageError, by_reference
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
+from sparkwright.core.words import NAME_ABSENT, REGISTRY_UNREACHED
 from sparkwright.forks.context import RunContext
 
 #: Platforms of images, as engines name them → their machine, as Python does.
@@ -77,12 +78,6 @@ _OPTIONS: Mapping[str, Any] = {
 #: The name of a repository, without tag or digest.
 _REPOSITORY = re.compile(
     r"([a-z0-9][a-z0-9.-]*(:[0-9]+)?/)?[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*"
-)
-#: What engines say if the line, and not the user, is the reason.
-_UNREACHABLE = re.compile(
-    r"connection refused|no such host|timeout|timed out|http response to https|no route"
-    r"|unreachable|certificate|EOF",
-    re.I,
 )
 
 
@@ -328,7 +323,7 @@ def _registry_digest(engine: DockerClient, name: str) -> str:
         answer = inspect(name)
     except APIError as error:
         text = str(error.explanation or error)
-        if re.search(r"manifest unknown|name unknown|not found|not known to registry", text, re.I):
+        if NAME_ABSENT.search(text):
             return ""
         raise _registry_failure(name, text) from error
     return str(answer["Descriptor"]["digest"])
@@ -346,7 +341,7 @@ def _send(engine: DockerClient, repository: str, tag: str) -> str:
 
 
 def _registry_failure(name: str, text: str) -> SparkwrightError:
-    if _UNREACHABLE.search(text):
+    if REGISTRY_UNREACHED.search(text):
         what = f"The registry of {name} cannot be reached."
         return ImageError("registry-unreachable", what, details=text.splitlines()[-5:])
     otherwise = partial(ImageError, "registry-refused")

@@ -29,6 +29,7 @@ from sparkwright.core import http as bounded_http
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
 from sparkwright.core.http import LARGEST, HttpFailure
+from sparkwright.core.words import JSON_CUT_OFF, NOT_A_NUMBER
 
 #: Why a reply does not count: stable reference → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -54,8 +55,6 @@ REASONS: Mapping[str, str] = {
     "probabilities add up to more than 1: a kernel is wrong.",
 }
 
-#: The words of vLLM 0.32.0 for log probabilities that JSON cannot hold.
-NOT_A_NUMBER = "Out of range float values"
 #: A line of Prometheus' text format: name, labels, value, and perhaps a time. What matches digits
 #: alone never follows its like, or a line of a megabyte of digits would take hours.
 METRIC = re.compile(
@@ -438,7 +437,7 @@ class Client:
             return msgspec.json.decode(body, type=kind)
         # The errors of msgspec and of UTF-8 are ValueErrors; deep nesting is not.
         except (ValueError, RecursionError) as error:
-            reason = "stream-truncated" if "truncated" in str(error) else "answer-unreadable"
+            reason = "stream-truncated" if JSON_CUT_OFF.search(str(error)) else "answer-unreadable"
             raise ServerInvalid(
                 reason, f"{error}; it begins {body[:80].decode('utf-8', 'replace')!r}"
             ) from None
@@ -467,9 +466,9 @@ class Client:
                 reply.read(limit)
                 if reply.status == 200:
                     return reply.body
-                words = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
-                reason = "not-a-number" if NOT_A_NUMBER in words else "server-refused"
-                raise ServerInvalid(reason, f"status {reply.status}: {words[:300]}", reply.status)
+                text = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
+                reason = "not-a-number" if NOT_A_NUMBER.search(text) else "server-refused"
+                raise ServerInvalid(reason, f"status {reply.status}: {text[:300]}", reply.status)
         except HttpFailure as failure:
             reasons = {
                 "slow": "server-slow",

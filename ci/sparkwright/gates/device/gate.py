@@ -34,6 +34,7 @@ from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.process import Ended, Limits
 from sparkwright.core.store import translate_disk_full
+from sparkwright.core.words import NOT_COMPILED
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -97,17 +98,6 @@ REASONS: Mapping[str, str] = {
     "output-wrong": "A result differs by more than rounding: a wrong scale, nibble or index.",
     "output-varies": "Two runs with the same input differ: a race, or a random order of sums.",
 }
-
-#: In lower case: the errors of vLLM's entry points for a GPU that they were not compiled for.
-_REFUSALS = (
-    "no compiled",
-    "not compiled",
-    "not implemented",
-    "notimplemented",
-    "recompile",
-    "supported",
-    "requires",
-)
 
 
 class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -335,7 +325,7 @@ def operator_check(
         if message := record.get("absent") or record.get("unloadable"):
             return not_run(name, message, "op-absent")
         if message := record.get("error"):
-            if any(word in message.lower() for word in _REFUSALS):
+            if NOT_COMPILED.search(message):
                 return not_run(name, message, "op-refused")
             return failed(name, message, "op-broken")
     if len(records) < len(cases):

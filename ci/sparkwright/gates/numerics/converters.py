@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sparkwright.builder import toolchain
 from sparkwright.core import process
 from sparkwright.core.process import Limits
+from sparkwright.core.words import NAME_UNKNOWN
 
 Kind = Literal["encode", "decode", "quantise", "scale", "offset"]
 Format = Literal["fp32", "bf16", "fp16"]
@@ -62,12 +63,6 @@ _TOKEN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _STRING = re.compile(r'\s*"((?:[^"\\\n]|\\.)*)"')
-
-#: A name in the program that the compiler does not know, in the words of GCC and of Clang.
-_UNKNOWN = re.compile(
-    r"driver\.cpp:\d+:\d+: error: (?:[‘'](?:\w+::)*\w+[’'] (?:is not a member of|was not declared|"
-    r"has not been declared)|no (?:member|template) named '\w+' in|use of undeclared identifier)"
-)
 
 
 class Converter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +186,7 @@ class Program:
             lines = re.findall(r".*\berror\b.*", text) or text.splitlines()
             excerpt = " | ".join(line.strip() for line in lines[:5])[:600]
             reason = "converter-unreadable" if ended.status == UNREADABLE else failure
-            reason = "converter-missing" if _UNKNOWN.search(text) else reason
+            reason = "converter-missing" if NAME_UNKNOWN.search(text) else reason
             raise ConverterInvalid(reason, f"the {name} ended with {ended.status}: {excerpt}")
 
     def call(self, converter: Converter, inputs: NDArray[Any]) -> NDArray[Any]:
