@@ -89,7 +89,8 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     else:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
+    # xdist sets COLUMNS.
+    for name in [name for name in os.environ if name.startswith("GIT_") or name == "COLUMNS"]:
         monkeypatch.delenv(name)
     for name, value in {"json": False, "_depth": 0, "_document": {}}.items():
         monkeypatch.setattr(console, name, value)

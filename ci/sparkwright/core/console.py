@@ -334,26 +334,20 @@ class Console:
         self._say("\n".join(lines))
 
 
-#: What a line is never broken within, if there is room.
-_PIECE = re.compile(r"[^\s-]+-*|-+")
-
-
 def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     """
     Return a width for each of *columns*, *room* together: the widest become narrower first, and no
     word is broken as long as others can.
     """
-    widths, pieces = list[int](), list[int]()
+    widths, words = list[int](), list[int]()
     for cells in columns:
         text = "\n".join(cells)
         widths.append(min(max(1, room), max(map(len, text.split("\n")))))
-        pieces.append(max(map(len, _PIECE.findall(text)), default=1))
-    longest = max(pieces, default=0)
-    while longest > 1 and sum(min(piece, longest) for piece in pieces) > room:
+        words.append(max(map(len, text.split()), default=1))
+    longest = max(words, default=0)
+    while longest > 1 and sum(min(word, longest) for word in words) > room:
         longest -= 1
-    # A word that is broken in any case leaves the others more room.
-    share = max(1, room // (len(pieces) or 1))
-    shortest = [piece if piece <= longest else min(longest, share) for piece in pieces]
+    shortest = [min(word, longest) for word in words]
     while sum(widths) > max(room, len(widths)):
         wider = [n for n, width in enumerate(widths) if width > shortest[n]] or range(len(widths))
         widths[max(wider, key=widths.__getitem__)] -= 1
