@@ -58,9 +58,9 @@ def test_a_session_that_was_installed_needs_no_network(tmp_path: Path) -> None:
     """Nox runs a command of a checkout again where no index is reached and no cache holds its build requirements."""
     subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "checkout"], check=True)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "nox"], check=True)
-    subprocess.run([tmp_path / "nox" / "bin" / "pip", "install", "--quiet", "nox", "uv"], check=True)
+    subprocess.run([f"{tmp_path}/nox/bin/pip", "install", "--quiet", "nox", "uv"], check=True)
     nowhere = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
-    session = [tmp_path / "nox" / "bin" / "nox", "-s", "audit", "--", "--help"]
+    session = [f"{tmp_path}/nox/bin/nox", "-s", "audit", "--", "--help"]
     subprocess.run(session, cwd=tmp_path / "checkout", check=True)
     again = subprocess.run(session, cwd=tmp_path / "checkout", env={**os.environ, **nowhere}, check=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -229,8 +229,13 @@ def test_a_patch_that_upstream_took_and_changed_since_names_the_commit(
     host.lock()
     host.ours("ours.patch", {"a.txt": edited((20, "line twenty\n"))}, "Write a number in words")
     took = host.work.commit({"a.txt": edited((20, "line twenty\n")), "b.txt": b"\n"}, "Write numbers in words")
-    runs, run, counts = list[str](), git.run, []
-    monkeypatch.setattr(git, "run", lambda words, **options: runs.append(words[0]) or run(words, **options))
+    runs, run, counts = list[str](), git.run, list[int]()
+
+    def counted(words: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+        runs.append(words[0])
+        return run(words, **options)
+
+    monkeypatch.setattr(git, "run", counted)
     for number in range(1, 25):
         host.work.commit({"a.txt": edited((20, f"line XX {number}\n"))}, "Write them as the Romans did")
         if number in (1, 24):

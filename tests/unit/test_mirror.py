@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
 import shutil
 import socketserver
@@ -107,7 +108,8 @@ class _Connection(socketserver.BaseRequestHandler):
         sent, limit = 0, self.server.limit
         with contextlib.suppress(OSError), subprocess.Popen(self.server.command, stdin=self.request, stdout=subprocess.PIPE) as child:
             assert child.stdout
-            while (not limit or sent < limit) and (data := child.stdout.read1(min(4096, limit - sent if limit else 4096))):
+            pipe = child.stdout.fileno()
+            while (not limit or sent < limit) and (data := os.read(pipe, min(4096, limit - sent if limit else 4096))):
                 self.request.sendall(data)
                 sent += len(data)
             child.kill()
