@@ -121,8 +121,7 @@ def _apply(git: Git, patch: bytes, *options: str) -> tuple[bool, str]:
     words = ["apply", "--cached", "--numstat", "-z", "--verbose", "--whitespace=nowarn"]
     status, names, output = git([*words, *options, "-"], stdin=patch, check=False)
     # The status is that of the rest if git leaves out a binary hunk that is cut off.
-    files = len(re.findall(rb"(?m)^diff --git ", patch))
-    return status == 0 and names.count(b"\0") >= files, output
+    return not status and names.count(b"\0") >= len(re.findall(rb"(?m)^diff --git ", patch)), output
 
 
 def apply_patches(

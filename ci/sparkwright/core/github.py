@@ -19,6 +19,7 @@ from sparkwright.core import http
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import GitHubError
 from sparkwright.core.http import HttpFailure, Reply
+from sparkwright.core.words import RATE_LIMITED
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ def limited(reply: Reply) -> bool:
         and (
             "retry-after" in reply.headers
             or reply.headers.get("x-ratelimit-remaining") == "0"
-            or b"rate limit" in reply.body.lower()
+            or RATE_LIMITED.search(reply.body) is not None
         )
     )
 

@@ -58,3 +58,7 @@ REGISTRY_UNREACHED = re.compile(
 #: The container engine: a registry does not have a name. The engine's status does not tell that
 #: from other answers of the registry.
 NAME_ABSENT = re.compile("manifest unknown|name unknown|not found|not known to registry", re.I)
+
+#: GitHub: a request is one too many. Of its four forms of such a reply, one has the status of a
+#: missing right and no header that tells the two apart.
+RATE_LIMITED = re.compile(b"rate limit", re.I)

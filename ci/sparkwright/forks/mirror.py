@@ -168,8 +168,9 @@ class Mirror:
                 break
             except SourceUnreachable as error:
                 # git names the first that is not there, and asks for none of the others.
-                named = FILE_NOT_OFFERED.findall("\n".join(error.details))
-                absent += [name for name in missing if name in named]
+                absent += {*missing}.intersection(
+                    FILE_NOT_OFFERED.findall("\n".join(error.details))
+                )
                 left = [name for name in missing if name not in absent]
                 if len(left) == len(missing):
                     raise
