@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from securesystemslib.signer import CryptoSigner, Key, SSlibKey
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import ONE, TWO, User, World, wheel
 from tests.refusals import refusal
@@ -134,8 +135,9 @@ def after_root(change: Callable[[Any], object], times: int = 1) -> Callable[[Wor
     return attack
 
 
-def _two_of_two(root: Any) -> None:
-    root.add_key(CryptoSigner.generate_ed25519().public_key, "targets")
+def _two_of_two(root: Any, other: Key | None = None) -> None:
+    """Have two keys sign the targets: *other*, or one that is not here, besides."""
+    root.add_key(other or CryptoSigner.generate_ed25519().public_key, "targets")
     root.roles["targets"].threshold = 2
 
 
@@ -151,12 +153,7 @@ def _one_key_twice(world: World) -> None:
     key = signer.public_key
     other = SSlibKey("f" * 64, key.keytype, key.scheme, key.keyval)
     world.keys = Keys({**world.keys.by_file, "targets": [signer, CryptoSigner(signer._private_key, other)]})  # type: ignore[attr-defined]
-
-    def change(root: Any) -> None:
-        root.add_key(other, "targets")
-        root.roles["targets"].threshold = 2
-
-    after_root(change)(world)
+    after_root(functools.partial(_two_of_two, other=other))(world)
     with refusal("index-damaged"):
         IndexFolder(world.root)
 
@@ -165,6 +162,16 @@ def _stated_length(world: World) -> None:
     """Serve an endless snapshot, whose length the timestamp states."""
     rewrite(world, "timestamp", lambda signed: setattr(signed.snapshot_meta, "length", 1 << 70))
     serving("metadata/*.snapshot.json", endless)(world)
+
+
+def rotated(world: World, *names: str) -> Keys:
+    """Give the roles of *names* to new keys, and return a new key of every kind."""
+    old, new = world.keys, tufindex.make_keys(world.folder / "new")
+    both = Keys({name: [*old.by_file[name], *new.by_file[name]] for name in old.by_file})
+    for name in names:
+        with IndexFolder(world.root).changing(both, tufindex.ROLES) as change:
+            change.rotate(KEY_ROLES[name], [signer.public_key for signer in new.by_file[name]])
+    return new
 
 
 def _skipped(world: World) -> None:
@@ -311,13 +318,8 @@ def test_keys_that_the_carried_root_replaced_count_no_more(
 ) -> None:
     """A mirror that ends at root 1 is held to root 2, although nothing was seen on this machine before."""
     mirror, address = shutil.copytree(user.world.root, user.folder / "mirror"), user.folder / "index.txt"
-    world, old = user.world, user.world.keys
-    new = tufindex.make_keys(world.folder / "new")
-    for role in ("root", "online"):
-        with IndexFolder(world.root).changing(
-            Keys({name: [*old.by_file[name], *new.by_file[name]] for name in old.by_file}), tufindex.ROLES
-        ) as change:
-            change.rotate(KEY_ROLES[role], [signer.public_key for signer in new.by_file[role]])
+    world = user.world
+    rotated(world, "root", "online")
     address.write_text(f"{world.url}\n{world.fingerprint}\n")
     monkeypatch.setattr(client_index, "CARRIED_ADDRESS", address)
     monkeypatch.setattr(client_index, "CARRIED_ROOT", max(world.root.glob("metadata/*.root.json")))
@@ -343,12 +345,7 @@ def test_redirect_of_metadata_is_followed(user: User) -> None:
 def test_old_client_follows_a_rotation(installed: User) -> None:
     """A client that saw root 1 follows new keys of every role, root itself included; the old keys count no more."""
     world, old = installed.world, installed.world.keys
-    new = tufindex.make_keys(world.folder / "new")
-    both = Keys({name: [*old.by_file[name], *new.by_file[name]] for name in old.by_file})
-    for name, roles in KEY_ROLES.items():
-        with IndexFolder(world.root).changing(both, tufindex.ROLES) as change:
-            change.rotate(roles, [signer.public_key for signer in new.by_file[name]])
-    world.keys = new
+    world.keys = rotated(world, *KEY_ROLES)
     world.publish(TWO, [wheel("demo", "1.1")])
 
     assert installed.run("install").document["release"]["name"] == TWO

@@ -429,19 +429,13 @@ def test_index_in_a_folder_may_lack_files_or_have_pipes(user: User) -> None:
 
 def test_unreadable_listing_is_a_changed_environment(installed: User) -> None:
     """Whatever lies in its place, and whatever the marker says of it."""
-    folder = installed.prefix / "releases" / ONE
-    listing, marker = folder / "sparkwright-files.json", folder / "sparkwright.json"
-    good = msgspec.json.decode(marker.read_bytes())
-    for script in ("echo {", "echo []", "printf '\\377'", "printf '%0100000d' | tr 0 ["):
-        data = subprocess.check_output(script, shell=True)
-        listing.chmod(0o644)
-        listing.write_bytes(data)
+    listing, marker = (installed.prefix / "releases" / ONE / name for name in (environment.LISTING, environment.MARKER))
+    good, texts = msgspec.json.decode(marker.read_bytes()), ("echo {", "echo []", "printf '\\377'", "printf '%0100000d' | tr 0 [")
+    for script in (*(f"{{ {text}; }} > $0" for text in texts), "mkfifo $0", "mkdir $0"):
+        subprocess.run(["sh", "-c", f"rm -rf $0; {script}", str(listing)], check=True)
+        data = listing.read_bytes() if listing.is_file() else b""
         marker.write_bytes(msgspec.json.encode({**good, "listing": sha256_bytes(data)}))
         assert installed.run("doctor").reference == "environment-broken", script
-    for make in (os.mkfifo, os.mkdir):
-        (listing.rmdir if listing.is_dir() else listing.unlink)()
-        make(listing)
-        assert installed.run("doctor").reference == "environment-broken"
 
 
 def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
@@ -551,6 +545,9 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "absolute": ("archive-unsafe", with_file("/tmp/escaped")),
     "climbs by scheme": ("archive-unsafe", with_file("{data}/data/share/../../escaped")),
     "newline": ("archive-unsafe", with_file("evil/a\nb")),
+    "empty part of a path": ("archive-unsafe", with_file("evil//x.py")),
+    "empty path": ("archive-unsafe", with_file("")),
+    "empty path in RECORD": ("wheel-invalid", evil(record=lambda rows: rows.append(["", "", ""]))),
     "longer than a file system allows": ("archive-unsafe", with_file(f"evil/{'x' * 256}")),
     "right to left": ("archive-unsafe", with_file("evil/a\u202eyp.py")),
     "control character of C1": ("archive-unsafe", with_file("evil/a\x85b")),

@@ -494,25 +494,28 @@ def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> No
         decision.read_results(path)
 
 
-@pytest.mark.parametrize("forgery", ["none", "another state", "an attempt less", "a beginning less", "2099", "no log"])
+#: Fields of the first verdict as the log has them, and as they are shown; and the lines of the log that are left, None for no log.
+FORGERIES: dict[str, tuple[dict[str, Any], dict[str, Any], slice | None]] = {
+    "none": ({}, {}, slice(None)),
+    "another policy": ({}, {"policy": "12" * 32}, slice(None)),
+    "2099": ({"began": 4_070_908_800.0}, {"began": 4_070_908_800.0}, slice(None)),
+    "an attempt less": ({}, {}, slice(-2, None)),
+    "a beginning less": ({}, {}, slice(1, None)),
+    "no log": ({}, {}, None),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
 def test_verdicts_that_are_not_those_of_the_attempt_log_are_refused(case: Case, tmp_path: Path, forgery: str) -> None:
     """An edited verdict with a digest that fits, attempts that are gone, and a beginning in 2099."""
-    path, *verdicts = tmp_path / case.served.path.name, *case.ladder.verdicts
-    verdicts[-1] = replace(verdicts[-1], attempt=2)
-    ladder = replace(case.ladder, verdicts=tuple(verdicts))
-    log = made.write(path, ladder).with_name(f"{path.name.removesuffix('.whl')}.attempts.jsonl")
-    if forgery == "another state":
-        ladder = replace(ladder, verdicts=(replace(verdicts[0], checks=verdicts[0].checks[:1]), *verdicts[1:]))
-    elif forgery == "2099":
-        ladder = replace(ladder, verdicts=(replace(verdicts[0], began=4_070_908_800.0), *verdicts[1:]))
-        made.write(path, ladder)
-    elif forgery == "no log":
-        log.unlink()
-    elif forgery != "none":
-        lines = log.read_bytes().splitlines(keepends=True)
-        log.write_bytes(b"".join(lines[-2:] if forgery == "an attempt less" else lines[1:]))
+    *fields, lines = FORGERIES[forgery]
+    path, (first, *rest) = tmp_path / case.served.path.name, case.ladder.verdicts
+    rest[-1] = replace(rest[-1], attempt=2)
+    logged, shown = (replace(case.ladder, verdicts=(replace(first, **changed), *rest)) for changed in fields)
+    log = made.write(path, logged).with_name(f"{path.name.removesuffix('.whl')}.attempts.jsonl")
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[lines])) if lines else log.unlink()
     with contextlib.nullcontext() if forgery == "none" else refusal("verdict-hollow", match="attempt log"):
-        decision.require_logged(path, None, ladder)
+        decision.require_logged(path, None, shown)
 
 
 def test_files_elsewhere(case: Case, tmp_path: Path) -> None:

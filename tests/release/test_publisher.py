@@ -269,7 +269,6 @@ def test_set_around_built_wheels_is_current(owner: IndexOwner) -> None:
     with refusal("usage"):
         staging.install_built(context, owner.folder / "none", gate)
     for name, version in (("first", "2026.11.p"), ("next", "2026.11.2.p")):
-        done = staging.install_built(context, owner.folder / name, gate)
-        assert done["state"] == "installed"
+        assert staging.install_built(context, owner.folder / name, gate)["state"] == "installed"
         [info] = (gate / "current").glob("lib/*/site-packages/vllm-*.dist-info")
         assert f"+spark.{version}" in info.name

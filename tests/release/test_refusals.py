@@ -75,6 +75,10 @@ CASES: dict[str, tuple[str, str, *tuple[Step, ...]]] = {
         "wheel-unsafe", ODD, odd(label="spark.2026.11.2", files={"shared.py": b"1"}),
         lambda paths: wheels.cutlass(Path("odd"), label="spark.2026.11.2", files={"shared.py": b"2"}),
     ),
+    "a member with an empty part of its path": (
+        "archive-unsafe", ODD, odd(label="spark.2026.11.2", files={"vllm//x.py": b"1"}),
+    ),
+    "a member without a name": ("archive-unsafe", ODD, odd(label="spark.2026.11.2", files={"": b"1"})),
     "the wheels of a yanked release": (
         "release-yanked", f"publish first/*.whl {OWN} --channel candidate", f"{YANK} --reason hangs",
     ),

@@ -90,8 +90,7 @@ def test_what_disagrees_is_refused(tmp_path: Path, case: str) -> None:
 
 
 def test_a_stock_wheel_is_refused(tmp_path: Path) -> None:
-    path = wheels.plain(tmp_path, "torch", "2.14.0")
-    assert "not built by" in refused(path)
+    assert "not built by" in refused(wheels.plain(tmp_path, "torch", "2.14.0"))
 
 
 def test_a_cut_wheel_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from sparkwright.client.folders import (
     without_links,
 )
 from sparkwright.client.records import Channel, ReleaseName
-from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
@@ -47,6 +46,8 @@ from sparkwright.core.zips import INSTALLER_FILES
 if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.tags import Tag
+
+    from sparkwright.client.wheel_check import CheckedWheel
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
@@ -224,8 +225,7 @@ class Prefix:
         """Return the files of the release *name* as they were made; nothing if it is not whole."""
         path, marker = self.environment_folder(name) / LISTING, self.marker(name)
         with contextlib.suppress(FileError):
-            listing = files.read_bytes(path)
-            if marker and files.sha256_bytes(listing) == marker.listing:
+            if marker and files.sha256_bytes(files.read_bytes(path)) == marker.listing:
                 return files.read_json(path, dict[str, FileState])
         return {}
 

@@ -55,8 +55,7 @@ def without_links(path: Path) -> Path:
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100  the target of a link may begin with ..
     for _ in range(_MOST_LINKS):
-        links = filter(os.path.islink, (*reversed(path.parents), path))
-        if not (link := next(links, None)):
+        if not (link := next(filter(os.path.islink, (*reversed(path.parents), path)), None)):
             return path
         if link.lstat().st_uid not in (0, os.geteuid()):
             raise StoreError("cache-unusable", f"{link} is a link of another user.")

@@ -270,16 +270,24 @@ class Index:
         return data
 
 
+class _Targets(msgspec.Struct):
+    targets: dict[str, dict[str, Any]]
+
+
+class _TargetsFile(msgspec.Struct):
+    signed: _Targets
+
+
 def _read_states(folder: Path) -> tuple[dict[str, ReleaseState], list[str]]:
     """
     Return the states of the releases by the metadata in *folder*, and the names of those that this
     program cannot read.
     """
     # The library lists targets nowhere; what it wrote, it has verified.
-    document = files.read_json(folder / "targets.json", dict[str, Any])
+    document = files.read_json(folder / "targets.json", _TargetsFile)
     states: dict[str, ReleaseState] = {}
     unreadable = []
-    for path, target in document["signed"]["targets"].items():
+    for path, target in document.signed.targets.items():
         if match := _NAME.fullmatch(path):
             try:
                 states[match[1]] = msgspec.convert(target.get("custom"), ReleaseState)
@@ -377,13 +385,11 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         at_home = own and shown == http.redact_credentials(parse_address(own))
         wanted = wanted or (first if at_home else trusted.get(shown, ""))
         if not wanted or wanted != first:
-            left = until - time.monotonic()
-            root = _first_root(url, wanted, {first, *trusted.values()}, left)
+            root = _first_root(url, wanted, {first, *trusted.values()}, until - time.monotonic())
             wanted = files.sha256_bytes(root)
         if wanted == first:  # a mirror's, too: keys that were replaced since count no more
             root = CARRIED_ROOT.read_bytes()
-        seen = own_folder(folder, wanted[:32])
-        index = Index(url, root, wanted, seen, until - time.monotonic())
+        index = Index(url, root, wanted, own_folder(folder, wanted[:32]), until - time.monotonic())
         if trusted.get(shown) != wanted:
             write_file(path, msgspec.json.encode({**trusted, shown: wanted}))
     return index

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.client import environment, locked_wheels, wheel_check
+from sparkwright.client import environment
 from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
@@ -30,9 +30,7 @@ from sparkwright.client.folders import (
     remove_unfinished,
 )
 from sparkwright.client.index import Index, newest_first
-from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import LARGEST_LOCK, Channel, Release, ReleaseLock
-from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError, StoreError
@@ -43,6 +41,9 @@ from sparkwright.core.store import write_file
 if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.tags import Tag
+
+    from sparkwright.client.locked_wheels import LockedWheel
+    from sparkwright.client.wheel_check import CheckedWheel
 
 #: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
 CACHED_CHECKS = "checked"
@@ -262,6 +263,8 @@ def release_wheels(
     Raises:
         lock-invalid, release-unknown: See `locked_wheels`. set-mixed: Lock and release disagree.
     """
+    from sparkwright.client import locked_wheels
+
     what = f"the lock of {release.name}"
     selected = locked_wheels.select(locked_wheels.read(text, what), tags, environment, what)
     machines = (environment["platform_machine"], "any")
@@ -300,12 +303,14 @@ def _prepare_wheels(
     Bring the wheels of *release* into *cache*, whose lock is held, check all that can be known of
     them, and return them with the files that overlays and edits replace.
     """
+    from sparkwright.client import locked_wheels, wheel_check
+
     folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
     remove_unfinished(folder)
     earlier: dict[str, CheckedWheel] = {}
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
-            earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, CheckedWheel)
+            earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, wheel_check.CheckedWheel)
     paths = locked_wheels.obtain(
         cache, wheels, {sha256: checked.time for sha256, checked in earlier.items()}
     )

@@ -27,7 +27,7 @@ from sparkwright.client.index import Index, newest_first, open_index, seen_state
 from sparkwright.client.records import CHANNELS
 from sparkwright.core import http
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
+from sparkwright.core.errors import CommandError, FileError, SparkwrightError, UsageError
 from sparkwright.core.files import list_folder
 from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
@@ -151,18 +151,15 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(prefix: Prefix, address: str, index: Index | None = None) -> dict[str, str]:
+def _yanked(prefix: Prefix, address: str) -> dict[str, str]:
     """
-    Return the releases of the index at *address* → why each was yanked; empty if it was not.
-
-    Args:
-        index: As it is now; None for what this machine last saw.
+    Return the releases of the index at *address* → why each was yanked, empty if it was not, as
+    this machine last saw them.
     """
     try:
-        states = index.states if index else seen_states(prefix.root / "trust", address)
-    except SparkwrightError as error:
-        why = f"{error.what} ({error.reference})"
-        console.warn(f"whether a release was yanked is not known: {why}")
+        states = seen_states(prefix.root / "trust", address)
+    except FileError as error:
+        console.warn(f"whether a release was yanked is not known: {error.what}")
         return {}
     return {name: state.yanked for name, state in states.items()}
 
@@ -288,12 +285,12 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
         # Markers hold addresses without credentials.
         named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
         url, trust = (arguments.index, arguments.trust) if address == named else (address, "")
-        index, left = None, max(0.1, until - time.monotonic())
+        left = max(0.1, until - time.monotonic())
         try:
-            index = open_index(prefix.root / "trust", url, trust or "", left)
+            open_index(prefix.root / "trust", url, trust or "", left)
         except SparkwrightError as error:
             console.warn(f"the last known yanks of {address}: {error.what} ({error.reference})")
-        reasons[address] = _yanked(prefix, address, index)
+        reasons[address] = _yanked(prefix, address)
     yanked = {name: reasons[marker.index].get(name, "") for name, marker in installed.items()}
     releases: dict[str, dict[str, Any]] = {
         name: {
@@ -301,7 +298,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
             "yanked": yanked.get(name, ""),
             "faults": installation.find_changes(prefix, name, deep=arguments.deep),
         }
-        for name in [path.name for path in list_folder(prefix.root / "releases", "[!.]*")]
+        for name in (path.name for path in list_folder(prefix.root / "releases", "[!.]*"))
     }
     rows = [
         [

@@ -159,7 +159,7 @@ def locked(
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, what: str) -> Iterator[None]:
+def locked_in_place(folder: Path, what: str) -> Iterator[None]:
     """
     Hold the lock of *folder* for the block, without a file in it; it ends with the process, too.
 

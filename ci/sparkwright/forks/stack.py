@@ -18,7 +18,7 @@ import msgspec
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError
 from sparkwright.core.files import Sha256
-from sparkwright.core.store import locked_folder
+from sparkwright.core.store import locked_in_place
 
 #: The three kinds of source (forks/README.md), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
@@ -304,7 +304,7 @@ class Project:
 
     def editing(self) -> AbstractContextManager[None]:
         """Hold the reviewed data for the block: runs that write it take turns."""
-        return locked_folder(self.root / "forks", f"the checkout {self.root}")
+        return locked_in_place(self.root / "forks", f"the checkout {self.root}")
 
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork

@@ -458,8 +458,7 @@ def _upload(
 
 
 def _changed(index: IndexFolder, *names: str) -> Changed:
-    expires = min(index.expires.values())
-    return Changed(index.version, f"{expires:%Y-%m-%dT%H:%M:%SZ}", names)
+    return Changed(index.version, f"{min(index.expires.values()):%Y-%m-%dT%H:%M:%SZ}", names)
 
 
 def _published_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
@@ -468,8 +467,8 @@ def _published_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
 
 def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
-    taken = {name: wheel.sha256 for name, wheel in _published_wheels(index).items()}
-    taken = {**index.facts.retired, **taken}
+    published = _published_wheels(index)
+    taken = index.facts.retired | {name: wheel.sha256 for name, wheel in published.items()}
     for wheel in wheels:
         if taken.get(wheel.name, wheel.sha256) != wheel.sha256:
             raise ReleaseError(

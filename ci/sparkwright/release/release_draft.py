@@ -219,16 +219,18 @@ def draft(
         inexact_records=rule.inexact_records,
         before=before.name if before else "",
     )
-    _require_installable(release, paths, contents)
+    _require_installable(release, wheels, contents)
     return with_notes(release, before, contents)
 
 
 def _require_installable(
-    release: Release, paths: Mapping[str, Path], contents: Mapping[ReleaseFile, bytes]
+    release: Release,
+    wheels: Sequence[wheel_facts.WheelFacts],
+    contents: Mapping[ReleaseFile, bytes],
 ) -> None:
     """
-    Require that a client would take the locked sets of *release*, as far as the files at *paths*,
-    by name, show it.
+    Require that a client would take the locked sets of *release*, as far as its own *wheels* show
+    it.
 
     Raises:
         lock-invalid, release-unknown, set-mixed, edit-mismatch, wheel-unsafe: It would not; see
@@ -238,15 +240,13 @@ def _require_installable(
     for lock in release.locks:
         for python in lock.pythons:
             selection = pylock.Interpreter(f"{python}.0", lock.machine).selection()
-            wheels = install.release_wheels(release, lock, texts[lock.sha256], **selection)
-        # The name of a Python's site-packages decides nothing, so its last one stands for all.
-        site = f"lib/python{python}/site-packages"
-        present = [wheel for wheel in wheels if wheel.name in paths]
-        checked = [wheel_check.check_wheel(wheel, paths[wheel.name], site) for wheel in present]
+            install.release_wheels(release, lock, texts[lock.sha256], **selection)
+        own = [facts for facts in wheels if facts.machine in (lock.machine, "any")]
+        checked = [facts.checked for facts in own if facts.checked]
         wheel_check.check_set(checked, release.overlays)
-        own = {wheel.project for wheel in present}
-        edits = [edit for edit in release.edits if edit.package in own]
-        wheel_check.edited(checked, edits, site)
+        projects = {wheel.project for wheel in checked}
+        edits = [edit for edit in release.edits if edit.package in projects]
+        wheel_check.edited(checked, edits, wheel_facts.SITE)
 
 
 def _lock(

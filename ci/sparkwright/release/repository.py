@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -50,7 +49,7 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
-from sparkwright.core.store import UNFINISHED, flush, locked, translate_disk_full
+from sparkwright.core.store import UNFINISHED, flush, locked, replacing, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
@@ -150,8 +149,7 @@ class IndexFolder:
     def _read(self, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
         while (path := self.metadata_path("root", len(roots) + 1)).exists():
-            data = _bytes(path)
-            root: Metadata[Root] = Metadata.from_bytes(data)
+            root: Metadata[Root] = Metadata.from_bytes(_bytes(path))
             for admitting in (*roots[-1:], root):
                 admitting.signed.verify_delegate("root", root.signed_bytes, root.signatures)
             require_distinct_keys(root.signed)
@@ -247,9 +245,8 @@ class IndexFolder:
         Raises:
             index-damaged: A release is missing or is not the signed one.
         """
-        targets = self.metadata["targets"].signed.targets.values()
         entries = sorted(
-            map(self._entry, targets),
+            map(self._entry, self.metadata["targets"].signed.targets.values()),
             key=lambda entry: (entry.release.made, number(entry.release.name)),
         )
         return {entry.release.name: entry for entry in entries}
@@ -354,8 +351,7 @@ class IndexFolder:
         try:
             with translate_disk_full(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                path = self.folder / LOCK
-                with locked(path, str(self.folder), wait=False, failure=failure):
+                with locked(self.folder / LOCK, str(self.folder), wait=False, failure=failure):
                     self._require_unmoved()
                     yield
         except OSError as error:
@@ -570,9 +566,7 @@ class Transaction:
 
     def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
         """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
-        try:
+        with replacing(path) as temporary:
             if isinstance(source, bytes):
                 temporary.write_bytes(source)
             else:
@@ -584,10 +578,7 @@ class Transaction:
                     details=[f"read:    {actual}", f"decided: {sha256}"],
                 )
             flush(temporary)
-            temporary.replace(path)
-            flush(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        flush(path.parent)
 
 
 def remove_unreferenced(index: IndexFolder) -> list[str]:

@@ -72,11 +72,10 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
         UsageError: There is no wheel; and as `Publisher.publish` and the installation.
     """
     with staged_index(context, folder) as (index, name):
-        cache = context.store.folder("downloads", "staging")
         install = partial(
             client.install,
             Prefix(prefix.absolute()),
-            cache,
+            context.store.folder("downloads", "staging"),
             index,
             channel="candidate",
             version=name,

@@ -33,9 +33,12 @@ from sparkwright.client.records import (
     ReleaseWheel,
     line,
 )
+from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import zip_file, zip_members
 
+#: Stands for the site-packages of any Python, whose name decides nothing.
+SITE = "lib/python3/site-packages"
 #: The ends of platform tags.
 MACHINES: tuple[Machine, ...] = ("any", "x86_64", "aarch64")
 
@@ -51,6 +54,7 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
         record: Its build record; None for precompiled modules, whose record is another.
         isolated: Whether the compilation had no network; None without one, or if unknown.
         metadata: METADATA. *sbom*: the one inside; empty if there is none.
+        checked: What an installer writes, with `SITE` as site-packages; None if it was not read.
     """
 
     path: Path
@@ -68,6 +72,7 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     sbom: bytes = b""
     record: BuildRecord | None = None
     isolated: bool | None = None
+    checked: CheckedWheel | None = None
 
 
 class _Contents(msgspec.Struct):
@@ -75,6 +80,7 @@ class _Contents(msgspec.Struct):
     What is in a wheel.
 
     Attributes:
+        checked: What an installer writes.
         info: Its ``.dist-info`` folder.
         texts: Files of that folder by name.
         record: Its build record.
@@ -82,6 +88,7 @@ class _Contents(msgspec.Struct):
     """
 
     name: WheelName
+    checked: CheckedWheel
     info: str
     texts: dict[str, bytes]
     record: BuildRecord | JitCacheRecord
@@ -144,7 +151,7 @@ def _contents(path: Path) -> _Contents:
     name = WheelName.of(path.name)
     project = canonicalize_name(name.distribution)
     locked = LockedWheel(project, name.version, path.name, url="", sha256="")
-    checked = wheel_check.check_wheel(locked, path, "lib/python3/site-packages")
+    checked = wheel_check.check_wheel(locked, path, SITE)
     info = checked.info.rpartition("/")[2]
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
@@ -161,7 +168,7 @@ def _contents(path: Path) -> _Contents:
             details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
     files = {member: sha256 for member, sha256, _ in checked.files.values()}
-    return _Contents(name, info, texts, _record(name, texts.get(BUILD_RECORD)), files)
+    return _Contents(name, checked, info, texts, _record(name, texts.get(BUILD_RECORD)), files)
 
 
 def _headers(text: bytes, field: str) -> list[str]:
@@ -220,6 +227,7 @@ def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) ->
         sbom=contents.texts.get(SBOM, b""),
         record=None if isinstance(record, JitCacheRecord) else record,
         isolated=isolated,
+        checked=contents.checked,
     )
 
 

@@ -126,8 +126,7 @@ def run(
             checks.append(check)
     except ServerInvalid as error:
         part = f"{name}-{PARTS[len(checks)]}"
-        lacking = error.reason in ("harness-missing", "task-data-missing")
-        make = not_run if lacking else invalid
+        make = not_run if error.reason in ("harness-missing", "task-data-missing") else invalid
         checks.append(make(part, f"{error.message}.", error.reason))
     message = f"{checks[-1].name} ended the task."
     missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]

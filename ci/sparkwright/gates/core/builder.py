@@ -136,8 +136,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         ]
         if lacking:
             message = f"to run it, name {'; and '.join(lacking)}"
-            blocked = not_run(STOPPED[0].name, message, "not-asked")
-            return Gate(name, "", tuple, recipe, blocked)
+            return Gate(name, "", tuple, recipe, not_run(STOPPED[0].name, message, "not-asked"))
         if name == "G0":
             digest = self._audit.policy
         elif name == "G8":

@@ -281,8 +281,7 @@ def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
 def conversion_check(gpu: Capability, seconds: float, scratch: Path, ptx: Path = PTX) -> Check:
     """Return the check of the GPU's conversion of all FP32 values to E2M1, by the kernel *ptx*."""
     source = scratch / "probe.ptx"
-    target = "sm_{}{}a".format(*gpu)
-    source.write_text(ptx.read_text("utf-8").replace("TARGET", target), "utf-8")
+    source.write_text(ptx.read_text("utf-8").replace("TARGET", "sm_{}{}a".format(*gpu)), "utf-8")
     ended, records = run_script(
         [sys.executable, str(DRIVER), "sweep", str(source)], seconds, scratch / "probe.log"
     )

@@ -281,13 +281,12 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         chats = [chat for chat in policy.chats if chat.ability == ability]
         faults = {chat.name: _chat_fault(server.client, chat) for chat in chats}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
-        count = len(chats) - len(samples)
         yield judged(
             name,
             f"{len(samples)} of {len(chats)} chats failed",
             f"{name}-wrong",
             not samples,
-            [Figure("right chats", count, count=len(chats), bound=len(chats))],
+            [Figure("right chats", len(chats) - len(samples), count=len(chats), bound=len(chats))],
             samples,
         )
 

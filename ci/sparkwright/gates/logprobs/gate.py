@@ -226,12 +226,11 @@ def _judged(
         mode = decoded[name] = _decode(policy, reference.texts, candidate, name)
         if name == "cached-prefix" and not mode.cache_hits:
             # Without a prefix cache by design there is nothing to compare.
-            required = "--no-enable-prefix-caching" not in (served.flags or ())
             yield not_run(
                 name,
                 "The server found no prefix in its cache.",
                 "prefix-cache-unused",
-                required=required,
+                required="--no-enable-prefix-caching" not in (served.flags or ()),
             )
         else:
             reason = "cache-differs" if name == "cached-prefix" else "decode-differs"

@@ -157,8 +157,7 @@ def run(
                 message = f"the source tree of {unit.fork} is not in the store"
                 raise ConverterInvalid("tree-missing", f"{message}; `sparkwright apply` makes it")
             folder.mkdir(parents=True)
-            tree = trees.get(unit.fork, folder)
-            program = Program(unit, tree, includes, folder, policy.limits)
+            program = Program(unit, trees.get(unit.fork, folder), includes, folder, policy.limits)
         except ConverterInvalid as error:
             return [_unjudged(converter, error) for converter in unit.converters]
         return [_check(converter, program) for converter in unit.converters]

@@ -144,8 +144,7 @@ def noise_of(
     end = datetime.date.fromisoformat(today)
     ages = [(float((end - datetime.date.fromisoformat(on)).days), value) for on, value in values]
     half, most = policy.half_life_days, policy.calibration_weight
-    earlier = noise_model(ages[:-1], half, most)
-    if not ages or agrees(earlier, ages[-1][1]):
+    if not ages or agrees(noise_model(ages[:-1], half, most), ages[-1][1]):
         return noise_model(ages, half, most)
     return replace(noise_model(ages[-1:], half, most), agrees=False)
 
@@ -245,8 +244,7 @@ def _series(
         sign = -1 if differences and METRICS[metric][3] else 1
         low, high = sorted(math.exp(sign * end) for end in mean_interval(logarithms))
     baseline, candidate = (statistics.median(of) if of else None for of in medians.values())
-    launches = len({leg.launch for leg in own if leg.side == "candidate"})
     return Series(
         metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high,
-        launches=launches,
+        launches=len({leg.launch for leg in own if leg.side == "candidate"}),
     )  # fmt: skip

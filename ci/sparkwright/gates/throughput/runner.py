@@ -305,8 +305,7 @@ class Runner:
             fault = self._spec.contract(side, server) if self._spec.contract else None
             if fault and (side == "candidate" or fault.state != "fail"):
                 verdict: State = "fail" if fault.state == "fail" else "invalid"
-                text = f"{side}: {fault.name}: {fault.message}"
-                raise _Stop(Reason(fault.reason, text), verdict)
+                raise _Stop(Reason(fault.reason, f"{side}: {fault.name}: {fault.message}"), verdict)
 
     def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
         """
