@@ -41,7 +41,6 @@ from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import Sha256
 from sparkwright.core.process import CACHES, Limits, cache_variables
 from sparkwright.core.store import UNFINISHED, write_file
-from sparkwright.core.zips import INSTALLER_FILES
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
@@ -429,6 +428,8 @@ def _compare_with_wheels(
     actual: Mapping[str, FileState],
 ) -> None:
     """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
+    from sparkwright.core.zips import INSTALLER_FILES
+
     expected = {
         file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
     } | {file: files.sha256_bytes(data) for file, data in replaced.items()}
