@@ -19,9 +19,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, World, wheel
+from tests.refusals import refusal
 from tests.support import mounts, processes, tufindex
 
 from sparkwright.client import environment, locked_wheels
+from sparkwright.client.folders import without_links
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
 from sparkwright.core import http
 from sparkwright.core.files import sha256_bytes
@@ -317,6 +319,15 @@ def test_folder_of_somebody_else_is_refused(user: User, script: str, reference: 
 
     assert refusal_of(user, "--trust", user.world.fingerprint) == reference
     assert list((user.folder / "elsewhere").iterdir()) == []
+
+
+def test_links_are_followed_as_the_system_does(tmp_path: Path) -> None:
+    """A target may lead through a further link and up from there."""
+    subprocess.run("mkdir -p real/deep real/y y; ln -s real/deep x; ln -s x/../y link; ln -s loop loop", shell=True, check=True, cwd=tmp_path)
+    for name in ("link", "x/../y", "x/new", "y/../link/new"):
+        assert without_links(tmp_path / name) == Path(os.path.realpath(tmp_path / name))
+    with refusal("cache-unusable"):
+        without_links(tmp_path / "loop")
 
 
 @pytest.mark.parametrize(

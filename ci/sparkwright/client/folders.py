@@ -53,15 +53,20 @@ def without_links(path: Path) -> Path:
         cache-unusable: A link belongs to another user, who could lead this program anywhere; or
             there are too many of them.
     """
-    path = Path(os.path.abspath(path))  # noqa: PTH100  the target of a link may begin with ..
-    for _ in range(_MOST_LINKS):
-        if not (link := next(filter(os.path.islink, (*reversed(path.parents), path)), None)):
-            return path
-        if link.lstat().st_uid not in (0, os.geteuid()):
-            raise StoreError("cache-unusable", f"{link} is a link of another user.")
-        target = link.parent / link.readlink() / path.relative_to(link)
-        path = Path(os.path.abspath(target))  # noqa: PTH100
-    raise StoreError("cache-unusable", f"{path} leads through too many links.")
+    parts, result, links = list(reversed(path.absolute().parts)), Path("/"), 0
+    while parts:
+        part = parts.pop()
+        step = result.parent if part == ".." else result / part
+        if not os.path.islink(step):  # noqa: PTH114  it raises nothing for any path
+            result = step
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise StoreError("cache-unusable", f"{path} leads through too many links.")
+        if step.lstat().st_uid not in (0, os.geteuid()):
+            raise StoreError("cache-unusable", f"{step} is a link of another user.")
+        parts += reversed(step.readlink().parts)
+    return result
 
 
 def locked_folder(
