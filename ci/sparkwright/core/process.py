@@ -106,8 +106,11 @@ def refuse_full_disk(
     """
     for folder in map(Path, folders):
         if not has_room(folder):
-            what = f"{program} failed, and there is no room left under {folder}."
-            raise StoreError("disk-full", what, details=details)
+            raise StoreError(
+                "disk-full",
+                f"{program} failed, and there is no room left under {folder}.",
+                details=details,
+            )
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

@@ -97,11 +97,16 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
             if sha256_bytes(files["throughput"]) not in measured:
                 raise ValueError("the measurements are not those that a verdict names")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = f"A file of the gates about {wheel.name} is not what `sparkwright gate` writes."
-        raise failure(what, details=[str(error)]) from error
+        raise failure(
+            f"A file of the gates about {wheel.name} is not what `sparkwright gate` writes.",
+            details=[str(error)],
+        ) from error
     except ValueError as error:
-        what = f"The files of the gates about {wheel.name} do not agree with themselves."
-        raise ReleaseError("verdict-hollow", what, details=[str(error)]) from error
+        raise ReleaseError(
+            "verdict-hollow",
+            f"The files of the gates about {wheel.name} do not agree with themselves.",
+            details=[str(error)],
+        ) from error
     return GateResults(ladder, throughput, files)
 
 
@@ -137,8 +142,11 @@ def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
         if verdict.began > time.time() + CLOCKS:
             faults.append(f"{verdict.label}: it began in the future")
     if faults:
-        what = f"The verdicts about {wheel.name} are not those of its attempt log."
-        raise ReleaseError("verdict-hollow", what, details=faults[:30])
+        raise ReleaseError(
+            "verdict-hollow",
+            f"The verdicts about {wheel.name} are not those of its attempt log.",
+            details=faults[:30],
+        )
 
 
 def decide_all(
@@ -209,8 +217,11 @@ def decide(
     missing, recipes = _gates(wheel, required, verdicts, policy, throughput)
     missing += [*_wheel(wheel, required), *_companion(wheel, required, serving)]
     if rule is None:
-        text = f"there is no rule for {wheel.source.name}"
-        missing.append(Missing("policy", "not-run", "fork-unknown", text))
+        missing.append(
+            Missing(
+                "policy", "not-run", "fork-unknown", f"there is no rule for {wheel.source.name}"
+            )
+        )
     states = ladder.states if ladder else {}
     baseline = throughput.baseline if throughput else None
     return Proof(
@@ -320,8 +331,12 @@ def _lacks(
     """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
     if verdict is None:
         served = f" and the recipe {recipe}" if recipe else ""
-        text = f"{name} was not run with these bytes{served}: {GATES[name]}"
-        yield Missing(name, "not-run", "not-climbed", line(text))
+        yield Missing(
+            name,
+            "not-run",
+            "not-climbed",
+            line(f"{name} was not run with these bytes{served}: {GATES[name]}"),
+        )
         return
     if verdict.state != "pass":
         yield Missing(name, verdict.state, *_reason(verdict))
@@ -329,18 +344,27 @@ def _lacks(
     rule = policy.file.gates[name]
     expected = policy.expected_digest(name, wheel.stack, verdict.recipe)
     if expected and verdict.policy != expected:
-        text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
-        yield Missing(name, "invalid", "policy-other", line(text))
+        yield Missing(
+            name,
+            "invalid",
+            "policy-other",
+            line(f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"),
+        )
     names = {check.name for check in verdict.checks if check.required}
     if lacking := [check for check in rule.wanted if check not in names]:
-        text = f"it did not make {', '.join(lacking)}"
-        yield Missing(name, "invalid", "checks-other", line(text))
+        yield Missing(
+            name, "invalid", "checks-other", line(f"it did not make {', '.join(lacking)}")
+        )
     gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
     other = f"(SM {policy.file.gpu})" not in gpu
     if rule.gpu and (other or wheel.machine not in ("any", machine)):
         expected = f"SM {policy.file.gpu} ({wheel.machine})"
-        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {expected}"
-        yield Missing(name, "invalid", "machine-other", line(text))
+        yield Missing(
+            name,
+            "invalid",
+            "machine-other",
+            line(f"it ran on {gpu} ({machine or 'unknown'}), not on {expected}"),
+        )
 
 
 def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: ReleasePolicy) -> None:
@@ -357,8 +381,9 @@ def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: Rele
             rule = policy.file.gates.get(verdict.gate)
             faults += _faults(verdict, rule) if rule else [f"{verdict.gate}: there is no such gate"]
     if faults:
-        what = f"A pass of {wheel.name} has no evidence."
-        raise ReleaseError("verdict-hollow", what, details=faults[:30])
+        raise ReleaseError(
+            "verdict-hollow", f"A pass of {wheel.name} has no evidence.", details=faults[:30]
+        )
 
 
 def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
@@ -400,11 +425,19 @@ def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Ite
     fork = rule.served_by
     bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
     if fork and not bound:
-        text = f"no verdict of {fork} says that it ran with this build of {wheel.project}"
-        yield Missing("set", "not-run", "companion-unbound", text)
+        yield Missing(
+            "set",
+            "not-run",
+            "companion-unbound",
+            f"no verdict of {fork} says that it ran with this build of {wheel.project}",
+        )
     elif fork and bound != wheel.content:
-        text = f"{fork} was gated with another build of {wheel.project}"
-        yield Missing("set", "invalid", "companion-other", text)
+        yield Missing(
+            "set",
+            "invalid",
+            "companion-other",
+            f"{fork} was gated with another build of {wheel.project}",
+        )
 
 
 def _reason(verdict: Verdict) -> tuple[str, str]:

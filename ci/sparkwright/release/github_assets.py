@@ -128,8 +128,11 @@ class GitHubAssets(Repository):
             github-unreachable, github-limited, github-refused: GitHub does not answer or take it.
         """
         if wrong := [file.name for file in files if not 0 < file.size < LARGEST]:
-            what = "GitHub takes files of 1 byte up to 2 GiB; nothing was sent."
-            raise ReleaseError("publish-failed", what, details=wrong)
+            raise ReleaseError(
+                "publish-failed",
+                "GitHub takes files of 1 byte up to 2 GiB; nothing was sent.",
+                details=wrong,
+            )
         release = self._release()
         sent = [file.name for file, path in files.items() if self._put(release, file, path)]
         self._require_same(release, files)

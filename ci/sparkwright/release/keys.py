@@ -175,8 +175,9 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
                 path.write_bytes(key.private_bytes(pem, pkcs8, protection))
             pairs[path] = SSlibKey.from_crypto(key.public_key())
     except OSError as error:
-        what = f"No key can be written to {folder}."
-        raise ReleaseError("key-invalid", what, details=[str(error)]) from error
+        raise ReleaseError(
+            "key-invalid", f"No key can be written to {folder}.", details=[str(error)]
+        ) from error
     return pairs
 
 

@@ -121,10 +121,9 @@ def _compile(
     environment = process.clean_environment(
         UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
     )
-    interpreter = pylock.Interpreter(f"{python}.0", machine)
     try:
         lock = Pylock.from_dict(tomllib.loads(process.output(command, env=environment)))
-        for package, file in lock.select(**interpreter.selection()):
+        for package, file in lock.select(**pylock.Interpreter(f"{python}.0", machine).selection()):
             # uv takes our files for archives.
             if not isinstance(file, PackageWheel) or package.name in own:
                 yield own[package.name]

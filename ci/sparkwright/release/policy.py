@@ -289,8 +289,10 @@ def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     loaded = [recipes.load(root, name) for name in sorted(names)]
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
-        what = f"The release policy names the profile {file.profile!r}, which does not exist."
-        raise FileError("file-invalid", what)
+        raise FileError(
+            "file-invalid",
+            f"The release policy names the profile {file.profile!r}, which does not exist.",
+        )
     digests = {gate: policies.digest(gate) for gate in {"G1", "G2"} & file.required}
     for recipe in loaded:
         for gate in file.required.intersection(SERVED) - {"G8"}:

@@ -179,7 +179,6 @@ def draft(
     records: list[ReleaseWheel] = []
     for facts in wheels:
         stem, earlier = facts.name.removesuffix(".whl"), published.get(facts.name)
-        statement = provenance(facts, lock_digest)
         record = ReleaseWheel(
             name=facts.name,
             size=facts.size,
@@ -196,7 +195,7 @@ def draft(
             device_code=device_code[facts.name],
             content=facts.content,
             isolated=facts.isolated,
-            provenance=_add(f"{stem}.provenance.json", statement, contents),
+            provenance=_add(f"{stem}.provenance.json", provenance(facts, lock_digest), contents),
             sbom=_add(f"{stem}.cdx.json", facts.sbom, contents) if facts.sbom else None,
         )
         records.append(record)
@@ -334,7 +333,6 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
         "lock.yaml": lock_digest,
         "toolchain": record.tools if record else "",
     }
-    byproducts = {"sbom": sha256_bytes(wheel.sbom)} if wheel.sbom else {}
     document = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": wheel.name, "digest": {"sha256": wheel.sha256}}],
@@ -364,7 +362,7 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
                     "id": BUILDER,
                     "version": {"sparkwright": record.sparkwright if record else __version__},
                 },
-                "byproducts": _by_hash(byproducts),
+                "byproducts": _by_hash({"sbom": sha256_bytes(wheel.sbom)} if wheel.sbom else {}),
             },
         },
     }

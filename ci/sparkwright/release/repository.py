@@ -441,8 +441,11 @@ class Transaction:
             if len(data) > LARGEST_RELEASE:
                 raise ValueError(f"it has {len(data)} bytes, and may have {LARGEST_RELEASE}")
         except ValueError as error:
-            what = f"No client could read {release.name}."
-            raise ReleaseError("release-unreadable", what, details=[str(error)[:500]]) from error
+            raise ReleaseError(
+                "release-unreadable",
+                f"No client could read {release.name}.",
+                details=[str(error)[:500]],
+            ) from error
         target = TargetFile.from_data(target_path(release.name), data, ["sha256"])
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
         self._write(self._index.folder / "targets" / target.get_prefixed_paths()[0], data)
@@ -593,11 +596,7 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
         targets = index.metadata["targets"].signed.targets.values()
         used |= {f"targets/{target.get_prefixed_paths()[0]}" for target in targets}
         digest = "[0-9a-f]" * 64
-        patterns = (
-            f"files/{digest}",
-            f"targets/releases/{digest}.*",
-            f"**/{UNFINISHED}*",
-        )
+        patterns = (f"files/{digest}", f"targets/releases/{digest}.*", f"**/{UNFINISHED}*")
         removed = []
         for path in [path for pattern in patterns for path in sorted(folder.glob(pattern))]:
             name = path.relative_to(folder).as_posix()

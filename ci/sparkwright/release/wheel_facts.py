@@ -184,8 +184,11 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord
             return msgspec.json.decode(text, type=JitCacheRecord)
         return msgspec.json.decode(text, type=BuildRecord)
     except (ValueError, RecursionError) as error:
-        what = f"The build record of {name.filename} cannot be read."
-        raise WheelError("wheel-mismatch", what, details=[str(error)]) from error
+        raise WheelError(
+            "wheel-mismatch",
+            f"The build record of {name.filename} cannot be read.",
+            details=[str(error)],
+        ) from error
 
 
 def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) -> WheelFacts:

@@ -291,8 +291,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         server, task, recipe = self.server, self._options.task, self._recipe
         fault = self._served if self._served.state != "pass" else self._ended()
         if fault:
-            what = "The reference would name a wheel that did not answer."
-            raise GateError("measurement-invalid", what, details=[fault.message])
+            raise GateError(
+                "measurement-invalid",
+                "The reference would name a wheel that did not answer.",
+                details=[fault.message],
+            )
         folder.mkdir(parents=True, exist_ok=True)
         client, identity = server.client(), server.identity
         written = [folder / LOGPROBS]
@@ -314,12 +317,18 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 written.append(folder.absolute() / f"{task}.json")
                 self._context.store.write(written[-1], msgspec.json.encode(result))
         except ServerInvalid as error:
-            what = f"The reference cannot be recorded: {error.message}."
-            raise GateError("measurement-invalid", what, details=[str(error)]) from None
+            raise GateError(
+                "measurement-invalid",
+                f"The reference cannot be recorded: {error.message}.",
+                details=[str(error)],
+            ) from None
         return tuple(written)
 
 
 def _require(option: str, value: str, choices: Mapping[str, object]) -> None:
     if value not in choices:
-        what = f"The policy has nothing for {option} {value}."
-        raise UsageError("usage", what, todo=f"Choose: {', '.join(choices)}.")
+        raise UsageError(
+            "usage",
+            f"The policy has nothing for {option} {value}.",
+            todo=f"Choose: {', '.join(choices)}.",
+        )

@@ -118,5 +118,8 @@ def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
         )
     ]
     if unknown:
-        what = f"{policy.name} names {len(unknown)} check(s) that no gate emits."
-        raise GateError("policy-unknown-check", what, details=unknown)
+        raise GateError(
+            "policy-unknown-check",
+            f"{policy.name} names {len(unknown)} check(s) that no gate emits.",
+            details=unknown,
+        )

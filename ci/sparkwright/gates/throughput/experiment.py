@@ -161,8 +161,11 @@ class Experiment:
             try:
                 version = Client(options.server, name).version()
             except ServerInvalid as error:
-                what = f"{options.server} was not measured."
-                raise GateError("measurement-invalid", what, details=[str(error)]) from None
+                raise GateError(
+                    "measurement-invalid",
+                    f"{options.server} was not measured.",
+                    details=[str(error)],
+                ) from None
             self._subjects = {"candidate": Subject(options.server, version=version)}
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, self._generator_policy.stack, store,
