@@ -316,14 +316,24 @@ def _upstream(host: Host, offered: Index) -> Upstream:
     return made
 
 
-def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """stack.yaml, with the tag of the official wheel, and lock.yaml name the release; people's comments stay, and no patch changes a byte."""
+@pytest.mark.parametrize("stated", ["nowhere", "by the host", "by the release"])
+def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str], stated: str) -> None:
+    """
+    stack.yaml, with the tag of the official wheel, and lock.yaml name the release; people's comments stay, and no patch changes a byte. Where the
+    commit was named, the new one is: as the host has it or, if it does not answer, as the release states it.
+    """
+    text, first = OLD, upstream.host.work.git("rev-parse", "v1.0.0")
+    if stated != "nowhere":
+        text = text.replace('ref: "v1.0.0"', 'ref: "v1.0.0", commit: "COMMIT"').replace('"1.0.0"}  #', '"1.0.0", generated: ["_meta.py"]}  #')
+        upstream.lock(text.replace("COMMIT", first))
     commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}, OTHER_TAG), upstream.host.files()
+    if stated == "by the release":
+        upstream.host.path.rename(upstream.host.path.with_suffix(".gone"))
     assert upstream.bump("1.1.0") == 0
     after, locked = upstream.host.files(), upstream.host.context().project.lock_file.read_text()
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
-    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=OTHER_TAG)
+    assert upstream.stack.read_text() == text.replace("COMMIT", commit).replace("1.0.0", "1.1.0").replace(TAG, OTHER_TAG)
     assert f"ref: v1.1.0\n      commit: {commit}\n" in locked
     assert f"filename: widget_kit-1.1.0-{OTHER_TAG}.whl" in locked
     assert "1:  " in capsys.readouterr().out.partition("range-diff of both series:")[2]
@@ -361,22 +371,6 @@ def test_a_bump_that_leaves_no_patch(upstream: Upstream, capsys: pytest.CaptureF
     assert not upstream.host.ledger.carried("test")
     assert not list(upstream.host.root.glob(".rebase/test/*"))
     assert "no patch is left to compare" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("reachable", [True, False])
-def test_a_bump_names_the_new_commit_where_the_old_one_was_named(upstream: Upstream, reachable: bool) -> None:
-    """As the host has it or, if it does not answer, as the release states it where it stated the old one."""
-    text = OLD.replace('ref: "v1.0.0"', 'ref: "v1.0.0", commit: "COMMIT"').replace('"1.0.0"}  #', '"1.0.0", generated: ["_meta.py"]}  #')
-    first = upstream.host.work.git("rev-parse", "v1.0.0")
-    upstream.lock(text.replace("COMMIT", first))
-    commit = upstream.release("1.1.0", {"version": b"1.1.0\n"})
-    series.of(upstream.host.context(), "widget")
-    if not reachable:
-        upstream.host.path.rename(upstream.host.path.with_suffix(".gone"))
-    assert upstream.bump("1.1.0") == 0
-
-    assert upstream.stack.read_text() == text.replace("COMMIT", commit).replace("1.0.0", "1.1.0")
-    assert f"commit: {commit}\n" in upstream.host.context().project.lock_file.read_text()
 
 
 def test_a_fork_without_releases_is_bumped_to_a_tag(upstream: Upstream) -> None:

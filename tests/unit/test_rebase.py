@@ -6,8 +6,6 @@ The series is what was committed there, byte for byte, or nothing is written; no
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import os
 import re
@@ -203,17 +201,13 @@ def test_runs_that_write_into_a_checkout_take_turns(made: Host, tmp_path: Path) 
     """Whatever their caches: each says that it waits while another one holds the checkout, and changes nothing meanwhile."""
     before, commands = made.files(), (["rebase"], ["export"], ["watch"], ["pick", "7"], ["bump", "--to", "2"])
     made.cache = tmp_path / "another"
-    with contextlib.ExitStack() as stack:
-        handle = os.open(made.root / "forks", os.O_RDONLY)
-        stack.callback(os.close, handle)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with made.context().project.editing():
         for command in commands:
             words = [sys.executable, "-m", "sparkwright", "patch", *command, *made.words]
-            child = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
-            stack.callback(child.kill)
-            assert child.stderr
-            assert "waiting for it to end" in child.stderr.readline()
-        assert made.files() == before
+            with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+                assert "waiting for it to end" in (child.stderr.readline() if child.stderr else "")
+                child.kill()
+    assert made.files() == before
 
 
 # On another base.

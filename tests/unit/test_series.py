@@ -448,11 +448,12 @@ def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
     assert caught.value.details == (f"missing trailer: {trailer}",)
 
 
-def test_a_damaged_diff_is_named_by_its_file() -> None:
-    with refusal("patch-invalid", match=r"x\.patch: A hunk of x is cut off"):
-        patch.parse("x.patch", MAIL.removesuffix(b" c\n"))
-    with refusal("patch-invalid", match=r"x\.patch has CRLF line ends"):
-        patch.parse("x.patch", MAIL.replace(b"\n", b"\r\n"))
+@pytest.mark.parametrize(
+    ("old", "new", "what"), [(b" c\n", b"", r"x\.patch: A hunk of x is cut off"), (b"\n", b"\r\n", r"x\.patch has CRLF line ends")]
+)
+def test_a_damaged_file_is_named(old: bytes, new: bytes, what: str) -> None:
+    with refusal("patch-invalid", match=what):
+        patch.parse("x.patch", MAIL.replace(old, new))
 
 
 @given(st.binary(max_size=300), st.integers(0, 600))

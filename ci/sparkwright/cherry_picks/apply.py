@@ -32,7 +32,6 @@ from sparkwright.core.words import HUNK_MOVED
 Git = Callable[..., tuple[int, bytes, str]]
 #: Mode and blob id of a file.
 Entry = tuple[str, str]
-_JOIN = "{}/{}".format
 #: The mark of a last line without a line end.
 _OPEN_END = b"\n\\ "
 
@@ -73,22 +72,14 @@ class Outcome(msgspec.Struct, frozen=True):
         tree: The tree after it; the tree before it unless it was applied.
         moved: Number of hunks that were applied at other lines than they name.
         says: git's messages, or the reason for the status.
+        reverts: It does not apply, and can be reverted in the tree; see `try_patches`.
     """
 
     status: Literal["applied", "already-upstream", "empty", "conflict"]
     tree: str
     moved: int = 0
     says: tuple[str, ...] = ()
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """
-    The outcome of a patch on a tree, and if the patch does not apply, whether it can be reverted in
-    the tree after those behind it in the series, so that the tree has it.
-    """
-
-    outcome: Outcome
-    reverts: bool
+    reverts: bool = False
 
 
 @contextlib.contextmanager
@@ -223,7 +214,7 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
     fits, output = _apply(git, patch.data, "--apply")
-    # What is cut off in a binary hunk does not fit, and may yet have changed the index.
+    # git leaves out a binary hunk that is cut off, and applies the rest.
     unchanged = not fits and b"\nGIT binary patch" not in patch.data
     moved, after = HUNK_MOVED.findall(output), before if unchanged else _tree(git)
     if fits and after == before:
@@ -267,15 +258,13 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     return []
 
 
-def groups(patches: Sequence[Patch]) -> list[list[Patch]]:
-    """Return *patches* in groups, in their order, that have no file in common."""
-    grouped = list[tuple[set[str], list[Patch]]]()
-    for patch in patches:
-        joined = [group for group in grouped if group[0].intersection(patch.files)]
-        grouped = [group for group in grouped if group not in joined]
-        members = [*itertools.chain(*(group for _, group in joined)), patch]
-        grouped.append((set(patch.files).union(*(paths for paths, _ in joined)), members))
-    return [sorted(group, key=patches.index) for _, group in grouped]
+def related(patches: Sequence[Patch]) -> list[Patch]:
+    """Return those of *patches* on which the outcome of the last one may depend, and that one."""
+    paths = {*patches[-1].files}
+    for patch in reversed(patches):
+        if paths.intersection(patch.files):
+            paths.update(patch.files)
+    return [patch for patch in patches if paths.intersection(patch.files)]
 
 
 def files_of(files: Mapping[str, Entry], patches: Sequence[Patch]) -> dict[str, Entry]:
@@ -285,37 +274,36 @@ def files_of(files: Mapping[str, Entry], patches: Sequence[Patch]) -> dict[str, 
     return {
         path: entry
         for path, entry in files.items()
-        if path in above or wanted.intersection(itertools.accumulate(path.split("/"), _JOIN))
+        if path in above
+        or wanted.intersection(itertools.accumulate(path.split("/"), "{}/{}".format))
     }
 
 
 def try_patches(
     objects: Objects, files: Mapping[str, Entry], patches: Sequence[Patch]
-) -> dict[str, Attempt]:
+) -> dict[str, Outcome]:
     """
-    Return by its name the result of each of *patches* on a tree of *files* (path → mode, blob id):
-    without those before it that do not apply, and at other lines if need be. The trees of the
-    outcomes are not stored.
+    Return by its name the outcome of each of *patches* on a tree of *files* (path → mode, blob id):
+    without those before it that do not apply, and at other lines if need be. Those that do not
+    apply are then reverted, the newest first. The trees of the outcomes are not stored.
     """
     rows = "".join(f"{mode} {blob}\t{path}\0" for path, (mode, blob) in files.items())
-    stdin, present = rows.encode("utf-8", "surrogateescape"), set[str]()
-    outcomes = dict[str, Outcome]()
+    stdin, outcomes = rows.encode("utf-8", "surrogateescape"), dict[str, Outcome]()
     with _index_of(objects, "update-index", "-z", "--index-info", stdin=stdin) as git:
         tree = base = _tree(git)
         for patch in patches:
             outcomes[patch.name] = _attempt(git, tree, patch, movable=True)
             tree = outcomes[patch.name].tree
         git(["read-tree", base])
-        for group in groups(patches):
-            if all(outcomes[patch.name].status == "applied" for patch in group):
+        for patch in reversed(patches):
+            outcome = outcomes[patch.name]
+            # A joined line is another line; and git reverts a change of modes alone in any tree.
+            if outcome.status == "applied" or any(_joined_lines(git, patch, done=True)):
                 continue
-            for patch in reversed(group):
-                # A joined line is another line; and git reverts a change of modes in any tree.
-                joined = any(_joined_lines(git, patch, done=True))
-                if not joined and _apply(git, patch.data, "--reverse", "--apply")[0]:
-                    before, base = base, _tree(git)
-                    present |= {patch.name} if before != base else set()
-    return {name: Attempt(outcome, name in present) for name, outcome in outcomes.items()}
+            if _apply(git, patch.data, "--reverse", "--apply")[0]:
+                before, base = base, _tree(git)
+                outcomes[patch.name] = msgspec.structs.replace(outcome, reverts=before != base)
+    return outcomes
 
 
 def _text(git: Git, path: str) -> bytes:

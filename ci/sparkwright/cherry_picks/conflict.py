@@ -9,7 +9,6 @@ release archive will do; and the earlier patches of ours that changed the file.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -20,17 +19,17 @@ from sparkwright.cherry_picks.patch import (
     Patch,
     PatchError,
     Section,
-    blobs,
     lines_of,
     sections,
 )
 from sparkwright.cherry_picks.upstream import (
     Base,
+    Change,
     Upstream,
     base_of,
+    changes,
     evidence,
     log,
-    states,
     touches,
 )
 from sparkwright.core.errors import SparkwrightError
@@ -140,9 +139,9 @@ def explain(
         | {"ours": [patch.name for patch in earlier if (part.old or part.new) in patch.files]}
         for part in sections(patch.data)
     ]
-    attempt = apply.try_patches(objects, objects.paths(base.tree), [patch])[patch.name]
-    reverting = [patch.name] if attempt.reverts else []
-    tests = evidence(upstream, base, [patch], reverting)[patch.name]
+    tried = apply.try_patches(objects, objects.paths(base.tree), [patch])
+    tests = evidence(upstream, base, [patch], tried)[patch.name]
+    taken = any(test.holds for test in tests)
     report = {
         "fork": fork,
         "base": base.name,
@@ -157,13 +156,12 @@ def explain(
     rows += [
         f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}" for test in tests
     ]
-    if patch.pick and any(test.holds for test in tests):
+    if patch.pick and taken:
         stack = upstream.context.project.stack
         drop = f"sparkwright patch pick {patch.pick} --stack {stack} --fork {fork} --drop"
         commands = [drop, *[command for command in commands if "--exclude" not in command]]
     rows += [f"to go on: {command}" for command in commands]
     wrong = ", ".join(file["path"] for file in files if not _fits(file))
-    taken = any(test.holds for test in tests)
     what = f"is in {fork} already, and changed since" if taken else f"does not apply to {fork}"
     return PatchError(
         "patch-already-upstream" if taken else "patch-conflict",
@@ -212,29 +210,36 @@ def _file(
     return report
 
 
+def _commits(upstream: Upstream, path: str) -> list[Change] | None:
+    """
+    Return the commits of upstream's branch that changed the file *path*, newest first; None if its
+    history is not in the store.
+    """
+    tip = upstream.mirror.fetched(upstream.ledger.branch) if upstream.mirror else ""
+    return changes(upstream.context.objects, tip, [path]) if tip else None
+
+
 def _renamed(upstream: Upstream, path: str, present: Mapping[str, str]) -> dict[str, Any]:
     """
     Return what a file's report says of the commit of upstream's branch that renamed *path* to one
     of the files *present*, or one of them to *path*; nothing if there is none or it is not known.
     """
-    objects, mirror = upstream.context.objects, upstream.mirror
-    tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
-    if not mirror or not tip:
+    objects, listed = upstream.context.objects, _commits(upstream, path)
+    if listed is None:
         return {"note": _NO_HISTORY}
-    for (commit, after), (_, before) in itertools.pairwise([*states(objects, path, tip), ("", "")]):
-        if after.strip("0") and before.strip("0"):
+    for change in listed:
+        if all(change.files[path]) or not change.parent:
             continue
-        ends = (f"{commit}^", commit)
         # Offline, a rename that changed lines is not seen.
         with contextlib.suppress(SparkwrightError):
-            mirror.files(blobs(objects, *ends))
+            upstream.fetch_files([change])
         options = ("-r", "-z", "-M", "--diff-filter=R", "--name-status")
-        rows = objects.text("diff-tree", *options, *ends, check=False).split("\0")
+        rows = objects.text("diff-tree", *options, change.parent, change.commit).split("\0")
         for old, new in zip(rows[1::3], rows[2::3], strict=False):
             if path in (old, new) and (other := new if path == old else old) in present:
                 field = "base_has" if path == old else "base_lacks"
                 report = {"problem": f"not in the tree, which has {other}"}
-                return {**report, field: log(objects, "-1", commit)}
+                return {**report, field: log(objects, "-1", change.commit)}
     return {}
 
 
@@ -245,31 +250,25 @@ def _between(
     Return what a file's report says of upstream: the commits of the branch between the file of the
     base and that of the patch, found by their ids *blobs*, which change *lines*.
     """
-    objects, mirror = upstream.context.objects, upstream.mirror
-    tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
-    if not mirror or not tip:
+    objects, listed = upstream.context.objects, _commits(upstream, path)
+    if listed is None:
         return {"note": _NO_HISTORY}
-    versions = states(objects, path, tip)
     positions = {
         whose: number
         for whose, blob in blobs.items()
-        for number, (_, state) in reversed([*enumerate(versions)])
-        if blob and state.startswith(blob)
+        for number, change in reversed([*enumerate(listed)])
+        if blob and change.files[path][1].startswith(blob)
     }
     if absent := [whose for whose in blobs if whose not in positions]:
         return {"note": f"the {absent[0]}'s {path} is no state of upstream's branch"}
-    between = versions[min(positions.values()) : max(positions.values()) + 1]
+    between = listed[min(positions.values()) : max(positions.values())]
     # Offline, all commits between are listed.
     with contextlib.suppress(SparkwrightError):
-        mirror.files({state for _, state in between if state.strip("0")})
-    touching = [
-        commit
-        for (commit, after), (_, before) in itertools.pairwise(between)
-        if touches(objects, before, after, lines)
-    ]
-    names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
+        upstream.fetch_files(between, [path])
+    touching = [change for change in between if touches(objects, *change.files[path], lines)]
     field = "base_lacks" if positions["patch"] < positions["base"] else "base_has"
-    return {field: [log(objects, "-1", name)[0] for name in names]}
+    shown = (touching or between)[:NAMED]
+    return {field: [log(objects, "-1", change.commit)[0] for change in shown]}
 
 
 def _rows(file: Mapping[str, Any]) -> list[str]:

@@ -173,14 +173,13 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     """
     objects, tried = upstream.context.objects, list[Trial]()
     files = apply.files_of(objects.paths(base.tree), patches)
-    attempts = _attempts(upstream, files, patches)
-    stuck = [patch for patch in patches if attempts[patch.name].outcome.status != "applied"]
-    present = {name for name, attempt in attempts.items() if attempt.reverts}
-    tests = evidence(upstream, base, stuck, present)
+    outcomes = _outcomes(upstream, files, patches)
+    stuck = [patch for patch in patches if outcomes[patch.name].status != "applied"]
+    tests = evidence(upstream, base, stuck, outcomes)
     contents = objects.blobs(blob for _, blob in files.values())
     texts = {path: data or b"" for path, (_, data) in zip(files, contents, strict=True)}
     for number, patch in enumerate(patches, 1):
-        outcome, proofs = attempts[patch.name].outcome, tests.get(patch.name, ())
+        outcome, proofs = outcomes[patch.name], tests.get(patch.name, ())
         count, total = lines = count_present_lines(texts, patch.data)
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         if outcome.status == "already-upstream" or any(test.holds for test in proofs):
@@ -196,29 +195,21 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     return tried
 
 
-def _attempts(
+def _outcomes(
     upstream: Upstream, files: Mapping[str, apply.Entry], patches: Sequence[Patch]
-) -> dict[str, apply.Attempt]:
+) -> dict[str, apply.Outcome]:
     """
-    Return the result of each of *patches* on a tree of *files*; see `apply.try_patches`. Results
-    are kept, and count for every tree in which the files of a patch are the same.
+    Return the outcome of each of *patches* on a tree of *files*; see `apply.try_patches`. The
+    outcomes are stored, and count for every tree in which the files of the patches are the same.
     """
-    store, results = upstream.context.store, dict[str, apply.Attempt]()
-    keys, untried = dict[str, list[str]](), list[Patch]()
-    for group in apply.groups(patches):
-        pins = [(patch.name, patch.sha256, patch.pick) for patch in group]
-        own = sorted(apply.files_of(files, group).items())
-        key = content_key("attempts", {"files": own, "patches": pins})
-        stored = store.get("attempts", key, dict[str, apply.Attempt])
-        if stored is None:
-            keys[key] = [patch.name for patch in group]
-            untried += group
-        results |= stored or {}
-    if untried:
-        results |= apply.try_patches(upstream.context.objects, files, untried)
-    for key, names in keys.items():
-        store.put("attempts", key, {name: results[name] for name in names})
-    return results
+    objects, store = upstream.context.objects, upstream.context.store
+    pins = [(patch.name, patch.sha256, patch.pick) for patch in patches]
+    key = content_key("outcomes", {"files": sorted(files.items()), "patches": pins})
+    outcomes = store.get("outcomes", key, dict[str, apply.Outcome])
+    if outcomes is None:
+        outcomes = apply.try_patches(objects, files, patches)
+        store.put("outcomes", key, outcomes)
+    return outcomes
 
 
 def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Commit | None:
@@ -226,14 +217,15 @@ def _absorbing(upstream: Upstream, patches: Sequence[Patch], base: Base) -> Comm
     Return the commit that made the last of *patches*, which conflicts on *base*, upstream's; None
     if there is none, or it cannot be found out.
     """
-    [start], objects, patch = upstream.starts(patches[-1:]), upstream.context.objects, patches[-1]
+    objects, patch = upstream.context.objects, patches[-1]
+    start = upstream.start_of(patch)
     if not (upstream.mirror and start and base.commit):
         return None
     # The history may not be there, or the host may not answer: then it remains a conflict.
     with contextlib.suppress(SparkwrightError):
         _, commit = _first_change(upstream, patches, start, base.commit, applies=True)
         files = objects.paths(upstream.at_commit(commit, commit, [patch]).tree)
-        reverts = _attempts(upstream, apply.files_of(files, [patch]), [patch])[patch.name].reverts
+        reverts = _outcomes(upstream, apply.files_of(files, [patch]), [patch])[patch.name].reverts
         if reverts and still_there(upstream, base, patch, commit, "")[0]:
             return log(objects, "-1", commit)[0]
     return None
@@ -385,7 +377,7 @@ def bisect(
     """
     ledger = strict_yaml.load(path_of(fork.context.project.root, fork.fork), Ledger)
     objects = fork.context.objects
-    start = start or "".join(fork.starts(patches[-1:]))
+    start = start or fork.start_of(patches[-1])
     if not start:
         raise SourceError(
             "not-provided",
@@ -435,7 +427,7 @@ def _first_change(
     Raises:
         git-failed, offline, source-unreachable: The history or a file of it cannot be read.
     """
-    [related] = [group for group in apply.groups(patches) if patches[-1] in group]
+    related = apply.related(patches)
     paths, objects = {path for patch in related for path in patch.files}, fork.context.objects
     words = ("rev-list", "--first-parent", "--reverse", new, f"^{old}", "--")
     listed = objects.text(*words, *(f":(literal){path}" for path in sorted(paths))).split()
@@ -445,8 +437,8 @@ def _first_change(
         while last - first > 1:
             middle = (first + last) // 2
             tree = fork.at_commit(commits[middle], commits[middle], related).tree
-            tried = _attempts(fork, apply.files_of(objects.paths(tree), related), related)
-            if (tried[patches[-1].name].outcome.status == "applied") == applies:
+            tried = _outcomes(fork, apply.files_of(objects.paths(tree), related), related)
+            if (tried[patches[-1].name].status == "applied") == applies:
                 first = middle
             else:
                 last = middle
@@ -579,12 +571,12 @@ def _with_commit(
         raise SourceError("source-unresolved", f"The commit of {git.ref} of {git.url} is unknown.")
     if not (git and old and old.commit and after.sources.git):
         return resolved, after
-    if git.commit == UNRESOLVED and (commit := _stated_commit(context, locked, resolved, before)):
-        git = msgspec.structs.replace(git, commit=commit)
-        resolved = msgspec.structs.replace(resolved, git=git)
-    commit = "" if git.commit == UNRESOLVED else git.commit[: len(old.commit)]
-    spec = msgspec.structs.replace(after.sources.git, commit=commit)
+    if git.commit == UNRESOLVED:
+        git = msgspec.structs.replace(git, commit=_stated_commit(context, locked, resolved, before))
+    prefix = "" if git.commit == UNRESOLVED else git.commit[: len(old.commit)]
+    spec = msgspec.structs.replace(after.sources.git, commit=prefix)
     sources = msgspec.structs.replace(after.sources, git=spec)
+    resolved = msgspec.structs.replace(resolved, git=git)
     return resolved, msgspec.structs.replace(after, sources=sources)
 
 
@@ -593,24 +585,24 @@ def _stated_commit(
 ) -> str:
     """
     Return the commit that a generated file of the new source distribution states in the line in
-    which that of the locked one states its commit; empty if there is no such line.
+    which that of the locked one states its commit; `UNRESOLVED` if there is no such line.
     """
     sdist, git = before.sources.sdist, before.sources.git
     if not (sdist and git and locked.sdist and resolved.sdist):
-        return ""
+        return UNRESOLVED
     old, new = (
         dict(context.objects.files(package_index.import_file(context, file)))
         for file in (locked.sdist, resolved.sdist)
     )
-    for path in old.keys() & new.keys():
-        if any(fnmatchcase(path, pattern) for pattern in sdist.generated):
-            for line in old[path].decode("utf-8", "replace").splitlines():
-                head, commit, tail = line.partition(git.commit)
-                stated = re.escape(head) + "([0-9a-f]{7,40})" + re.escape(tail)
-                text = new[path].decode("utf-8", "replace")
-                if commit and (match := re.search(f"(?m)^{stated}$", text)):
-                    return match[1]
-    return ""
+    generated = [path for path in old if any(fnmatchcase(path, name) for name in sdist.generated)]
+    lines, commit = [line for path in generated for line in old[path].splitlines()], git.commit
+    for line in [line for line in lines if commit.encode() in line]:
+        head, _, tail = map(re.escape, line.partition(commit.encode()))
+        stated = re.compile(b"(?m)^" + head + b"([0-9a-f]{7,40})" + tail + b"\\r?$")
+        for path in generated:
+            if match := stated.search(new.get(path, b"")):
+                return match[1].decode()
+    return UNRESOLVED
 
 
 def rewrite_stack(project: Project, fork: str, version: str) -> str:

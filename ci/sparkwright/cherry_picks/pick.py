@@ -280,9 +280,7 @@ def refresh(
                 pull = snapshot_by_api(context, ledger, old.number) if by_api else None
                 by_api = pull is not None
                 pull = pull or snapshot_by_git(context, ledger, old.number)
-                changes = _changes(old, pull)
-                if _moved(old, pull):
-                    changes += _compared(context, ledger, old, pull)
+                changes = [*_changes(old, pull), *_compared(context, ledger, old, pull)]
                 watched.append((old, _refreshed(old, pull), changes))
             except GitHubError as error:
                 if error.reference != "pull-request-gone":
@@ -297,10 +295,10 @@ def refresh(
 def _compared(
     context: RunContext, ledger: Ledger, old: PickRecord | None, pull: PullRequest
 ) -> list[str]:
-    """Return a line that says whether the diff of *pull* is still that of *old*, if it is known."""
+    """Return a line that says whether the diff of a *pull* that moved is still that of *old*."""
     # The new commits may be out of reach, or their base unclear.
     with contextlib.suppress(SparkwrightError):
-        if old and old.patch_id != UNRESOLVED:
+        if old and old.patch_id != UNRESOLVED and _moved(old, pull):
             now = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
             same = now.patch_id == old.patch_id
             return ["the diff is the same as before" if same else "the diff is another one"]

@@ -336,7 +336,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     paths = source.glob("*.patch")
     missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
     tried = apply.try_patches(work, work.paths(f"{BASE}^{{tree}}"), missing)
-    present = [name for name, attempt in tried.items() if attempt.reverts]
+    present = [name for name, outcome in tried.items() if outcome.reverts]
     gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
     if lost := sorted({patch.name for patch in missing} - gone.keys() - set(drop)):
         raise PatchError(

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
+from sparkwright.cherry_picks.apply import Outcome
+from sparkwright.cherry_picks.ledger import Ledger, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
@@ -72,23 +74,12 @@ def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None
     return None if errors or status > 1 else status == 0
 
 
-def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
-    """
-    Return the states of the file *path* on the branch ending in *tip*, newest first: commit and
-    blob id (zeros: no file).
-    """
-    words = ["log", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", "-z"]
-    out = objects.text(*words, "--format=%x01%H", tip, "--", f":(literal){path}")
-    entries = [row.partition(":") for row in out.split("\x01")[1:]]
-    return [(name.strip("\0\n "), raw.split()[3] if raw else "") for name, _, raw in entries]
-
-
 def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> bool:
     """
-    Return whether a change from blob *old* to blob *new* (zeros: no file) removes or adds one of
+    Return whether a change from blob *old* to blob *new* (empty: no file) removes or adds one of
     *lines*; True if a blob is not there.
     """
-    if not (old.strip("0") and new.strip("0")):
+    if not (old and new):
         return True
     words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", old, new, "--"]
     status, out, _ = objects.run(words, check=False)
@@ -149,25 +140,21 @@ class Upstream:
     @cached_property
     def locked_commit(self) -> str:
         """The locked commit, with its history in the store; empty if it cannot be had."""
-        source, commit = self.context.lock.forks[self.fork].git, ""
+        source = self.context.lock.forks[self.fork].git
         if source and self.mirror:
             with contextlib.suppress(SparkwrightError):
-                if source.resolved:
-                    self.mirror.commit(source.commit)
-                    return source.commit
-                commit = self.mirror.history(source.ref) or ""
-        return commit
+                commit = source.commit if source.resolved else self.commit(source.ref)
+                self.mirror.commit(commit)
+                return commit
+        return ""
 
-    def starts(self, patches: Collection[Patch]) -> set[str]:
+    def start_of(self, entry: Patch) -> str:
         """
-        Return the commits that *patches* were made for: the base of a pull request, or the locked
-        commit.
+        Return the commit that *entry* was made for: the base of a pull request, or the locked
+        commit; empty if that cannot be had.
         """
-        records = self.ledger.by_number
-        return {
-            records[entry.pick].base if entry.pick in records else self.locked_commit
-            for entry in patches
-        }
+        record = self.ledger.by_number.get(entry.pick)
+        return record.base if record else self.locked_commit
 
     def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
         """
@@ -183,6 +170,19 @@ class Upstream:
         paths = self.context.objects.paths(tree)
         self.mirror.files({paths[path][1] for path in wanted & paths.keys()})
         return Base(name, tree, commit)
+
+    def fetch_files(self, listed: Iterable[Change], paths: Collection[str] = ()) -> None:
+        """
+        Fetch the files that the commits *listed* changed, or those of *paths* among them, before
+        and after the commits.
+
+        Raises:
+            offline, source-unreachable: The repository may not be asked, or does not have them.
+        """
+        files = (pair for change in listed for pair in change.files.items())
+        sides = (pair for path, pair in files if path in paths or not paths)
+        if self.mirror:
+            self.mirror.files(set(itertools.chain.from_iterable(sides)) - {""})
 
     def commit(self, name: str) -> str:
         """
@@ -214,10 +214,11 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        if spec and name[:1].isdigit():
-            for release in releases(self.context, spec.name, yanked=True):
-                if release.version == name:
-                    return of_release(self.context, release)
+        for release in (
+            releases(self.context, spec.name, yanked=True) if spec and name[:1].isdigit() else ()
+        ):
+            if release.version == name:
+                return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
     @cached_property
@@ -281,8 +282,8 @@ def releases(context: RunContext, project: str, *, yanked: bool = False) -> list
     for file in () if context.offline else package_index.files(project):
         with contextlib.suppress(InvalidSdistFilename):
             version = parse_sdist_filename(file.name)[1]
-            sdist = file.name.endswith(".tar.gz") and file.sha256
-            if sdist and not version.is_prerelease and (yanked or not file.yanked):
+            offered = file.name.endswith(".tar.gz") and file.sha256 and (yanked or not file.yanked)
+            if offered and not version.is_prerelease:
                 by_version[version] = FileLock(project, str(version), file.name, file.sha256, 0)
     return [by_version[version] for version in sorted(by_version)]
 
@@ -292,42 +293,38 @@ class Change(msgspec.Struct, frozen=True):
     A commit of a branch.
 
     Attributes:
-        parent: The first one.
-        paths: What it changed, sorted.
-        blobs: Ids of the files at these paths, before and after it.
+        parent: The first one; empty if there is none.
+        files: Path → the blob id before and after it; empty if there is none, or a submodule.
     """
 
     commit: str
     parent: str
-    paths: list[str]
-    blobs: set[str]
+    files: dict[str, tuple[str, str]]
 
 
-def changes(
-    objects: Objects, tip: str, paths: Collection[str], starts: Collection[str]
-) -> list[Change]:
+def changes(objects: Objects, tip: str, paths: Collection[str], after: str = "") -> list[Change]:
     """
     Return the commits of the branch ending in *tip* that changed one of *paths*, newest first.
 
     Args:
-        starts: Commits; what is older than all of them is left out, unless one is not there.
+        after: A commit, whose history is left out.
     """
-    words = ["log", "--first-parent", "-m", "--min-parents=1", "--full-diff", "--raw"]
+    words = ["log", "--first-parent", "-m", "--full-diff", "--raw"]
     words += ["--no-abbrev", "--no-renames", "-z", "--format=%x01%H%x00%P", tip]
-    if oldest := objects.text("merge-base", "--octopus", tip, *starts, check=False).strip():
-        words.append(f"^{oldest}")
+    words += [f"^{after}"] if after else []
     out, listed = objects.text(*words, "--", *(f":(literal){path}" for path in paths)), []
     for entry in re.split(r"\x01(?=[0-9a-f]{40}\0)", out)[1:]:
-        commit, parents, *rest = (word.strip("\n") for word in entry.split("\0"))
-        fields, changed, blobs = iter(rest), list[str](), set[str]()
-        for field in fields:
-            if field.startswith(":"):
-                modes, ids = field[1:].split()[:2], field.split()[2:4]
-                sides = zip(modes, ids, strict=True)
-                blobs |= {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
-                changed.append(next(fields))
-        listed.append(Change(commit, parents.split()[0], sorted(changed), blobs))
+        commit, parents, *rest = (word.strip("\n") for word in entry.rstrip("\0\n").split("\0"))
+        files = dict[str, tuple[str, str]]()
+        for row, path in zip(rest[::2], rest[1::2], strict=True):
+            old_mode, new_mode, old, new = row[1:].split()[:4]
+            files[path] = (_blob(old_mode, old), _blob(new_mode, new))
+        listed.append(Change(commit, parents.partition(" ")[0], files))
     return listed
+
+
+def _blob(mode: str, name: str) -> str:
+    return name if mode != SUBMODULE and name.strip("0") else ""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -345,7 +342,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def evidence(
-    upstream: Upstream, base: Base, patches: Sequence[Patch], present: Collection[str]
+    upstream: Upstream, base: Base, patches: Sequence[Patch], outcomes: Mapping[str, Outcome]
 ) -> dict[str, tuple[Evidence, ...]]:
     """
     Return the results of three tests for each of *patches* on *base*, by its name; each test finds
@@ -356,27 +353,24 @@ def evidence(
     needs no history (as ``stg rebase --merged`` does).
 
     Args:
-        present: The names of those that can be reverted in *base*; see `apply.try_patches`.
+        outcomes: On *base*, by name; see `apply.try_patches`.
     """
-    results = dict[str, tuple[Evidence, ...]]()
-    landed = _patch_id_tests(upstream, base, patches)
+    results, landed = dict[str, tuple[Evidence, ...]](), _patch_id_tests(upstream, base, patches)
     for entry in patches:
-        reverts, record = entry.name in present, upstream.ledger.by_number.get(entry.pick)
+        reverts = outcomes[entry.name].reverts
         holds = "holds the whole change" if reverts else "does not hold all of it"
         results[entry.name] = (
-            Evidence("ancestor", *_ancestor(upstream, base, entry, record)),
+            Evidence("ancestor", *_ancestor(upstream, base, entry)),
             Evidence("patch-id", *landed[entry.name]),
             Evidence("reverse", reverts, f"{base.name} {holds}"),
         )
     return results
 
 
-def _ancestor(
-    upstream: Upstream, base: Base, ours: Patch, record: PickRecord | None
-) -> tuple[bool | None, str]:
+def _ancestor(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None, str]:
+    record, commit = upstream.ledger.by_number.get(ours.pick), base.commit
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
-    commit = base.commit
     holds = is_ancestor(upstream.context.objects, record.merge, commit) if commit else None
     if holds is None:
         return None, f"the history of {base.name} is not known here"
@@ -393,10 +387,9 @@ def still_there(
     """
     objects, paths = upstream.context.objects, set(ours.files)
     try:
-        listed = changes(objects, base.commit, ours.files[:1], [landed])
-        listed = [change for change in listed if paths <= set(change.paths)]
-        if upstream.mirror:
-            upstream.mirror.files({blob for change in listed for blob in change.blobs})
+        listed = changes(objects, base.commit, ours.files[:1], landed)
+        listed = [change for change in listed if paths <= change.files.keys()]
+        upstream.fetch_files(listed, paths)
         pairs = ((change.commit, change.parent) for change in listed)
         for commit, diff in patch.diffs_of(objects, pairs, paths).items():
             if patch.takes_back(diff, ours.data):
@@ -414,58 +407,43 @@ def _patch_id_tests(
     Compare each of *patches* with every commit that changed exactly the same files; of a pick, the
     whole diff counts.
     """
-    wanted = dict[str, tuple[str, int, list[str]]]()
-    results = dict[str, tuple[bool | None, str]]()
+    objects, unknown = upstream.context.objects, f"the history of {base.name} is not known here"
+    ids, exact = dict[str, str](), list[list[str]]()
     for entry in patches:
-        if record := upstream.ledger.by_number.get(entry.pick):
-            wanted[entry.name] = (record.patch_id, 3, sorted(record.files))
-        else:
-            name = patch.patch_id(upstream.context.objects, entry.data)
-            wanted[entry.name] = (name, CONTEXT, sorted(entry.files))
-    landed, unknown = None, f"the history of {base.name} is not known here"
-    with_files = [(context, paths) for _, context, paths in wanted.values() if paths]
+        record = upstream.ledger.by_number.get(entry.pick)
+        ids[entry.name] = record.patch_id if record else patch.patch_id(objects, entry.data)
+        exact.append(sorted(record.files if record else entry.files))
+    landed: dict[str, str] | None = None
     try:
-        if upstream.mirror and base.commit and with_files:
-            landed = _landed(upstream, base.commit, with_files, upstream.starts(patches))
+        if upstream.mirror and base.commit:
+            landed = _landed(upstream, base.commit, exact)
     except SparkwrightError as error:
         unknown += f": {error.what}"
+    results = dict[str, tuple[bool | None, str]]()
     for entry in patches:
-        name, (patch_id, context, _) = entry.name, wanted[entry.name]
+        name, patch_id = entry.name, ids[entry.name]
+        results[name] = (False, f"no commit of {base.name} has patch-id {patch_id[:12]}")
         if not patch_id or landed is None:
             results[name] = (None, unknown if patch_id else "the diff is empty")
-        elif commit := landed.get((context, patch_id)):
-            line = log(upstream.context.objects, "-1", commit)[0].line()
-            says = f"{line} has patch-id {patch_id[:12]}"
+        elif commit := landed.get(patch_id):
+            says = f"{log(objects, '-1', commit)[0].line()} has patch-id {patch_id[:12]}"
             results[name] = still_there(upstream, base, entry, commit, says)
-        else:
-            results[name] = (False, f"no commit of {base.name} has patch-id {patch_id[:12]}")
     return results
 
 
-def _landed(
-    upstream: Upstream, tip: str, wanted: Sequence[tuple[int, list[str]]], starts: Collection[str]
-) -> dict[tuple[int, str], str]:
+def _landed(upstream: Upstream, tip: str, exact: Sequence[list[str]]) -> dict[str, str]:
     """
-    Return the newest commit of each patch-id on the branch ending in *tip*, by the lines of context
-    and the patch-id.
-
-    Args:
-        wanted: Pairs of lines of context and sorted paths. Commits that changed just these paths
-            are looked at.
-        starts: See `changes`.
+    Return the newest commit on the branch ending in *tip* of each patch-id, with the context of
+    picks and with that of ours; only commits that changed just one of *exact*, sorted paths, count.
     """
-    assert upstream.mirror
-    objects, landed = upstream.context.objects, dict[tuple[int, str], str]()
     # One path of each narrows the walk, and finds every commit that changed all of them.
-    listed = changes(objects, tip, {paths[0] for _, paths in wanted}, starts)
-    listed = [entry for entry in listed if any(paths == entry.paths for _, paths in wanted)]
-    upstream.mirror.files({blob for entry in listed for blob in entry.blobs})
-    for context in {context for context, _ in wanted}:
-        pairs = [
-            (entry.commit, entry.parent)
-            for entry in reversed(listed)
-            if (context, entry.paths) in wanted
-        ]
+    firsts = {paths[0] for paths in exact if paths}
+    objects = upstream.context.objects
+    listed = changes(objects, tip, firsts)[::-1] if firsts else []
+    listed = [change for change in listed if sorted(change.files) in exact]
+    upstream.fetch_files(listed)
+    pairs, landed = [(change.commit, change.parent) for change in listed], dict[str, str]()
+    for context in (3, CONTEXT):
         ids = patch.patch_ids(objects, pairs, context=context)
-        landed |= {(context, ids[commit]): commit for commit, _ in pairs if commit in ids}
+        landed |= {name: commit for commit, name in ids.items()}
     return landed

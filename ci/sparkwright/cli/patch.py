@@ -8,6 +8,7 @@ import datetime
 import functools
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,18 +146,18 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
     functions = {
         "patch status": run_status,
-        "patch pick": _in_turn(run_pick),
-        "patch rebase": _in_turn(run_rebase),
-        "patch export": _in_turn(run_export),
+        "patch pick": _exclusive(run_pick),
+        "patch rebase": _exclusive(run_rebase),
+        "patch export": _exclusive(run_export),
         "patch drift": run_drift,
-        "patch bump": _in_turn(run_bump),
+        "patch bump": _exclusive(run_bump),
         "patch bisect": run_bisect,
-        "patch watch": _in_turn(run_watch),
+        "patch watch": _exclusive(run_watch),
     }
     options.define(parsers, functions, _OPTIONS)
 
 
-def _in_turn(
+def _exclusive(
     command: Callable[[argparse.Namespace], Document],
 ) -> Callable[[argparse.Namespace], Document]:
     """Return *command*, which writes into the checkout, so that such runs take turns."""
@@ -185,20 +186,18 @@ def run_status(arguments: argparse.Namespace) -> Document:
     """Show what every stack of the checkout, or the named one, carries."""
     context = options.checkout(arguments)
     root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
-    names = stack_names(root)[::-1]
-    stacks = {}
-    for name in [arguments.stack] if arguments.stack else names:
+    stacks, shown = dict[str, list[drift.PatchStatus]](), 6 if arguments.verbose else 4
+    for name in [arguments.stack] if arguments.stack else stack_names(root)[::-1]:
         own = dataclasses.replace(context, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
         stacks[name] = [line for fork in forks for line in drift.status(own, fork, today)]
         rows = []
         for line in stacks[name]:
             age = f"{line.age} d" if line.age >= 0 else "?"
-            details = [line.superseded, line.reason] if arguments.verbose else []
             patch = line.name.removesuffix(".patch")
-            rows.append([patch, line.fork, age, line.needed, *details])
-        details = ["superseded by", "why"] if arguments.verbose else []
-        columns = ["patch", "fork", ">age", "still needed?", *details]
+            row = [patch, line.fork, age, line.needed, line.superseded, line.reason]
+            rows.append(row[:shown])
+        columns = ["patch", "fork", ">age", "still needed?", "superseded by", "why"][:shown]
         console.table(f"stack {name}", columns, rows, result=True)
     if not arguments.verbose:
         console.note("--verbose shows why each is carried, and what superseded it")
@@ -354,52 +353,34 @@ def run_drift(arguments: argparse.Namespace) -> Document:
 def _measure(
     upstream: Upstream, patches: Sequence[Patch], arguments: argparse.Namespace
 ) -> drift.Drift:
-    """Return the drift of *patches*, and print a row for each base as soon as it is tried."""
-    if not patches:
-        return drift.measure(upstream, patches, ())
+    """Return the drift of *patches*, and print a line for each base as soon as it is tried."""
     named = (upstream.named(name, patches) for name in arguments.to)
     bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
-    count = len(arguments.to) or 1 + (len(upstream.later_releases) if arguments.releases else 1)
-    before, widths = dict[str, str](), (17, 7, 10, 10)
-    with console.progress(f"drift of {upstream.fork}", count) as progress:
 
-        def on_base(trials: Sequence[drift.Trial]) -> None:
-            if not before:
-                console.row(
-                    ("base", "apply", "upstream", "conflict", "since the base above"), widths
-                )
-            counts, changed = [0, 0, 0], dict[str, list[str]]()
-            for trial in trials:
-                meaning = "apply" if trial.applies else drift.MEANING[trial.state]
-                counts[0 if trial.applies else 1 + (trial.state == "conflict")] += 1
-                if before.get(trial.patch, "apply") != meaning:
-                    changed.setdefault(meaning, []).append(trial.patch.removesuffix(".patch"))
-                before[trial.patch] = meaning
-            news = "; ".join(f"{meaning}: {', '.join(names)}" for meaning, names in changed.items())
-            console.row((trials[0].base, *map(str, counts), news), widths)
-            progress.update(progress.done + 1)
+    def on_base(trials: Sequence[drift.Trial]) -> None:
+        counts = Counter(drift.MEANING[trial.state] for trial in trials)
+        states = "; ".join(f"{number} {meaning}" for meaning, number in counts.items())
+        console.result(f"{upstream.fork} {trials[0].base}: {states}")
 
-        return drift.measure(upstream, patches, bases, on_base)
+    return drift.measure(upstream, patches, bases if patches else (), on_base)
 
 
 def _show_drift(report: drift.Drift) -> None:
-    """Print the state of each patch on each base, and the first base that has it."""
+    """Print the state of each patch on each base, and a proof that the first one has it."""
     rows = []
     for name in report.patches:
-        end, states = report.absorption(name), []
+        states = []
         for state, group in itertools.groupby(report.of(name), key=lambda trial: trial.state):
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        rows.append([name, "\n".join(states), end["first"] or "-", end["proof"]])
-    console.table(
-        f"{report.fork} of {report.stack}, {report.day}",
-        ["patch", "on later bases it", "upstream from", "because"],
-        rows,
-        result=True,
-    )
+        proof = report.absorption(name)["proof"].partition("; ")[0]
+        rows.append([name.removesuffix(".patch"), "\n".join(states), proof])
     if not rows:
         console.result(f"{report.fork}: no patches, or nothing later than the locked source")
+        return
+    title = f"{report.fork} of {report.stack}, {report.day}"
+    console.table(title, ["patch", "on later bases it", "because"], rows, result=True)
 
 
 def _show_ideas(context: RunContext) -> Document:
@@ -461,7 +442,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     try:
         between = rebase.compare(upstream)
     except SparkwrightError:
-        # Nobody worked in it.
+        # The worktree has no work of a person yet.
         rebase.abort(context, fork)
         raise
     changed = rebase.export(context, fork)

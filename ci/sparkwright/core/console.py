@@ -143,13 +143,6 @@ class Console:
     def terminal(self) -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
-    def width(self) -> int:
-        """
-        Return the columns of standard output: of its terminal, else those of ``COLUMNS``, and at
-        most 100.
-        """
-        return max(1, min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST))
-
     @property
     def interval(self) -> float:
         """The seconds between two states of a live line, each a line of a log."""
@@ -249,11 +242,11 @@ class Console:
         from rich.table import Table
 
         stream, text = sys.stdout if result and not self.json else sys.stderr, io.StringIO()
-        terminal = stream.isatty()
+        terminal, columns_there = stream.isatty(), shutil.get_terminal_size((WIDEST, 24)).columns
         # Rich would end the program on its own where the stream cannot be written.
         rich = RichConsole(
             file=text,
-            width=None if terminal else self.width(),
+            width=None if terminal else max(1, min(columns_there, WIDEST)),
             force_terminal=terminal,
             highlight=False,
             markup=False,
@@ -309,18 +302,7 @@ class Console:
 
     def result(self, text: str) -> None:
         """Print a line of the command's result."""
-        self.live("")
         self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
-
-    def row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
-        """
-        Print a row of a table that grows while its rows come to be: *cells* in columns of *widths*,
-        and the last one in the columns that are left, over as many lines as it needs.
-        """
-        columns = (f"{cell:<{width - 1}} " for cell, width in zip(cells, widths, strict=False))
-        head = "".join(columns)
-        lines = textwrap.wrap(cells[-1], max(20, self.width() - len(head))) or [""]
-        self.result((head + f"\n{'':{len(head)}}".join(lines)).rstrip())
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""
