@@ -358,8 +358,8 @@ def _measure(
     bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
 
     def on_base(trials: Sequence[drift.Trial]) -> None:
-        counts = Counter(drift.MEANING[trial.state] for trial in trials)
-        states = "; ".join(f"{number} {meaning}" for meaning, number in counts.items())
+        counts = Counter("applies" if trial.applies else trial.state for trial in trials)
+        states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         console.result(f"{upstream.fork} {trials[0].base}: {states}")
 
     return drift.measure(upstream, patches, bases if patches else (), on_base)
@@ -374,13 +374,15 @@ def _show_drift(report: drift.Drift) -> None:
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        proof = report.absorption(name)["proof"].partition("; ")[0]
-        rows.append([name.removesuffix(".patch"), "\n".join(states), proof])
+        if proof := report.absorption(name)["proof"].partition("; ")[0]:
+            states.append(proof)
+        rows.append([f"{name.removesuffix('.patch')}: {'; '.join(states)}"])
     if not rows:
-        console.result(f"{report.fork}: no patches, or nothing later than the locked source")
+        console.note(f"{report.fork}: no patches, or nothing later than the locked source")
         return
-    title = f"{report.fork} of {report.stack}, {report.day}"
-    console.table(title, ["patch", "on later bases it", "because"], rows, result=True)
+    # Names of patches are too long for a column of their own.
+    title = f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"
+    console.table("", [title], rows, result=True)
 
 
 def _show_ideas(context: RunContext) -> Document:
