@@ -69,6 +69,8 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
         for name in (f"manylinux_2_{minor}", LEGACY_TAGS.get(minor))
         if name
     ]
+    # Of a wheel that was built for one machine.
+    platforms.append(f"linux_{machine}")
     return [
         *cpython_tags(python, platforms=platforms),
         *compatible_tags(python, f"cp{python[0]}{python[1]}", platforms),
