@@ -297,7 +297,8 @@ def _start_rebase(
     folder = str(rebase.folder_of(context, fork))
     document = {"rebase": {"folder": folder, "outcomes": outcomes, "stopped": stopped}}
     rows = [[name, outcome] for name, outcome in outcomes.items()]
-    console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
+    if rows:
+        console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     if stopped:
         console.document(document)
         export = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
@@ -431,15 +432,13 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         version = upstream.later_releases[-1].version
     forced = pins.check(context, {fork: version}, every=True, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
-    console.table(
-        f"{fork} to {version}",
-        ["patch", "on the new base it", "so it is dropped"],
-        [
-            [trial.patch, drift.MEANING[trial.state], plan.gone.get(trial.patch, "")]
-            for trial in plan.trials
-        ],
-        result=True,
-    )
+    rows = [
+        [trial.patch, drift.MEANING[trial.state], plan.gone.get(trial.patch, "")]
+        for trial in plan.trials
+    ]
+    if rows:
+        columns = ["patch", "on the new base it", "so it is dropped"]
+        console.table(f"{fork} to {version}", columns, rows, result=True)
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     try:
         between = rebase.compare(upstream)

@@ -251,12 +251,7 @@ class Console:
             highlight=False,
             markup=False,
         )
-        table = Table(
-            title=printable(title) or None,
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         parts = zip_longest((column.removeprefix(">") for column in columns), *rows, fillvalue="")
         shown = [
             (column[:1] == ">", [printable(cell) for cell in part])
@@ -271,6 +266,9 @@ class Console:
             wrapped.append([_wrap(cell, width) for cell in cells[1:]])
         for row in zip(*wrapped, strict=True):
             table.add_row(*row)
+        # As the title of the table it would be folded to the table's width.
+        if title:
+            rich.print(printable(title), style="italic")
         rich.print(table)
         lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
         self._write(stream, "".join(lines))
