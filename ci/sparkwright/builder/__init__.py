@@ -107,6 +107,12 @@ class BuildError(SparkwrightError):
             "Do not install the wheel. Find the library or header of this machine that was used "
             "in the build for the other one.",
         ),
+        "target-unknown": Advice(
+            "The targets that are asked for are those of another version: upstream's CMake has "
+            "no target of that name.",
+            "Name targets of the list above, in the order of precedence: --targets, `targets` of "
+            "the fork in stack.yaml, `core_targets` in build/STACK/environment.yaml.",
+        ),
         "undefined-symbol": Advice(
             "A compiled library calls what nothing that it is loaded with defines: its source is "
             "not compiled for this architecture, or the headers are of another torch.",

@@ -115,7 +115,8 @@ def configure(
         fresh: Forget the cache entries of an earlier configure.
 
     Raises:
-        configure-failed: CMake ended with an error, or made no target of one of the names.
+        configure-failed: CMake ended with an error.
+        target-unknown: CMake made no target of one of the names.
         build-downloads: CMake tried to download something.
     """
     source, build = source.resolve(), build.resolve()
@@ -138,7 +139,7 @@ def configure(
     available = _targets(build)
     if missing := [name for name in targets if name not in available]:
         raise BuildError(
-            "configure-failed",
+            "target-unknown",
             f"CMake made no target {', '.join(missing)}.",
             details=[f"targets: {', '.join(sorted(available)) or 'none'}"],
         )
