@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,49 @@ def test_an_attempt_to_download_is_refused(tmp_path: Path, kind: str, program: t
     with refusal("build-downloads", match=r"sources\.invalid|another host") as caught:
         Lab(tmp_path, kind).run(*program)
     assert CLONE[2] not in program[2] or any("https://sources.invalid/a/project.git" in line for line in caught.value.details)
+
+
+#: Connects to the proxy that stands in its environment.
+CONNECT = "import os, socket, struct; a = socket.create_connection(('127.0.0.1', int(os.environ['http_proxy'].rpartition(':')[2])));"
+#: Ends a connection without a request, so that the other side sees a reset one.
+RESET = f"{CONNECT} a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); a.close();"
+
+
+@pytest.mark.parametrize("begin", [RESET, CONNECT], ids=["reset", "silent"])
+def test_a_broken_connection_hides_no_attempt(tmp_path: Path, begin: str) -> None:
+    """After a connection that was reset, or is open and silent, the next request is refused at once, and its host is named."""
+    code = f"{begin} import urllib.request; urllib.request.urlopen('http://sources.invalid', timeout=20)"
+    before = time.monotonic()
+    with refusal("build-downloads") as caught:
+        Lab(tmp_path, "none").run(sys.executable, "-c", code)
+    assert time.monotonic() - before < 10
+    assert "sources.invalid" in caught.value.what
+
+
+#: Runs the words after it as in the builder container, whose network has its own addresses alone, with a name server at $1.
+CONTAINER = r"""
+import fcntl, os, socket, struct, subprocess, sys
+from pathlib import Path
+from sparkwright.builder.sandbox import Sandbox
+up = struct.pack("16sH22x", b"lo", 0x41)
+fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, up)
+Path("resolv.conf").write_text(f"nameserver {sys.argv[1]}\n")
+subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
+Sandbox.create({}).run(sys.argv[2:], log=Path("log"), env=dict(os.environ))
+"""
+
+
+@namespaces
+@pytest.mark.parametrize("server", ["127.0.0.53", "::1", "192.0.2.1"])
+def test_a_container_sees_a_name_asked_of_any_server(tmp_path: Path, server: str) -> None:
+    """Also of one at its own address, where many hosts have theirs; the program goes on without the answer."""
+    code = "import contextlib, socket\nwith contextlib.suppress(OSError): socket.getaddrinfo('sources.invalid', 80)"
+    command = [*("unshare", "--net", "--mount"), *([] if os.getuid() == 0 else ["--map-root-user"])]
+    command += [sys.executable, "-c", CONTAINER, server, sys.executable, "-c"]
+    environment = {**os.environ, sandbox.VARIABLE: "container"}
+    for program, expected in ((code, True), ("print(1)", False)):
+        done = subprocess.run([*command, program], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ("BuildError" in done.stderr, "The build tried to download" in done.stderr) == (expected, expected), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["none", pytest.param("", marks=namespaces)])

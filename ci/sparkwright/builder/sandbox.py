@@ -51,9 +51,12 @@ exit "$status"
 """
 #: Stands before a path that begins there: an option's letters, or the address of a file.
 _BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
-#: The kernel's counters of the network of this process; the twelfth of IPv4 is OutNoRoutes.
+#: The kernel's counters of the network of this process. The twelfth of IPv4 is OutNoRoutes; the
+#: second of UDP is NoPorts, which tells of a name that is asked of a server at an own address.
 _NETWORK = (Path("/proc/net/snmp"), Path("/proc/net/snmp6"))
-_OUT_NO_ROUTES = re.compile(r"^(?:Ip: (?:\d+ ){11}|Ip6OutNoRoutes\s+)(\d+)", re.MULTILINE)
+_UNANSWERED = re.compile(
+    r"^(?:Ip: (?:\d+ ){11}|Udp: \d+ |(?:Ip6OutNoRoutes|Udp6NoPorts)\s+)(\d+)", re.MULTILINE
+)
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 #: What git, curl, CMake, pip and Python say of a host that they cannot reach. It names the host of
 #: an attempt; the kernel's counters or the proxy know whether there was one.
@@ -160,7 +163,7 @@ class Sandbox(msgspec.Struct, frozen=True):
         failure: SparkwrightError | None = None
         counters.unlink(missing_ok=True)  # of a run that was killed
         files = _NETWORK if self.kind == "container" else (counters,)
-        before, wanted = _unroutable(*files), list[str]()
+        before, wanted = _unanswered(*files), list[str]()
         with socket.create_server(("127.0.0.1", 0)) as proxy:
             if not isolated:
                 # Without a proxy a program reaches the host that it wants; this one refuses it.
@@ -174,7 +177,7 @@ class Sandbox(msgspec.Struct, frozen=True):
                 failure = error
             finally:
                 proxy.shutdown(socket.SHUT_RDWR)  # which ends a wait for a connection
-        attempts = _unroutable(*files) - before
+        attempts = _unanswered(*files) - before
         counters.unlink(missing_ok=True)
         if wanted or (isolated and attempts):
             lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
@@ -191,19 +194,22 @@ class Sandbox(msgspec.Struct, frozen=True):
             raise failure
 
 
-def _unroutable(*paths: Path) -> int:
-    """Return how often the kernel had no route for a program, by its counters in *paths*."""
+def _unanswered(*paths: Path) -> int:
+    """Return how often a program reached for what is not there, by the counters in *paths*."""
     text = "".join(path.read_text("ascii") for path in paths if path.exists())
-    return sum(map(int, _OUT_NO_ROUTES.findall(text)))
+    return sum(map(int, _UNANSWERED.findall(text)))
 
 
 def _refuse(proxy: socket.socket, wanted: list[str]) -> None:
-    """Close every connection to *proxy*, after the host of its request is in *wanted*."""
+    """Close every connection to *proxy*, and put the host that its request names in *wanted*."""
     with contextlib.suppress(OSError):  # the end of the proxy
         while True:
-            with proxy.accept()[0] as connection:
+            # A connection may be reset, or stay silent.
+            with proxy.accept()[0] as connection, contextlib.suppress(OSError):
+                wanted.append("another host")
+                connection.settimeout(1)
                 request = connection.recv(4096).decode("latin-1")
-                wanted += re.findall(r"\A\w+ (?:\w+://)?([^/: ]+)", request) or ["another host"]
+                wanted[-1:] = re.findall(r"\A\w+ (?:\w+://)?([^/: ]+)", request) or wanted[-1:]
 
 
 def _unshare(*, network: bool = False) -> list[str]:
