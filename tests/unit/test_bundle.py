@@ -17,9 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import processes, wheels
+from tests.support import fatbins, processes, wheels
 from tests.support.standin import alive
 
 from sparkwright.cli import main
@@ -283,6 +284,38 @@ def test_packer_refuses_what_the_host_would_lack(host: Host, tmp_path: Path) -> 
     assert (host.bundle / "bundle.json").exists()
     with refusal("file-invalid"):
         strict_yaml.parse(SPEC.replace("sites/extra", "../extra"), BundleSpec, "spec.yaml")
+
+
+def test_bundle_brings_its_own_torch(host: Host, tmp_path: Path) -> None:
+    """
+    The host's torch is another; that of the bundle is in front of it, without the code of other GPUs. A wheel or a folder of another torch
+    than the file states is refused before anything is packed.
+    """
+    site, wheel = tmp_path / "own", wheels.plain(tmp_path / "served", "served", "1", requires=["torch==2.14.0"])
+    units = [fatbins.cubin(tmp_path, "sm_90a"), fatbins.cubin(tmp_path, "sm_120"), fatbins.ptx("sm_120")], [fatbins.ptx("sm_80")]
+    library = fatbins.library(tmp_path, *units)
+    (site / "torch-2.14.0.dist-info").mkdir(parents=True)
+    (site / "torch.py").write_text(TORCH.replace("2.11.0", "2.14.0"))
+    (site / "libkernels.so.1").write_bytes(library)
+    text = SPEC.replace('"2.11.0"', '"2.14.0"\nown_torch: sites/own').replace("sites/extra", "sites/own")
+    spec = strict_yaml.parse(text, BundleSpec, "spec.yaml")
+    contents = {f"dist/{wheel.name}": wheel, "sites/own": site}
+
+    shutil.rmtree(host.bundle)
+    bundle.pack(spec, contents, host.bundle, 10_000_000, trim=True)
+    assert host.script("setup", host.bundle, host.root) == (0, "", "")
+    python, packed = host.root / "environments/candidate/bin/python", (host.root / "sites/own/libkernels.so.1").read_bytes()
+    script = "import torch; print(torch.__version__)"
+    assert subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout == "2.14.0+cu130\n"
+    images = [[image[2] in data for unit in units for image in unit] for data in (library, packed)]
+    assert images == [[True] * 4, [True, False, False, True]]
+
+    for version, change in (("2.12.0", "2.14.0"), ("2.14.0", "2.13.0")):
+        (site / "torch-2.14.0.dist-info").rename(site / f"torch-{change}.dist-info")
+        with refusal("bundle-torch-differs"):
+            bundle.pack(msgspec.structs.replace(spec, torch=version), contents, tmp_path / "other", 1000)
+        (site / f"torch-{change}.dist-info").rename(site / "torch-2.14.0.dist-info")
+        assert not (tmp_path / "other").exists()
 
 
 def test_collected_results_are_small(tmp_path: Path) -> None:

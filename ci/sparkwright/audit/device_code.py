@@ -239,6 +239,30 @@ def compiles(target: str, device: tuple[int, int]) -> bool:
     return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
 
 
+def trimmed(data: elf.Buffer, device: tuple[int, int]) -> bytes:
+    """
+    Return the library *data* with zeros for the device code that a GPU of capability *device* does
+    not take: machine code that it cannot load, and PTX of a unit with machine code that it can.
+
+    Raises:
+        elf.ElfUnreadable: As `elf.shared_object` and `elf.fatbin_entries`.
+    """
+    library = elf.shared_object(data)
+    entries = list(elf.fatbin_entries(data, library.fatbins))
+    loadable = {
+        entry.container for entry in entries if entry.kind == "cubin" and loads(entry.arch, device)
+    }
+    result = bytearray(data)
+    for entry in entries:
+        if entry.kind == "ptx":
+            taken = entry.container not in loadable
+        else:
+            taken = loads(entry.arch, device)
+        if not taken:
+            result[entry.offset : entry.offset + entry.stored] = bytes(entry.stored)
+    return bytes(result)
+
+
 def support_level(
     cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]
 ) -> SupportLevel:

@@ -172,6 +172,11 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "MB",
             "help": "size of a part in megabytes (default: 55)",
         },
+        "--trim": {
+            **options.FLAG,
+            "help": "leave out the device code in folders that the GPU of the host does not take; "
+            "wheels stay as they are",
+        },
         "--add": {
             **options.REPEATED,
             "type": _inside,
@@ -221,7 +226,7 @@ def bundle(arguments: argparse.Namespace) -> dict[str, Any]:
     """Pack wheels, folders and the commands to run for a host without a network."""
     spec = strict_yaml.load(arguments.spec, packer.BundleSpec)
     part = round(arguments.part * 1e6)
-    records = packer.pack(spec, dict(arguments.add), arguments.output, part)
+    records = packer.pack(spec, dict(arguments.add), arguments.output, part, trim=arguments.trim)
     rows = [[name, sha256, size(count)] for name, sha256, count in records]
     console.table("bundle", ["name", "sha256", ">size"], rows, result=True)
     return {"bundle": [dict(zip(("name", "sha256", "size"), row, strict=True)) for row in records]}

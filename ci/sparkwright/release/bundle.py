@@ -8,17 +8,25 @@ The parts are one archive (tar, xz), cut; `bundle_host` unpacks it with Python a
 from __future__ import annotations
 
 import contextlib
+import io
 import lzma
 import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.metadata import PathDistribution
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, ClassVar
 
 import msgspec
+from packaging.requirements import Requirement
+from packaging.version import Version
 
+from sparkwright.audit import device_code
+from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, StoreError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -83,7 +91,8 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         python: The Python and the machine that the packages are for, ``3.12 x86_64``.
-        torch: The version that the host must have.
+        torch: The version that the host must have, or that the bundle brings.
+        own_torch: The folder of the bundle that holds torch; the host needs none then.
         capability: The compute capability of its GPU, ``9.0``.
     """
 
@@ -92,6 +101,7 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capability: Annotated[str, msgspec.Meta(pattern=r"\A\d+\.\d\Z")]
     environments: dict[Identifier, BundleEnvironment]
     commands: tuple[BundleCommand, ...]
+    own_torch: Inside | None = None
 
     def __post_init__(self) -> None:
         seen = set[str]()
@@ -102,7 +112,12 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pack(
-    spec: BundleSpec, contents: Mapping[str, Path], output: Path, part_bytes: int
+    spec: BundleSpec,
+    contents: Mapping[str, Path],
+    output: Path,
+    part_bytes: int,
+    *,
+    trim: bool = False,
 ) -> list[tuple[str, str, int]]:
     """
     Write the bundle of *spec* to the folder *output*; ``bundle.json`` comes last.
@@ -110,6 +125,8 @@ def pack(
     Args:
         contents: Files and folders, by their paths in the unpacked bundle.
         part_bytes: The size of a part.
+        trim: Leave out the device code in folders that the GPU of *spec* does not take; wheels
+            stay as they are, since verdicts name their bytes.
 
     Returns:
         Name, sha256 and bytes of ``bundle.json`` and of each part.
@@ -117,9 +134,11 @@ def pack(
     Raises:
         bundle-incomplete: A file or folder does not exist, or an environment needs another one.
         bundle-root-taken: *output* holds something else than parts that were cut off.
+        bundle-torch-differs: A wheel or the bundle's own torch is of another version of torch.
         disk-full: The parts cannot be written.
     """
     _require_complete(spec, contents)
+    _require_torch(spec, contents)
     output.mkdir(parents=True, exist_ok=True)
     if foreign := [path.name for path in output.iterdir() if not PART.fullmatch(path.name)]:
         raise BundleError("bundle-root-taken", f"{output} is not empty.", details=foreign[:10])
@@ -132,7 +151,8 @@ def pack(
         subprocess.Popen(command, stdin=subprocess.PIPE) as split,
     ):
         assert split.stdin
-        _write(contents, split.stdin)
+        major, minor = map(int, spec.capability.split("."))
+        _write(contents, split.stdin, (major, minor) if trim else None)
     if split.returncode:
         raise StoreError("disk-full", f"`split` cannot write parts to {output}.")
     paths = sorted(output.glob("part-*"))
@@ -143,8 +163,8 @@ def pack(
     return [("bundle.json", sha256_bytes(data), len(data)), *parts]
 
 
-def _write(contents: Mapping[str, Path], sink: IO[bytes]) -> None:
-    """Write the archive of *contents* to *sink*."""
+def _write(contents: Mapping[str, Path], sink: IO[bytes], trim: tuple[int, int] | None) -> None:
+    """Write the archive of *contents* to *sink*, with libraries for a GPU of capability *trim*."""
     # The wheels among them are compressed already, and a higher preset takes minutes for them; but
     # two builds of a wheel share most members, which a large dictionary finds again.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": DICTIONARY}]
@@ -154,7 +174,32 @@ def _write(contents: Mapping[str, Path], sink: IO[bytes]) -> None:
     ):
         for name, path in contents.items():
             with console.step(name):
-                archive.add(path, name, filter=anonymous_member)
+                libraries = list[tarfile.TarInfo]()
+                archive.add(path, name, filter=partial(_keep, libraries if trim else None))
+                for info in libraries:
+                    assert trim
+                    data = _trimmed(path / PurePosixPath(info.name).relative_to(name), trim)
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+
+def _keep(libraries: list[tarfile.TarInfo] | None, info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return a member as it is packed at once; None for libraries, which go into *libraries*."""
+    member = anonymous_member(info)
+    if member and libraries is not None and member.isreg() and ".so" in Path(info.name).suffixes:
+        libraries.append(member)
+        return None
+    return member
+
+
+def _trimmed(path: Path, device: tuple[int, int]) -> bytes:
+    """Return the library at *path* without the device code that *device* does not take."""
+    try:
+        with elf.mapped(path) as data:
+            return device_code.trimmed(data, device)
+    except elf.ElfUnreadable:
+        # A linker script, or a library that only its own program reads.
+        return path.read_bytes()
 
 
 def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -181,3 +226,34 @@ def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
         ]
     if faults:
         raise BundleError("bundle-incomplete", "The bundle would be incomplete.", details=faults)
+
+
+def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
+    """Raise `bundle-torch-differs` if a wheel, or the bundle's torch, is of another version."""
+    faults = []
+    for name, path in contents.items():
+        if path.suffix == ".whl":
+            faults += [
+                f"{name} requires {requirement}"
+                for requirement in _requirements(path)
+                if requirement.name == "torch" and not requirement.specifier.contains(spec.torch)
+            ]
+        if spec.own_torch and PurePosixPath(spec.own_torch).is_relative_to(name) and path.is_dir():
+            folder = path / PurePosixPath(spec.own_torch).relative_to(name)
+            found = [file.name for file in folder.glob("torch-*.dist-info")]
+            version = found[0].removeprefix("torch-").removesuffix(".dist-info") if found else ""
+            if len(found) != 1 or Version(version).public != spec.torch:
+                faults.append(f"{spec.own_torch} holds {', '.join(found) or 'no torch'}")
+    if faults:
+        what = f"The bundle is for torch {spec.torch}, and not all of it is."
+        raise BundleError("bundle-torch-differs", what, details=faults)
+
+
+def _requirements(wheel: Path) -> Iterator[Requirement]:
+    """Yield the requirements of a wheel on the bundle's kind of host."""
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        stated = PathDistribution(zipfile.Path(archive, f"{folder}/")).requires
+    for requirement in map(Requirement, stated or []):
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+            yield requirement

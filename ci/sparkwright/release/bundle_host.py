@@ -51,6 +51,10 @@ REFUSALS = {
         "The bundle names a file outside its folder, so it was not packed by sparkwright.",
         "Do not unpack it by other means; ask who gave it to you.",
     ),
+    "bundle-torch-differs": (
+        "A library of vLLM is compiled for one version of torch and crashes with another.",
+        "Name the wheel's version of torch in the file, and add a folder with that one.",
+    ),
     "command-unknown": (
         "The bundle has no command of that name.",
         "Take a name from the list in this message.",
@@ -64,8 +68,9 @@ REFUSALS = {
         "Run the script with the Python that the bundle names, or make the bundle for this one.",
     ),
     "host-other-torch": (
-        "vLLM is compiled for one version of torch, and the bundle brings none.",
-        "Run the script with the Python whose packages hold the torch that the bundle names.",
+        "vLLM is compiled for one version of torch, and neither the host nor the bundle has it.",
+        "Run the script with the Python whose packages hold the torch that the bundle names, or "
+        "pack the bundle with a torch of its own.",
     ),
 }
 
@@ -107,6 +112,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         for name, environment in plan["environments"].items():
             wheel = environment["wheel"] or name
             names += [name, wheel, *environment["folders"], *environment["host"]]
+        names += [plan["own_torch"]] if plan["own_torch"] else []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         refuse("bundle-incomplete", f"{path} is not what `release bundle` writes ({error!r})")
     require_inside(names)
@@ -121,25 +127,42 @@ def require_inside(names: Iterable[str]) -> None:
             refuse("bundle-unsafe", f"it names {name!r}")
 
 
-def check_host(plan: Mapping[str, str]) -> tuple[int, list[str]]:
-    """
-    Refuse a host with another Python, torch or GPU than the bundle was made for.
-
-    Return how many GPUs it has, and the folders of its packages, that of torch first.
-    """
+def check_python(plan: Mapping[str, Any]) -> None:
+    """Refuse a host with another Python or machine than the bundle was made for."""
     python = f"{sysconfig.get_python_version()} {os.uname().machine}"
     if python != plan["python"]:
         refuse("host-other-python", f"the bundle is for Python {plan['python']}, here is {python}")
-    command = [sys.executable, "-c", PROBE]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def check_gpu(plan: Mapping[str, Any], root: Path) -> tuple[int, list[str]]:
+    """
+    Refuse a host with another torch or GPU than the bundle was made for.
+
+    The torch is the bundle's own, unpacked in *root*, if it brings one. Return how many GPUs the
+    host has, and the folders of its packages, that of its torch first.
+    """
+    own = plan["own_torch"]
+    folders = [str(root / own)] if own else []
+    paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     words = ended.stdout.strip().split(maxsplit=3)
     torch, capability, count, *folder = words if len(words) == 4 else ("none", "0.0", "0")
     if torch != plan["torch"]:
-        refuse("host-other-torch", f"the bundle is for torch {plan['torch']}, here is {torch}")
+        why = "".join(ended.stderr.strip().splitlines()[-1:])
+        what = f"the bundle is for torch {plan['torch']}, here is {torch}"
+        refuse("host-other-torch", f"{what} ({why})" if why else what)
     if capability != plan["capability"]:
         gpu = f"SM {capability}" if capability != "0.0" else "no GPU"
         refuse("gpu-foreign", f"the bundle is for SM {plan['capability']}, here is {gpu}")
-    return int(count), list(dict.fromkeys([*folder, sysconfig.get_path("purelib")]))
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    host = [*(folder if not own else []), sysconfig.get_path("purelib"), *packages]
+    return int(count), list(dict.fromkeys(host))
 
 
 def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
@@ -204,8 +227,11 @@ def setup(bundle: Path, root: Path) -> None:
         shutil.rmtree(root)
     elif root.exists() and {path.name for path in root.iterdir()} - {"bundle.json.part"}:
         refuse("bundle-root-taken", f"{root} is not empty")
-    _, host = check_host(plan)
+    check_python(plan)
+    if not plan["own_torch"]:
+        check_gpu(plan, root)
     unpack(bundle, plan, root)
+    _, host = check_gpu(plan, root)
     for name, environment in plan["environments"].items():
         make_environment(root, name, environment, host)
     # Created last: it marks the setup as complete.
@@ -297,7 +323,8 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             refuse("bundle-busy", f"{root} is in use")
-        count, _ = check_host(plan)
+        check_python(plan)
+        count, _ = check_gpu(plan, root)
         gpus = {command["name"]: command["gpu"] % count for command in plan["commands"]}
         processors = sorted(os.sched_getaffinity(0))
         share = max(1, len(processors) // (1 + max(gpus.values(), default=0)))
