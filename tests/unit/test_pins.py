@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import json
 import os
@@ -26,7 +27,7 @@ from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
-from sparkwright.forks import resolve
+from sparkwright.forks import package_index, resolve
 from sparkwright.forks.stack import Project, read_lock, render_lock, stack_names
 
 TAG = upstreams.tag()
@@ -42,9 +43,12 @@ RELEASES = {
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves the files below a folder, and, if *ranges* is set, ranges of them; *sent* has the bytes of each reply but pages."""
+    """
+    Serves the files below a folder, and, if *ranges* is set, ranges of them; *sent* has the bytes of each reply but pages, and
+    *instead* what is served in place of a file, nothing for 403.
+    """
 
-    ranges, sent = True, list[int]()
+    ranges, sent, instead = True, list[int](), dict[str, bytes]()
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
@@ -52,7 +56,11 @@ class Server(http.server.SimpleHTTPRequestHandler):
         if not path.is_file():
             super().do_GET()
             return
-        data, (start, end) = path.read_bytes(), match.groups() if match and self.ranges else ("0", "")
+        data = self.instead.get(path.name, path.read_bytes())
+        if not data:
+            self.send_error(403)
+            return
+        start, end = match.groups() if match and self.ranges else ("0", "")
         first = int(start) if start else max(0, len(data) - int(end))
         part = data[first : int(end) + 1 if start and end else None]
         self.send_response(206 if match and self.ranges else 200)
@@ -107,6 +115,7 @@ def _pinned(locked: tuple[Mini, str], tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copytree(locked[0].root.parent, made.root.parent, ignore=shutil.ignore_patterns(made.cache.name))
     monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", locked[1])
     monkeypatch.setattr(Server, "sent", [])
+    monkeypatch.setattr(Server, "instead", {})
     return made
 
 
@@ -125,6 +134,7 @@ OFFICIAL, SDIST = f"mini_vllm-0.33.0-{TAG}.whl names", "CMakeLists.txt of mini_v
         ("patch bump --fork flashinfer --to 0.7.4", None, [
             f"forks/demo/stack.yaml names mini-flashinfer==0.7.4, {OFFICIAL.removesuffix(' names')} mini-flashinfer==0.7.2",
             f"mini_flashinfer-0.7.4-py3-none-any.whl names apache-tvm-ffi>=0.2, {OFFICIAL.removesuffix(' names')} apache-tvm-ffi==0.1.9",
+            "mini_flashinfer-0.7.4-py3-none-any.whl names apache-tvm-ffi>=0.2, build/demo/requirements.in apache-tvm-ffi<0.2,>=0.1.9",
         ]),
         ("patch bump --fork cutlass --to 4.8.0", None, [f"forks/demo/stack.yaml names mini-cutlass==4.8.0, {SDIST} mini-cutlass==4.7.1"]),
     ],
@@ -157,10 +167,55 @@ def test_what_was_read_of_a_locked_file_is_known_without_a_network(pinned: Mini,
             main.run(["plan", *pinned.words, "--source", "sdist"])
     finally:
         Server.ranges = True
-    assert "not all pins of vllm 0.33.0 were compared" in capsys.readouterr().err
+    assert "not all pins of vllm were compared" in capsys.readouterr().err
     for words in ([], ["--offline"]):
         with refusal("pins-disagree"):
             main.run(["plan", *pinned.words, *words])
+
+
+OTHER_CUTLASS = ("forks/demo/stack.yaml", 'cutlass.git", ref: "v4.7.1"', 'cutlass.git", ref: "v4.7.2"')
+
+
+@pytest.mark.parametrize("answer", [b"", b"no archive", gzip.compress(b"no tar")], ids=["403", "other bytes", "no tar"])
+def test_an_answer_that_is_no_archive_is_not_kept_as_no_pins(pinned: Mini, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run says that it compared less, and the next one reads the pins."""
+    pinned.edit(*OTHER_CUTLASS)
+    Server.instead["mini_vllm-0.33.0.tar.gz"] = answer
+    assert pins.disagreements(pinned.context()) == []
+    assert "not all pins of vllm were compared" in capsys.readouterr().err
+    Server.instead.clear()
+    assert pins.disagreements(pinned.context()) == [f"forks/demo/stack.yaml names mini-cutlass==4.7.2, {SDIST} mini-cutlass==4.7.1"]
+
+
+def test_a_part_of_a_file_counts_until_the_whole_is_there(pinned: Mini, tmp_path: Path) -> None:
+    """The index served another wheel under the locked name: what was read of it does not outlive the one with the locked hash."""
+    context = pinned.context()
+    locked = context.lock.forks["vllm"].bases[platform.machine()]
+    other = wheels.plain(tmp_path, "mini-vllm", "0.33.0", requires=["torch==2.15.0"], tag=TAG, size=100)
+    Server.instead[locked.filename] = other.read_bytes()
+    assert [line.rpartition(" ")[2] for line in pins.disagreements(context)] == ["torch==2.14.0"]
+    Server.instead.clear()
+    package_index.obtain(context.store, locked.name, locked.filename, locked.sha256)
+    assert pins.disagreements(context) == []
+
+
+def test_a_pin_by_commit_is_compared_with_no_release(pinned: Mini, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pinned.edit(*OTHER_CUTLASS)
+    files, commit = upstreams.files("vllm"), "57e3cfb47a2d9e0d46eb6335c3dc411498efa198"
+    cmake = re.sub(rb'(CUTLASS_REVISION) "[^"]*"', rb'\1 "%s"' % commit.encode(), files["CMakeLists.txt"])
+    assert commit.encode() in cmake
+    write_sdist(tmp_path / "other.tar.gz", files | {"CMakeLists.txt": cmake})
+    Server.instead["mini_vllm-0.33.0.tar.gz"] = (tmp_path / "other.tar.gz").read_bytes()
+    assert pins.disagreements(pinned.context()) == []
+    assert f"names no release of cutlass: {commit}" in capsys.readouterr().err
+
+
+def test_an_accepted_release_of_the_index_fits(pinned: Mini) -> None:
+    """What it requires itself is compared all the same."""
+    release = 'sdist: {name: "mini-flashinfer", version: "0.7.2"}\n'
+    pinned.edit("forks/demo/stack.yaml", release, f'{release.replace("0.7.2", "0.7.4")}      upstream: "v0.7.2"\n      accepted: "it compiles"\n')
+    lines = pins.disagreements(pinned.context(), every=True)
+    assert {line.partition(" ")[0] for line in lines} == {"mini_flashinfer-0.7.4-py3-none-any.whl"}
 
 
 PATCH = """From: T <t@t.example>

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, toolchain
@@ -101,34 +100,12 @@ class _RemoteFile(io.RawIOBase):
         return part
 
 
-def _offer(project: str, version: str, suffix: str, tag: str = "") -> IndexFile:
-    """
-    Return the file of *version* with that *suffix*; of several wheels, one for *tag* if there is.
-
-    Raises:
-        source-unreachable: The index offers none, or does not answer.
-    """
-    stem = re.escape(f"{project}-{version}".replace("-", "_").lower())
-    # A wheel with a build number may be of another commit.
-    pattern = re.compile(rf"{stem}(_[a-z].*\.whl|\.tar\.gz)")
-    offers = [
-        file
-        for file in package_index.files(project)
-        if file.name.endswith(suffix) and pattern.fullmatch(file.name.replace("-", "_").lower())
-    ]
-    if not offers:
-        raise SourceUnreachable(
-            "source-unreachable", f"The index offers no {project} {version} as *{suffix}."
-        )
-    return min(offers, key=lambda file: tag not in file.name)
-
-
 def _read(
     context: RunContext, project: str, version: str, suffix: str, tag: str = ""
 ) -> tuple[str, bytes]:
     """
-    Return the name of a file of the release, and METADATA of it (a wheel) or CMakeLists.txt (a
-    source distribution; empty if it is not among the first files).
+    Return the name of a file of the release, of several wheels of one for *tag* if there is, and
+    METADATA of it (a wheel) or CMakeLists.txt (a source distribution).
 
     Raises:
         offline, source-unreachable: It is not in the store, and cannot be had.
@@ -143,14 +120,20 @@ def _read(
         if file and (file.name, file.version) == (project, version) and tag in file.filename
     ]
     file = next((file for file in locked if file.name.endswith(suffix)), None)
-    stored = context.store.get("index-file", file.sha256, bytes) if file else None
-    if file and stored is not None:
+    if file and (stored := context.store.get("index-file", file.sha256, bytes)):
         return file.name, stored
-    path = package_index.path_of(context.store, file.sha256, file.name) if file else Path()
+    kind, path = "index-file", Path()
+    if file:
+        path = package_index.path_of(context.store, file.sha256, file.name)
     if not (file and path.is_file() and sha256_file(path) == file.sha256):
+        # A part of a file is not verified: it counts until the whole file is in the store.
+        kind = "index-part"
+        if file and (stored := context.store.get(kind, file.sha256, bytes)):
+            return file.name, stored
         if context.offline:
             raise SourceUnreachable("offline", f"{project} {version} is not in the store.")
-        file = _offer(project, version, suffix, tag)
+        offers = package_index.offers(project, version, suffix)
+        file = min(offers, key=lambda offer: tag not in offer.name)
     try:
         part = _metadata if suffix == ".whl" else _cmake
         data = part(file.name, file.url or path)
@@ -159,7 +142,7 @@ def _read(
             "source-unreachable", f"{file.name} cannot be read in part.", details=[str(failure)]
         ) from None
     if file.sha256:
-        context.store.put("index-file", file.sha256, data)
+        context.store.put(kind, file.sha256, data)
     return file.name, data
 
 
@@ -172,27 +155,35 @@ def _metadata(name: str, source: Path | str) -> bytes:
 
 
 def _cmake(name: str, source: Path | str) -> bytes:
-    """Return CMakeLists.txt of the source distribution *name* at the path or address *source*."""
+    """
+    Return CMakeLists.txt of the source distribution *name* at the path or address *source*.
+
+    Raises:
+        HttpFailure: The server does not answer, or the file is not at the beginning of the archive.
+    """
     with tempfile.NamedTemporaryFile(suffix=name) as head, contextlib.suppress(FileError):
         if isinstance(source, str):
             headers = {"Range": f"bytes=0-{HEAD - 1}"}
-            head.write(http.request("GET", source, headers=headers, redirects=True).body)
+            reply = http.request("GET", source, headers=headers, redirects=True)
+            if reply.status not in (200, 206):
+                raise HttpFailure("status", f"answered {reply.status} to a range", reply.status)
+            head.write(reply.body)
             head.flush()
             source = Path(head.name)
         # A cut archive ends as a damaged one.
         for path, _, content in package_index.sdist_members(source):
             if path == "CMakeLists.txt":
                 return content
-    return b""
+    raise HttpFailure("size", "no CMakeLists.txt can be read at the beginning of it")
 
 
 def requirements(
-    context: RunContext, fork: str, version: str, requires: Mapping[str, str] | None = None
+    context: RunContext, fork: str, version: str = "", requires: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Requirement]]:
     """
-    Yield what *version* of *fork* requires, each with the file that says so: its official wheel for
-    the machine of the run, as environment.yaml changes it, then CMakeLists.txt, which names the
-    releases of the forks that a graft needs.
+    Yield what *version* of *fork* (by default that of stack.yaml) requires, each with the file that
+    says so: its official wheel for the machine of the run, as environment.yaml changes it, then
+    CMakeLists.txt, which names the releases of the forks that a graft needs.
 
     Args:
         requires: In place of what environment.yaml changes.
@@ -206,6 +197,7 @@ def requirements(
     environment = {"extra": "", "platform_machine": context.machine}
     if not (named := base or sdist):
         return
+    version = version or named.version
     file, metadata = _read(context, named.name, version, ".whl", base.tag if base else "")
     with damage_guard(file):
         metadata = change_requirements(
@@ -219,10 +211,12 @@ def requirements(
         file, text = _read(context, sdist.name, version, ".tar.gz")
         for need, tag in re.findall(rb'(?m)^\s*set\(\s*(\w+)_REVISION\s+"v?([\w.]+)"', text):
             if (name := need.decode().lower()) in spec.needs:
-                yield (
-                    f"CMakeLists.txt of {file}",
-                    _exactly(settings[name].distribution, tag.decode()),
-                )
+                try:
+                    pin = _exactly(settings[name].distribution, tag.decode())
+                except InvalidRequirement:
+                    console.note(f"{file} names no release of {name}: {tag.decode()}")
+                else:
+                    yield f"CMakeLists.txt of {file}", pin
 
 
 def _exactly(project: str, version: str) -> Requirement:
@@ -231,12 +225,12 @@ def _exactly(project: str, version: str) -> Requirement:
 
 def release(fork: ForkSpec) -> str:
     """
-    Return the release of *fork* that others may require: of its source distribution or its tag, or
-    the one that upstream pins where another was accepted in its place.
+    Return the release of *fork* that others may require: the one that upstream pins where another
+    was accepted in its place, else that of its source distribution or its tag.
     """
-    sources = fork.sources
-    tag = sources.upstream or (sources.git.ref if sources.git else "")
-    return sources.sdist.version if sources.sdist else tag.removeprefix("v")
+    sources, tag = fork.sources, fork.sources.git.ref if fork.sources.git else ""
+    tag = sources.sdist.version if sources.sdist else tag
+    return (sources.upstream or tag).removeprefix("v")
 
 
 def disagreements(
@@ -263,9 +257,9 @@ def disagreements(
             claims.append((f"forks/{project.stack}/stack.yaml", own))
         if every or spec.bases:
             try:
-                claims.extend(requirements(context, fork, version))
+                claims.extend(requirements(context, fork, versions.get(fork, "")))
             except SourceUnreachable as error:
-                console.note(f"not all pins of {fork} {version} were compared: {error.what}")
+                console.note(f"not all pins of {fork} were compared: {error.what}")
             except BuildError as error:
                 lines.append(f"build/{project.stack}/environment.yaml: {error.what}")
     tools = project.build_folder / "requirements.in"
@@ -278,18 +272,8 @@ def disagreements(
         for (file, ours), (other, theirs) in itertools.combinations(claims, 2)
         if file != other
         and canonicalize_name(ours.name) == canonicalize_name(theirs.name)
-        and not _fit(ours.specifier, theirs.specifier)
+        and (ours.specifier & theirs.specifier).is_unsatisfiable()
     ]
-
-
-def _fit(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Return whether each release that one of the two names exactly is one of the other's."""
-    return all(
-        other.contains(clause.version, prereleases=True)
-        for exact, other in ((ours, theirs), (theirs, ours))
-        for clause in exact
-        if clause.operator == "==" and not clause.version.endswith("*")
-    )
 
 
 def check(

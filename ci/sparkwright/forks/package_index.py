@@ -177,6 +177,30 @@ def files(project: str) -> tuple[IndexFile, ...]:
     )
 
 
+def comparable(filename: str) -> str:
+    """Return *filename* in the one spelling in which names of an index are compared."""
+    return filename.replace("-", "_").lower()
+
+
+def offers(project: str, version: str, suffix: str) -> list[IndexFile]:
+    """
+    Return the files of *version* of *project* that end with *suffix*: ``.tar.gz``, ``.whl`` or
+    ``-TAG.whl``.
+
+    Raises:
+        source-unreachable: As `files`, or the index offers none.
+    """
+    # A wheel with a build number may be of another commit; tags begin with a letter.
+    begin, end = (re.escape(comparable(text)) for text in (f"{project}-{version}", suffix))
+    name = re.compile(rf"{begin}{'(_[a-z].*)?' if suffix == '.whl' else ''}{end}")
+    offered = [file for file in files(project) if name.fullmatch(comparable(file.name))]
+    if not offered:
+        raise SourceUnreachable(
+            "source-unreachable", f"The index offers no {project} {version} as *{suffix}."
+        )
+    return offered
+
+
 def path_of(store: Store, sha256: str, filename: str) -> Path:
     """Return the path of the file with that hash in the store."""
     return store.root / "downloads" / sha256 / filename

@@ -251,19 +251,18 @@ class _Resolver:
         """
         suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
         folder = spec.folder if isinstance(spec, WheelSpec) else ""
-        wanted = _comparable(f"{spec.name}-{spec.version}{suffix}")
-        if earlier and (_comparable(earlier.filename), earlier.folder) != (wanted, folder):
+        wanted = package_index.comparable(f"{spec.name}-{spec.version}{suffix}")
+        if earlier and (
+            (package_index.comparable(earlier.filename), earlier.folder) != (wanted, folder)
+        ):
             earlier = None
         try:
-            offers = [
-                file for file in package_index.files(spec.name) if _comparable(file.name) == wanted
-            ]
-            if not offers or not offers[0].sha256:
+            offer = package_index.offers(spec.name, spec.version, suffix)[0]
+            if not offer.sha256:
                 raise SourceUnreachable(
-                    "source-unreachable",
-                    f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
+                    "source-unreachable", f"The index states no sha256 of {offer.name}."
                 )
-            file = self._download(spec, offers[0], folder, earlier)
+            file = self._download(spec, offer, folder, earlier)
         except SourceUnreachable as error:
             if not earlier:
                 raise
@@ -297,10 +296,6 @@ class _Resolver:
         day = self._earlier.seen.get(entry, "")
         self.seen |= {entry: day} if day else {}
         console.warn(f"{entry}: kept as locked, last seen {day or 'on an unknown day'}: {why}")
-
-
-def _comparable(filename: str) -> str:
-    return filename.replace("-", "_").lower()
 
 
 def _same_content(locked: ForkLock, earlier: ForkLock) -> bool:
