@@ -336,6 +336,36 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "host")
 
 
+PARTY, INNER = "https://upstream.example/party.git", "https://upstream.example/inner.git"
+
+
+class Nest:
+    """A source with a submodule that has one itself: ``third/party`` and in it ``deps/inner``."""
+
+    def __init__(self, host: Host) -> None:
+        self.top, self.party, self.inner = host.work, Repository(host.root.parent / "party"), Repository(host.root.parent / "inner")
+        self.inner.commit({"inner.txt": b"inner\n", "docs/big.txt": b"big\n"})
+        self.party.commit({"party.txt": b"party\n"})
+        self.link(self.party, "deps/inner", self.inner, INNER)
+        self.top.commit({"a.txt": b"1\n", "docs/guide.txt": b"guide\n", "docsy.txt": b"stays\n"})
+        self.link(self.top, "third/party", self.party, PARTY)
+        host.mirrors |= {PARTY: str(self.party.path), INNER: str(self.inner.path)}
+
+    @staticmethod
+    def link(repository: Repository, path: str, other: Repository, url: str) -> None:
+        repository.commit({".gitmodules": f'[submodule "it"]\n\tpath = {path}\n\turl = {url}\n'.encode()})
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
+        repository.git("commit", "--quiet", "-m", "submodule")
+
+    def locked(self, **without: tuple[str, ...]) -> dict[str, VendoredLock]:
+        """Return what a lock says of both submodules."""
+        entries = {"third/party": (PARTY, self.party), "third/party/deps/inner": (INNER, self.inner)}
+        return {
+            path: VendoredLock(url, "main", one.git("rev-parse", "HEAD"), one.tree(), without.get(one.path.name, ()), kind="submodule")
+            for path, (url, one) in entries.items()
+        }
+
+
 def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a source distribution of *files* to *path*."""
     with tarfile.open(path, "w:gz") as archive:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import wheels
-from tests.unit.conftest import Host, Index, Repository, write_sdist
+from tests.unit.conftest import INNER, PARTY, Host, Index, Nest, write_sdist
 
 from sparkwright.cli import main
 from sparkwright.core import config, strict_yaml
@@ -91,36 +91,6 @@ def test_another_source_than_the_locked_one_is_refused(host: Host, commit: str) 
 
 
 # Submodules, and what is left out.
-
-PARTY, INNER = "https://upstream.example/party.git", "https://upstream.example/inner.git"
-
-
-class Nest:
-    """A source with a submodule that has one itself: ``third/party`` and in it ``deps/inner``."""
-
-    def __init__(self, host: Host) -> None:
-        self.top, self.party, self.inner = host.work, Repository(host.root.parent / "party"), Repository(host.root.parent / "inner")
-        self.inner.commit({"inner.txt": b"inner\n", "docs/big.txt": b"big\n"})
-        self.party.commit({"party.txt": b"party\n"})
-        self.link(self.party, "deps/inner", self.inner, INNER)
-        self.top.commit({"a.txt": b"1\n", "docs/guide.txt": b"guide\n", "docsy.txt": b"stays\n"})
-        self.link(self.top, "third/party", self.party, PARTY)
-        host.mirrors |= {PARTY: str(self.party.path), INNER: str(self.inner.path)}
-
-    @staticmethod
-    def link(repository: Repository, path: str, other: Repository, url: str) -> None:
-        repository.commit({".gitmodules": f'[submodule "it"]\n\tpath = {path}\n\turl = {url}\n'.encode()})
-        repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
-        repository.git("commit", "--quiet", "-m", "submodule")
-
-    def locked(self, **without: tuple[str, ...]) -> dict[str, VendoredLock]:
-        """Return what a lock says of both submodules."""
-        entries = {"third/party": (PARTY, self.party), "third/party/deps/inner": (INNER, self.inner)}
-        return {
-            path: VendoredLock(url, "main", one.git("rev-parse", "HEAD"), one.tree(), without.get(one.path.name, ()), kind="submodule")
-            for path, (url, one) in entries.items()
-        }
-
 
 @pytest.fixture(name="nest")
 def _nest(host: Host) -> Nest:

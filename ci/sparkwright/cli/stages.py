@@ -283,10 +283,11 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     context = options.checkout(arguments)
     fetched, bases, rows = [], [], []
     for fork in context.forks:
-        source = sources.fetch(context, fork)
+        source = sources.fetch(context, fork, again=True)
         fetched.append(source)
-        resolved = "" if source.resolved else "unresolved"
-        rows.append([fork, source.kind, source.origin, source.tree[:12], resolved])
+        state = f"not git: {source.refused}" if source.refused else ""
+        state = state if source.resolved else "unresolved"
+        rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.of(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(

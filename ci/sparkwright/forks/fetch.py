@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
+from sparkwright.core.errors import FileError, GitError
 from sparkwright.core.files import content_key
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index, resolve
@@ -58,12 +58,15 @@ class FetchedSource(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
-def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
+def fetch(
+    context: RunContext, fork: str, locked: ForkLock | None = None, *, again: bool = False
+) -> FetchedSource:
     """
     Fetch the source of *fork* into the object database, and verify it.
 
     Args:
         locked: In place of what the lock file says.
+        again: Try once more a git source that an earlier run did not get.
 
     Raises:
         not-provided: The run is for this fork, and the lock has no source of the kind that was
@@ -92,7 +95,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         },
     )
     stored = context.store.get("source", key, FetchedSource)
-    if stored and context.objects.whole(stored.tree):
+    if stored and context.objects.whole(stored.tree) and not (again and stored.refused):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
         kind = choose(context, fork, locked)
@@ -103,14 +106,16 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
                 if kind == "git"
                 else _from_archive(context, fork, kind, locked)
             )
-        except SourceError as error:
+        except (SourceError, GitError) as error:
             if kind != "git" or not others:
                 raise
             if context.source == "git":
                 error.todo += f" Or take the locked archive: --source {others[0]}."
                 raise
+            why = " · ".join([error.what, *error.details[:3]])
             console.warn(
-                f"{fork}: taking the {others[0]}, because the git source fails: {error.what}"
+                f"{fork}: taking the {others[0]}, because the git source fails "
+                f"({error.reference}; `sparkwright fetch` tries it again): {why}"
             )
             fetched = _from_archive(context, fork, others[0], locked)
             fetched = msgspec.structs.replace(fetched, refused=error.reference)
@@ -176,6 +181,17 @@ def _from_git(context: RunContext, fork: str, spec: ForkSpec, locked: ForkLock) 
 def _proved(sources: SourceSpecs, locked: ForkLock) -> bool:
     """Return True if the lock records that the archive is the git source."""
     return bool(sources.pinned_by_archive and locked.proof and locked.whole)
+
+
+def as_locked(context: RunContext, source: FetchedSource) -> FetchedSource:
+    """
+    Return *source* as the lock names it: by the archive, if that proves a commit which the lock
+    does not record. Another run, which cannot reach the host, makes the same wheel.
+    """
+    locked, sources = context.lock.forks[source.fork], context.project.fork(source.fork).sources
+    if source.kind == "git" and sources.pinned_by_archive and not _proved(sources, locked):
+        return _from_archive(context, source.fork, sources.proof or "sdist", locked)
+    return source
 
 
 def deviation(project: Project, source: FetchedSource) -> str:

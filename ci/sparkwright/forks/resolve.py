@@ -86,11 +86,12 @@ def pin_commit(
     names; those that are locked stay.
 
     Raises:
-        offline, source-unreachable: The commit cannot be had.
+        offline, source-unreachable: The commit, or that of a submodule, cannot be had.
     """
     tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
-    vendored = {**_Resolver(context, fork, ForkLock()).submodules(git), **locked.vendored}
+    resolver = _Resolver(context, fork, ForkLock(), strict=True)
+    vendored = {**resolver.submodules(git), **locked.vendored}
     return msgspec.structs.replace(locked, git=git, vendored=vendored)
 
 
@@ -117,12 +118,18 @@ class _Resolver:
     """
     Looks at the sources of one fork, and keeps those of an earlier lock that cannot be seen now.
 
+    Args:
+        strict: Whether a git source that cannot be seen is an error.
+
     Attributes:
         seen: As in `ForkLock`.
     """
 
-    def __init__(self, context: RunContext, fork: ForkSpec, earlier: ForkLock) -> None:
+    def __init__(
+        self, context: RunContext, fork: ForkSpec, earlier: ForkLock, *, strict: bool = False
+    ) -> None:
         self._context, self._fork, self._earlier = context, fork, earlier
+        self._strict = strict
         self._today = datetime.datetime.now(datetime.UTC).date().isoformat()
         self.seen = dict[str, str]()
 
@@ -177,6 +184,8 @@ class _Resolver:
             paths = context.objects.paths(git.tree)
             context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
         except SourceUnreachable:
+            if self._strict:
+                raise
             return self._kept_submodules(parent)
         for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
             path = parent + module
@@ -202,6 +211,8 @@ class _Resolver:
             self.seen[entry] = self._today
             console.note(f"{spec.ref}: commit {commit}, tree {tree}")
         except SourceUnreachable as error:
+            if self._strict:
+                raise
             why = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
             commit, tree = spec.commit or UNRESOLVED, UNRESOLVED
             names = (spec.url, spec.ref)
