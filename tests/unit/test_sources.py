@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import wheels
-from tests.unit.conftest import INNER, PARTY, Host, Index, Nest, write_sdist
+from tests.unit.conftest import INNER, PARTY, Host, Index, Nest
 
 from sparkwright.cli import main
 from sparkwright.core import config, strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch, package_index, resolve
+from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.mirror import mirrored
@@ -30,7 +27,6 @@ from sparkwright.forks.stack import (
     UNRESOLVED,
     FileLock,
     ForkSpec,
-    GitLock,
     GitSpec,
     Lock,
     Project,
@@ -228,121 +224,6 @@ def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
 
 
-# A commit that an archive proves.
-
-GENERATED = ("PKG-INFO", "*.egg-info/*")
-WHEEL = FileLock("widget-kit", "1", "widget_kit-1-py3-none-any.whl", "0" * 64, 1, "kit/third", tree="0" * 40)
-
-
-def release(host: Host, files: dict[str, bytes], kind: str = "sdist", *, commit: str | None = None, **pins: Any) -> RunContext:
-    """Lock an archive of *files* beside the beginning of the commit, or *commit*, and return a run."""
-    wheel = kind == "wheel"
-    path = host.root.parent / (WHEEL if wheel else SDIST).filename
-    if wheel:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, data in {**files, "../__init__.py": b"\n"}.items():
-                archive.writestr(str(PurePosixPath(os.path.normpath(f"{WHEEL.folder}/{name}"))), data)
-    else:
-        write_sdist(path, files)
-    host.lock()
-    context, file = host.context(), msgspec.structs.replace(WHEEL if wheel else SDIST, sha256=sha256_file(path))
-    path.rename(context.store.folder("downloads", file.sha256) / path.name)
-    file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
-    # A record of an import is believed only while its tree is there.
-    shutil.rmtree(context.objects.path)
-    archives: dict[str, Any] = {"wheel": file} if wheel else {"sdist": file, "generated": GENERATED}
-    pins = {"commit": host.work.git("rev-parse", "HEAD")[:9] if commit is None else commit, "tree": UNRESOLVED, **pins}
-    host.lock(**archives, **pins)
-    return host.context()
-
-
-@pytest.mark.parametrize(("kind", "pin"), [("sdist", None), ("wheel", UNRESOLVED)], ids=["sdist and prefix", "folder of a wheel and tag"])
-def test_an_archive_proves_the_commit_and_bounds_its_tree(host: Host, kind: str, pin: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Git is taken although the lock has no tree. What the archive lacks is proved by nothing, and is not part of the source: a header that a
-    forged commit adds. The tree is that of the archive, so a run without the host has the same, and, once the commit is locked, the same
-    record; it is never that of another release, to which the tag moved.
-    """
-    commit = host.work.commit({"a.txt": b"1\r\n", "run.sh": b"#!/bin/sh\n", "include/forged.h": b"int forged;\n"})
-    generated = {} if kind == "wheel" else {"PKG-INFO": b"Name: widget\n", "widget.egg-info/SOURCES.txt": b"a.txt\n"}
-    files = {"a.txt": b"1\r\n", "run.sh": b"#!/bin/sh\n", **generated}
-    run = release(host, files, kind, commit=pin)
-    fetched, locked = fetch.fetch(run, host.fork), run.lock.forks[host.fork]
-
-    assert (fetched.kind, fetched.pin, fetched.resolved, fetched.refused) == ("git", commit, True, "")
-    assert dict(run.objects.files(fetched.tree)) == files
-    said = f"2 of {len(files)} files of {(locked.sdist or locked.wheel or SDIST).filename} are the commit's"
-    assert f"{said}, {len(generated)} are generated, 1 of the commit are not in it" in capsys.readouterr().err
-    gone = dataclasses.replace(without_host(host, run), store=Store(host.root / "empty"))
-    shutil.copytree(run.store.root / "downloads", gone.store.root / "downloads")
-    offline = fetch.fetch(gone, host.fork)
-    assert (offline.kind, offline.tree, offline.refused) == (kind, fetched.tree, "")
-    # What lock writes.
-    whole = resolve.pin_commit(run, run.project.fork(host.fork), locked, locked.git or GitLock("", "", "", ""), commit)
-    proof = resolve.prove(run, host.fork, whole, run.project.fork(host.fork).sources)
-    assert proof == SourceProof(equal=2, generated=tuple(generated), absent=1)
-    whole = msgspec.structs.replace(whole, proof=proof)
-    assert fetch.fetch(run, host.fork, whole) == fetch.fetch(gone, host.fork, whole) == fetched
-
-
-def _moved(host: Host) -> None:
-    """Move the tag, at the host, to a commit with another file."""
-    host.work.commit({"a.txt": b"2\n"})
-    host.work.git("tag", "--force", "v1")
-    host.push("v1")
-
-
-@pytest.mark.parametrize("kind", ["sdist", "wheel"])
-@pytest.mark.parametrize(
-    ("files", "reference", "details"),
-    [
-        ({"a.txt": b"1\n"}, "sdist-differs", ("a.txt differs",)),
-        ({"a.txt": b"1\r\n", "b.txt": b""}, "sdist-differs", ("b.txt is not in the commit",)),
-        ({"a.txt": b"1\r\n"}, "source-mismatch", None),
-    ],
-    ids=["one byte other", "one file more", "moved tag"],
-)
-def test_a_commit_that_was_not_released_is_refused(
-    host: Host, commit: str, kind: str, files: dict[str, bytes], reference: str, details: tuple[str, ...] | None
-) -> None:
-    """The files are named; the right prefix and the tag do not help. Without --source git the archive is taken, and the wheel will say so."""
-    run = release(host, files, kind)
-    if details is None:
-        _moved(host)
-    with refusal(reference) as caught:
-        fetch.fetch(dataclasses.replace(run, source="git"), host.fork)
-    fetched = fetch.fetch(run, host.fork)
-
-    assert details is None or caught.value.details == details
-    assert caught.value.todo.endswith(f"--source {kind}.")
-    assert (fetched.kind, dict(run.objects.files(fetched.tree)), fetched.refused) == (kind, files, reference)
-    assert fetch.deviation(run.project, fetched) == f"widget; from {fetched.origin} in place of git ({reference})"
-
-
-def test_files_of_submodules_take_part_in_the_proof(host: Host, nest: Nest) -> None:
-    """A sdist carries them in their folders; the proven commit names them, so the lock need not. If a host of one is silent, the sdist is taken."""
-    files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
-    run = release(host, files)
-    silent = without_host(host, run, INNER)
-    with refusal("source-unreachable", match="/gone"):
-        fetch.fetch(dataclasses.replace(silent, source="git"), host.fork)
-    assert fetch.fetch(silent, host.fork).refused == "source-unreachable"
-    fetched = fetch.fetch(run, host.fork)
-
-    assert fetched.resolved
-    assert {path: entry.tree for path, entry in fetched.submodules.items()} == {path: entry.tree for path, entry in nest.locked().items()}
-    damaged = msgspec.structs.replace(run.lock.forks[host.fork], sdist=msgspec.structs.replace(SDIST, sha256=fetched_sha(run), tree="0" * 40))
-    with refusal("source-mismatch", match=r"content of widget_kit-1\.tar\.gz is not the tree"):
-        fetch.fetch(dataclasses.replace(run, source="sdist"), host.fork, damaged)
-
-
-def fetched_sha(run: RunContext) -> str:
-    """Return the sha256 of the locked sdist."""
-    sdist = run.lock.forks[Host.fork].sdist
-    assert sdist
-    return sdist.sha256
-
-
 # Locking.
 
 
@@ -366,7 +247,7 @@ def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
     """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source, last seen on another day."""
     path = offered.release("1", {"a.txt": b"1\n", "third/party/party.txt": b"party\n"})
     base = offered.add(wheels.plain(offered.root, "widget-kit", "1").name)
-    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path)), generated=GENERATED)
+    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path)), generated=("PKG-INFO",))
     spec = "    bases:\n      aarch64: {name: widget-kit, version: '1', tag: py3-none-any}\n"
     stack = host.context().project.stack_file
     stack.write_text(stack.read_text().replace("    bases: {}\n", spec))

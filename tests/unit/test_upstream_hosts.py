@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -230,3 +231,13 @@ def test_a_wheel_has_the_same_bytes_with_and_without_a_host(host: Host, offered:
     hashes += [built(answers=True), built(answers=False)]
     assert hashes == [hashes[0]] * 2 + [hashes[2]] * 2
     assert hashes[0] != hashes[2]
+
+
+def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:
+    """The hash of its file does not help; nor is git taken then, whose proof it is."""
+    world = World(host, offered, "sdist", server, {})
+    path = world.run().project.lock_file
+    path.write_text(re.sub(r"tree: [0-9a-f]{40}", f"tree: {'f' * 40}", path.read_text()))
+    for source in ("auto", "git", "sdist"):
+        with refusal("source-mismatch", match=r"content of widget_kit-1\.tar\.gz is not the tree"):
+            fetch.fetch(world.run("--source", source), host.fork)

@@ -43,10 +43,6 @@ _BLOBLESS = (
     "remote.upstream.partialCloneFilter=blob:none",
 )
 
-#: Addresses whose transport notices by itself that the other end says nothing; for the others git
-#: waits without end.
-_WATCHED = ("http://", "https://", "file://")
-
 #: Where the history of a branch or pull request is kept, by its name at the host.
 _FETCHED = "refs/fetched/"
 
@@ -241,7 +237,8 @@ class Mirror:
             *(("-c", "fetch.negotiationAlgorithm=noop") if stdin else ()),
         ]
         fetch = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none"]
-        if not self.address.startswith(_WATCHED):
+        # git bounds no time in which a connection comes about.
+        if not self.address.startswith("file://"):
             self._offered("HEAD")
         try:
             with console.progress(f"mirror {_readable(self.url)}", 0) as progress:
