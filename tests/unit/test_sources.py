@@ -296,10 +296,10 @@ def lock_verb(host: Host, *words: str) -> int:
 
 
 def test_lock_moves_what_it_is_asked_to(host: Host, whole: Lock, offered: Index) -> None:
-    """Of the forks, those of --fork; the tools only with --tools, or if they have no lock. A fork that stack.yaml has anew is locked, too."""
+    """Of the forks, those of --fork; the tools only with --tools, or if their lock lacks what they are to be. A fork that stack.yaml has anew is locked, too."""
     project = host.context().project
     tools = project.build_folder / "pylock.toml"
-    tools.write_text("# locked\n")
+    tools.write_text(text := '[[packages]]\nname = "absent-tool"\nversion = "1"\n')
     (project.build_folder / "requirements.in").write_text("absent-tool\n")
     other = GitSpec(PARTY, "main")
     spec = msgspec.structs.replace(project.spec, forks={**project.spec.forks, "other": ForkSpec("headers", SourceSpecs(git=other))})
@@ -312,7 +312,12 @@ def test_lock_moves_what_it_is_asked_to(host: Host, whole: Lock, offered: Index)
     assert lock_verb(host) == 0
     with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
         lock_verb(host, "--tools")
-    assert tools.read_text() == "# locked\n"
+    assert tools.read_text() == text
+    for changed in ("absent-tool==2\n", "absent-tool\nother-tool\n"):
+        (project.build_folder / "requirements.in").write_text(changed)
+        with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
+            lock_verb(host)
+    (project.build_folder / "requirements.in").write_text("absent-tool\n")
     tools.unlink()
     with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
         lock_verb(host)

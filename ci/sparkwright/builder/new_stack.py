@@ -7,6 +7,7 @@ stack.yaml comes last, so a killed run leaves no stack.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -27,14 +29,17 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Upstream, base_of
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.errors import FileError, SparkwrightError, UsageError
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
+    ForkSpec,
     GitSpec,
     Lock,
     Project,
+    SourceError,
     SourceSpecs,
+    StackSpec,
     read_lock,
     render_lock,
     stack_names,
@@ -58,8 +63,10 @@ def create(context: RunContext, name: str, version: str) -> list[Finding]:
     Write the stack *name* for the release *version* of vLLM, and return what was found.
 
     Raises:
-        usage: There is such a stack already, or it is no name of a stack, or no version.
-        not-provided: No stack of the checkout has vLLM.
+        usage: There is such a stack or a folder of it already, or it is no name of a stack, or no
+            version.
+        not-provided: No stack of the checkout has a release of vLLM.
+        file-invalid: A file of the nearest stack is written in a form that is not rewritten.
         source-unreachable: The index does not offer the release, or one that it requires.
     """
     root = context.project.root
@@ -67,18 +74,28 @@ def create(context: RunContext, name: str, version: str) -> list[Finding]:
         label, wanted = Version(f"0+spark.{name}").local, Version(version)
     except InvalidVersion as error:
         raise UsageError("usage", f"{error}") from error
-    if name in stack_names(root) or not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError("usage", f"There is a stack {name!r} already, or it is no name.")
-    stacks = [Project(root, stack) for stack in stack_names(root)]
-    stacks = sorted(
-        (stack for stack in stacks if FORK in stack.spec.forks),
-        key=lambda stack: _distance(Version(pins.release(stack.fork(FORK))), wanted),
-    )
-    if not stacks:
-        raise UsageError("usage", f"No stack of {root} has a fork {FORK}.")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError("usage", f"{name!r} is no name of a stack.")
+    near_first = list[tuple[list[int], Project]]()
+    for stack in (Project(root, stack) for stack in stack_names(root)):
+        # One of a branch is near to no release.
+        with contextlib.suppress(InvalidVersion):
+            if FORK in stack.spec.forks:
+                release = Version(pins.release(stack.fork(FORK)))
+                near_first.append((_distance(release, wanted), stack))
+    if not near_first:
+        raise SourceError("not-provided", f"No stack of {root} has a release of {FORK}.")
+    stacks = [stack for _, stack in sorted(near_first, key=lambda pair: pair[0])]
     near, scratch = stacks[0], root / ".rebase" / f".new-{name}"
     console.note(f"the nearest stack is {near.stack}, of {FORK} {pins.release(near.fork(FORK))}")
     with context.project.editing():
+        folders = [scratch / "build" / name, scratch / "forks" / name]
+        # A run that was killed between the two moves of `_place` left the first one.
+        if name not in stack_names(root) and [*map(Path.exists, folders)] == [False, True]:
+            shutil.rmtree(root / "build" / name, ignore_errors=True)
+        for folder in (root / "forks" / name, root / "build" / name):
+            if folder.exists():
+                raise UsageError("usage", f"There is a stack {name!r} already, in {folder}.")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             _copy(context, stacks, scratch, name, str(label), version)
@@ -109,7 +126,7 @@ def _copy(
     which vLLM's sources name, if there is one.
     """
     near, root = stacks[0], context.project.root
-    for folder in ("forks", "build"):
+    for folder in ("build", "forks"):
         left_out = shutil.ignore_patterns("lock.yaml", "pylock.toml", "costs.yaml")
         shutil.copytree(root / folder / near.stack, scratch / folder / stack, ignore=left_out)
     (scratch / "cherry_picks").mkdir()
@@ -130,53 +147,67 @@ def _copy(
     for fork in near.spec.forks:
         releases.setdefault(fork, exact.get(canonicalize_name(settings[fork].distribution), ""))
 
-    stack_file = scratch / "forks" / stack / "stack.yaml"
-    text = stack_file.read_text("utf-8").partition("\nstack:")[2].partition("\n")[2]
-    text = re.sub(r"(?m)^label: .*", f'label: "{label}"', text)
     origin = f"# Made by `sparkwright lock --new` from {near.stack} for vLLM {version}."
-    stack_file.write_text(f'{origin}\nstack: "{stack}"\n{text}', "utf-8")
+    stack_file, forks = scratch / "forks" / stack / "stack.yaml", dict(near.spec.forks)
+    text = stack_file.read_text("utf-8")
+    for key, value in {"stack": stack, "label": label}.items():
+        text = _with_entry(text, key, value=value)
+    text = f"{origin}\n{text[strict_yaml.span(text)[0] :]}"
     for fork, spec in near.spec.forks.items():
-        text = stack_file.read_text("utf-8")
+        stack_file.write_text(text, "utf-8")
         if spec.sources.sdist and releases[fork] not in ("", pins.release(spec)):
             text = drift.rewrite_stack(Project(scratch, stack), fork, releases[fork])
+            forks[fork] = strict_yaml.parse(text, StackSpec, str(stack_file)).forks[fork]
         elif releases[fork] and not spec.sources.sdist:
-            text = _with_block(text, stacks, fork, releases[fork])
-        stack_file.write_text(text, "utf-8")
+            forks[fork], block = _at_release(stacks, fork, releases[fork])
+            start, end = strict_yaml.span(text, "forks", fork)
+            text = text[:start] + block + text[end:]
+    stack_file.write_text(text, "utf-8")
+    expected = msgspec.structs.replace(near.spec, stack=stack, label=label, forks=forks)
+    if strict_yaml.load(stack_file, StackSpec) != expected:
+        raise FileError(
+            "file-invalid",
+            f"{near.stack_file} is not written in the form that lock --new rewrites.",
+            todo="Indent its forks as the other stacks do.",
+        )
 
     environment = scratch / "build" / stack / "environment.yaml"
-    kept = [
-        line
-        for line in environment.read_text("utf-8").splitlines()
+    kept = {
+        name: text
+        for name, text in settings[FORK].requires.items()
         # What was changed for another release does not hold for this one.
-        if not any(
-            line.strip().startswith(f"{name}:") and (replaced or name not in required)
-            for name, replaced in settings[FORK].requires.items()
-        )
-    ]
-    text = "\n".join([*kept, ""])
-    text = re.sub(r"(?m)^    requires:\n(?!      )", "", text)
-    environment.write_text(text, "utf-8")
+        if not text and name in required
+    }
+    if kept != settings[FORK].requires:
+        text = environment.read_text("utf-8")
+        environment.write_text(_with_entry(text, "forks", FORK, "requires", value=kept), "utf-8")
     tools = environment.with_name("requirements.in")
-    _, *lines = (_fitting(line, exact) for line in tools.read_text("utf-8").splitlines())
-    tools.write_text("\n".join([origin, *lines, ""]), "utf-8")
+    head, *lines = tools.read_text("utf-8").splitlines() or [""]
+    lines = lines if head.startswith("#") else [head, *lines]
+    tools.write_text("\n".join([origin, *(_fitting(line, exact) for line in lines), ""]), "utf-8")
 
 
-def _with_block(text: str, stacks: list[Project], fork: str, release: str) -> str:
-    """Return stack.yaml *text* with *fork* as a stack has it at *release*, else from git alone."""
+def _with_entry(text: str, *keys: str, value: object) -> str:
+    """Return YAML *text* with *value* at the path *keys*."""
+    start, end = strict_yaml.span(text, *keys)
+    # JSON is YAML in one line.
+    return f"{text[:start]}{keys[-1]}: {msgspec.json.encode(value).decode()}{text[end:]}"
+
+
+def _at_release(stacks: list[Project], fork: str, release: str) -> tuple[ForkSpec, str]:
+    """Return *fork* as one of *stacks* has it at *release*, else from git alone, and its YAML."""
     donors = [stack for stack in stacks if fork in stack.spec.forks]
     donors = [stack for stack in donors if pins.release(stack.spec.forks[fork]) == release]
     donors.sort(key=lambda stack: not stack.spec.forks[fork].sources.wheel)
-    pattern = rf"(?ms)^  {re.escape(fork)}:\n.*?(?=^ {{0,2}}[^\s#]|\Z)"
-    spec = stacks[0].spec.forks[fork]
     if donors:
-        match = re.search(pattern, donors[0].stack_file.read_text("utf-8"))
-        block = match[0] if match else ""
-    else:
-        git = spec.sources.git or GitSpec("", "")
-        git = msgspec.structs.replace(git, ref=git.ref[:1].strip("0123456789") + release, commit="")
-        spec = msgspec.structs.replace(spec, sources=SourceSpecs(git=git))
-        block = textwrap.indent(strict_yaml.dump({fork: spec}), "  ")
-    return re.sub(pattern, lambda _: block, text)
+        text = donors[0].stack_file.read_text("utf-8")
+        start, end = strict_yaml.span(text, "forks", fork)
+        return donors[0].spec.forks[fork], text[start:end]
+    spec = stacks[0].spec.forks[fork]
+    git = spec.sources.git or GitSpec("", "")
+    git = msgspec.structs.replace(git, ref=git.ref[:1].strip("0123456789") + release, commit="")
+    spec = msgspec.structs.replace(spec, sources=SourceSpecs(git=git))
+    return spec, textwrap.indent(strict_yaml.dump({fork: spec}), "  ").strip()
 
 
 def _fitting(line: str, exact: Mapping[str, str]) -> str:
@@ -187,7 +218,8 @@ def _fitting(line: str, exact: Mapping[str, str]) -> str:
         return line
     release = exact.get(canonicalize_name(ours.name), "")
     fits = not release or ours.specifier.contains(release, prereleases=True)
-    return line if fits else f"{ours.name}=={release}"
+    ours.specifier = ours.specifier if fits else SpecifierSet(f"=={release}")
+    return line if fits else str(ours)
 
 
 def _lock(context: RunContext, stacks: list[Project]) -> list[Finding]:
@@ -200,9 +232,7 @@ def _lock(context: RunContext, stacks: list[Project]) -> list[Finding]:
                 earlier[fork] = lock.forks[fork]
     resolved = resolve.resolve(context, Lock(1, project.stack, earlier) if earlier else None)
     project.lock_file.write_text(render_lock(resolved), "utf-8")
-    with console.step("lock the tools"):
-        tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
-    (project.build_folder / "pylock.toml").write_text(tools, "utf-8")
+    pylock.lock(context.store, project.build_folder)
     findings = [Finding("", line, "unresolved") for line in resolve.unresolved(project, resolved)]
     return findings + [
         Finding("", line, "do not fit together", f"choose in forks/{project.stack}/stack.yaml")
@@ -276,7 +306,7 @@ def _try_rules(context: RunContext, fork: str, tree: str) -> list[Finding]:
             changed |= archs.rewrite(read, [rule])[0]
             findings.append(Finding(fork, rule.name, "matches"))
         except BuildError as error:
-            state = f"no longer matches: {error.details[0]}"
+            state = f"no longer matches: {[*error.details, error.what][0]}"
             findings.append(Finding(fork, rule.name, state, todo))
     paths = objects.paths(tree)
     for entry in (*entries.kept, *entries.dropped):
@@ -294,10 +324,11 @@ def _place(context: RunContext, root: Path, near: Project) -> None:
     scratch, stack = context.project.root, context.project.stack
     for path in (scratch / "cherry_picks").glob("*.yaml"):
         context.store.write(root / "cherry_picks" / path.name, path.read_bytes())
-    if near.audit_file.exists():
-        audit_file = near.audit_file.with_name(f"{stack}.yaml")
-        context.store.write(audit_file, near.audit_file.read_bytes())
+    for path in near.build_folder.glob("archs*.yaml"):
+        suffix = path.stem.removeprefix("archs")
+        audit_file = near.audit_file.with_name(f"{near.stack}{suffix}.yaml")
+        target = audit_file.with_name(f"{stack}{suffix}.yaml")
+        if audit_file.exists() and not target.exists():
+            context.store.write(target, audit_file.read_bytes())
     for folder in ("build", "forks"):
-        target = root / folder / stack
-        shutil.rmtree(target, ignore_errors=True)
-        (scratch / folder / stack).rename(target)
+        (scratch / folder / stack).rename(root / folder / stack)

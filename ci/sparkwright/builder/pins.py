@@ -47,8 +47,9 @@ class PinError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "pins-disagree": Advice(
             "A release of the stack requires another release of a project than the stack names.",
-            "Choose releases that fit, or --force-pin to go on once. To accept another release for "
-            "good, name it under `requires` in build/<stack>/environment.yaml.",
+            "Choose releases that fit. To accept another release for good, name it under `requires`"
+            " in build/<stack>/environment.yaml. lock, plan and patch bump go on once with "
+            "--force-pin.",
         ),
     }
 

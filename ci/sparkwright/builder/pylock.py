@@ -7,6 +7,7 @@ Wheels are named by file and hash, not by address: they come from the index that
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 import msgspec
 from packaging.markers import default_environment
 from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockValidationError
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel.elf import LEGACY_TAGS
 from sparkwright.core import process
+from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
@@ -120,6 +123,38 @@ def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, 
             details=[str(error)],
         ) from error
     return tuple(sorted(chosen))
+
+
+def lock(store: Store, folder: Path, *options: str, again: bool = False) -> None:
+    """
+    Write the lock of the requirements in *folder*, if it has some, and no lock that satisfies them,
+    or *again*; raises and takes *options* as `resolve`.
+    """
+    source, path = folder / "requirements.in", folder / "pylock.toml"
+    # A checkout with stacks alone has no gates.
+    if source.exists() and (again or not _satisfied(source, path)):
+        with console.step(f"lock {path}"):
+            store.write(path, resolve(store, source, *options).encode())
+
+
+def _satisfied(source: Path, path: Path) -> bool:
+    """Return True if the lock at *path* holds a release for each requirement in *source*."""
+    try:
+        packages = tomllib.loads(path.read_text("utf-8"))["packages"]
+        locked = [(package["name"], package["version"]) for package in packages]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    for line in source.read_text("utf-8").splitlines():
+        # Comments, and options of the resolver.
+        with contextlib.suppress(InvalidRequirement):
+            wanted = Requirement(line.partition("#")[0])
+            if not any(
+                canonicalize_name(wanted.name) == name
+                and wanted.specifier.contains(version, prereleases=True)
+                for name, version in locked
+            ):
+                return False
+    return True
 
 
 def resolve(store: Store, source: Path, *options: str) -> str:

@@ -621,19 +621,19 @@ def _rewrite_stack(project: Project, fork: str, old: str, version: str, after: F
         file-invalid: It is written in another form, so that the fork would not be *after* then.
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
-    if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
-        quoted = rf'"(v?){re.escape(old)}"'
-        block = re.sub(quoted, lambda pin: f'"{pin[1]}{version}"', match[1])
-        commit = after.sources.git.commit if after.sources.git else ""
-        pin = rf', commit: "{commit}"' if commit else ""
-        block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', pin, block)
-        for machine, base in before.bases.items():
-            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
-        for line in block.splitlines() if commit else ():
-            comment = line.partition("#")[2]
-            if old in comment:
-                console.warn(f"stack.yaml still speaks of {old}:{comment}")
-        text = text[: match.start(1)] + block + text[match.end(1) :]
+    start, end = strict_yaml.span(text, "forks", fork)
+    quoted = rf'"(v?){re.escape(old)}"'
+    block = re.sub(quoted, lambda pin: f'"{pin[1]}{version}"', text[start:end])
+    commit = after.sources.git.commit if after.sources.git else ""
+    pin = rf', commit: "{commit}"' if commit else ""
+    block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', pin, block)
+    for machine, base in before.bases.items():
+        block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
+    for line in block.splitlines() if commit else ():
+        comment = line.partition("#")[2]
+        if old in comment:
+            console.warn(f"stack.yaml still speaks of {old}:{comment}")
+    text = text[:start] + block + text[end:]
     if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
         raise FileError(
             "file-invalid",

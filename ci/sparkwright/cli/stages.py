@@ -141,15 +141,19 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Write ``lock.yaml``, and with --tools, or if they are missing, ``pylock.toml`` and the lock of
-    G6's harness; report unresolved sources.
+    Write ``lock.yaml``, and with --tools, or if they do not satisfy ``requirements.in``,
+    ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
     """
     context = options.checkout(arguments)
     if context.offline:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
-    options.refuse((bool(arguments.new) != bool(arguments.vllm), "--new goes with --vllm."))
+    words = (arguments.tools, arguments.force_pin, arguments.fork)
+    options.refuse(
+        (bool(arguments.new) != bool(arguments.vllm), "--new goes with --vllm."),
+        (arguments.new and any(words), "--new excludes --tools, --force-pin and --fork."),
+    )
     if arguments.new:
         return _new(context, arguments.new, arguments.vllm)
     project = context.project
@@ -157,10 +161,10 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         pins.check(context, every=True, force=arguments.force_pin)
         locked = resolve.resolve(context, earlier_lock(project))
         context.store.write(project.lock_file, render_lock(locked).encode())
-        _lock_tools(context, project.build_folder, again=arguments.tools)
+        pylock.lock(context.store, project.build_folder, again=arguments.tools)
         excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
         harness = project.root / "ci" / "gates" / "harness"
-        _lock_tools(context, harness, *excluded, again=arguments.tools)
+        pylock.lock(context.store, harness, *excluded, again=arguments.tools)
         grafts = [fork for fork in context.forks if project.fork(fork).build == "graft"]
         if grafts and not toolchain.installed(context):
             console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
@@ -178,15 +182,6 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     return {"lock": written, "unresolved": unresolved}
-
-
-def _lock_tools(context: RunContext, folder: Path, *words: str, again: bool) -> None:
-    """Write the lock of the requirements in *folder*, if it has some, and none or *again*."""
-    source, path = folder / "requirements.in", folder / "pylock.toml"
-    # A checkout with stacks alone has no gates.
-    if source.exists() and (again or not path.exists()):
-        with console.step(f"lock {path}"):
-            context.store.write(path, pylock.resolve(context.store, source, *words).encode())
 
 
 def _new(context: RunContext, stack: str, version: str) -> dict[str, Any]:

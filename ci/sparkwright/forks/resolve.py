@@ -146,7 +146,10 @@ class _Resolver:
                 console.warn(f"{error.what} Left unresolved.")
         sources = self.submodules(git) if git else {}
         for declared, entry in earlier.fetched.items():
-            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
+            above = f"{declared}/"
+            below = [
+                path.removeprefix(above) for path in earlier.vendored if path.startswith(above)
+            ]
             sources |= self.vendored(declared, entry, below if entry.resolved else None)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.proof and locked.whole:
