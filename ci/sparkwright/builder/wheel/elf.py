@@ -23,8 +23,8 @@ import functools
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,12 +43,14 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types without bytes in the file: NOBITS, and a GPU's global, local, shared and reserved
 #: shared memory (SHT_CUDA_GLOBAL, _LOCAL, _SHARED, _RESERVED_SHARED; seen with CUDA 11.8 to 13.2).
 NO_BYTES = frozenset((8, 0x70000007, 0x70000009, 0x7000000A, 0x70000015))
-#: Section types: symbols of an object file, dynamic symbols, versions that a library needs, and the
-#: version of each dynamic symbol. Segment types: loaded, dynamic.
-_SYMBOLS, _DYNAMIC_SYMBOLS, _VERSIONS_NEEDED, _SYMBOL_VERSIONS = 2, 11, 0x6FFFFFFE, 0x6FFFFFFF
-_LOAD, _DYNAMIC = 1, 2
-#: Entries of the dynamic section: strings and their size, names, paths.
+#: Section type: symbols of an object file. Segment types: loaded, dynamic.
+_SYMBOLS, _LOAD, _DYNAMIC = 2, 1, 2
+#: Entries of the dynamic segment: strings and their size, names, paths; symbols, the version of
+#: each, the versions that the library needs; two tables of hashes; relocations and their sizes.
 _STRTAB, _STRSZ, _NEEDED, _PATHS = 5, 10, 1, (15, 29)
+_SYMTAB, _SYMBOL_VERSIONS, _VERSIONS_NEEDED = 6, 0x6FFFFFF0, 0x6FFFFFFE
+_HASH, _GNU_HASH, _RELOCATIONS = 4, 0x6FFFFEF5, ((7, 8), (23, 2))
+_TABLES = (_STRTAB, _SYMTAB, _SYMBOL_VERSIONS, _VERSIONS_NEEDED, _HASH, _GNU_HASH, 7, 23)
 #: Bindings of a symbol: global, weak, unique; one that is asked for weakly may stay unresolved.
 _DEFINED, _REQUIRED = (1, 2, 10), (1,)
 
@@ -63,9 +65,7 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 #: A library of which versions are needed, and a needed version.
 _VERSIONED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
-#: A needed version among the strings of the dynamic section; a linker may share its bytes with the
-#: end of another string.
-_VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d{1,9}(?:\.\d{1,9})+)\0")
+_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d{1,9}(?:\.\d{1,9})+)")
 
 FATBIN_MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
@@ -190,27 +190,42 @@ def shared_object(data: Buffer) -> SharedObject:
         ElfUnreadable: Its headers contradict each other or its size.
     """
     machine, _, _, segments = _header(data)
-    loads, entries = [], list[tuple[int, int]]()
+    loads, begin, end = list[tuple[int, int, int]](), 0, 0
     for kind, _, offset, address, _, size, _, _ in segments:
-        if kind in (_LOAD, _DYNAMIC):
-            _check_bounds(data, offset, size, "a segment")
         if kind == _LOAD:
+            _check_bounds(data, offset, size, "a segment")
             loads.append((offset, address, size))
-        elif kind == _DYNAMIC:
-            end = offset + min(size // 16, _MOST_DYNAMIC) * 16
-            pairs = struct.iter_unpack("<QQ", data[offset:end])
-            # An entry of zeros is the last one.
-            entries += takewhile(lambda pair: pair[0] != 0, pairs)
+    for kind, _, _, address, *_ in segments:
+        if kind == _DYNAMIC:
+            begin, end = _mapped(loads, address)
+    end = begin + min((end - begin) // 16, _MOST_DYNAMIC) * 16
+    pairs = struct.iter_unpack("<QQ", data[begin:end])
+    # An entry of zeros is the last one.
+    entries = list(takewhile(lambda pair: pair[0] != 0, pairs))
     values = dict(entries)
-    size = values.get(_STRSZ, 0) if _STRTAB in values else 0
-    begin = _file_offset(loads, values[_STRTAB], size) if size else 0
-    strings = _Strings(data, begin, size, "the table of its strings")
+    tables = {tag: _mapped(loads, values[tag])[0] for tag in _TABLES if values.get(tag)}
+    strings = _Strings(
+        data, tables.get(_STRTAB, 0), values.get(_STRSZ, 0), "the table of its strings"
+    )
+    names = dict[int, str]()
+    if _VERSIONS_NEEDED in tables:
+        needed = _needed_versions(data, tables[_VERSIONS_NEEDED], strings)
+        names.update(islice(needed, _MOST_DYNAMIC))
     versions: dict[str, tuple[int, ...]] = {}
-    for match in _VERSION.finditer(data, begin, begin + size):
-        name, version = match[1].decode(), version_key(match[2].decode())
-        versions[name] = max(versions.get(name, ()), version)
-    listed = sections(data)
-    symbols = set(_symbols(data, listed, _DYNAMIC_SYMBOLS))
+    for match in filter(None, map(_VERSION.fullmatch, names.values())):
+        versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
+    symbols, imports = set[str](), dict[str, str]()
+    if _SYMTAB in tables:
+        count = _symbol_count(data, tables, values)
+        begin, numbers = tables.get(_SYMBOL_VERSIONS, 0), b""
+        if begin:
+            numbers = data[begin : begin + 2 * count]
+        for position, name, defined in _symbols(data, tables[_SYMTAB], count, strings):
+            if defined:
+                symbols.add(name)
+            else:
+                number = int.from_bytes(numbers[2 * position : 2 * position + 2], "little")
+                imports[name] = names.get(number & 0x7FFF, "")
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
@@ -218,11 +233,11 @@ def shared_object(data: Buffer) -> SharedObject:
         versions=versions,
         fatbins=tuple(
             (section.offset, section.size)
-            for section in listed
+            for section in sections(data)
             if section.name in FATBIN_SECTIONS and section.kind not in NO_BYTES
         ),
-        symbols=frozenset(name for name, _, defined in symbols if defined),
-        imports={name: version for name, version, defined in symbols if not defined},
+        symbols=frozenset(symbols),
+        imports=imports,
     )
 
 
@@ -234,7 +249,17 @@ def object_symbols(data: Buffer) -> dict[str, bool]:
     Raises:
         ElfUnreadable: As `shared_object`.
     """
-    return {name: defined for name, _, defined in _symbols(data, sections(data), _SYMBOLS)}
+    listed, symbols = sections(data), dict[str, bool]()
+    for section in listed:
+        if section.kind == _SYMBOLS:
+            if section.link >= len(listed):
+                raise ElfUnreadable("the names of its symbols are in no section")
+            table = listed[section.link]
+            strings = _Strings(data, table.offset, table.size, "the table of symbol names")
+            count = section.size // _SYMBOL.size
+            for _, name, defined in _symbols(data, section.offset, count, strings):
+                symbols[name] = defined
+    return symbols
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -284,62 +309,77 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
     return machine, names, tables[0], tables[1]
 
 
-def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int) -> int:
-    """Return the offset of the *size* bytes of strings that the loader maps at *address*."""
-    for offset, begin, length in loads:
-        if begin <= address and address + size <= begin + length:
-            return offset + address - begin
-    raise ElfUnreadable(f"its strings are in no segment (address {address:#x}, {size} bytes)")
+def _mapped(loads: Sequence[tuple[int, int, int]], address: int) -> tuple[int, int]:
+    """Return the offset of what the loader maps at *address*, and that of its segment's end."""
+    for offset, begin, size in loads:
+        if begin <= address < begin + size:
+            return offset + address - begin, offset + size
+    raise ElfUnreadable(f"a table that the loader reads is in no segment (address {address:#x})")
+
+
+def _numbers(data: Buffer, form: Literal["I", "Q"], offset: int, count: int = 1) -> memoryview[int]:
+    """Return *count* numbers of *form* (``I``, ``Q``) from *offset*."""
+    size = struct.calcsize(form) * count
+    _check_bounds(data, offset, size, "a table that the loader reads")
+    return memoryview(data[offset : offset + size]).cast(form)
+
+
+def _symbol_count(data: Buffer, tables: Mapping[int, int], values: Mapping[int, int]) -> int:
+    """
+    Return the number of dynamic symbols, which is written nowhere: up to the last one that others
+    find by its hash, or a relocation asks for.
+    """
+    count = 0
+    if _HASH in tables:
+        count = _numbers(data, "I", tables[_HASH], 2)[1]
+    if _GNU_HASH in tables:
+        buckets, first, filters, _ = _numbers(data, "I", tables[_GNU_HASH], 4)
+        begin = tables[_GNU_HASH] + 16 + 8 * filters
+        last = max(_numbers(data, "I", begin, buckets), default=0)
+        # The last hash of a bucket is odd.
+        while (
+            last >= first and not _numbers(data, "I", begin + 4 * (buckets + last - first))[0] & 1
+        ):
+            last += 1
+        count = max(count, last + 1)
+    for tag, size in _RELOCATIONS:
+        if tag in tables:
+            # Address, symbol and kind, addend.
+            words = _numbers(data, "Q", tables[tag], values.get(size, 0) // 24 * 3)
+            count = max(count, (max(words[1::3], default=0) >> 32) + 1)
+    return count
 
 
 def _symbols(
-    data: Buffer, listed: Sequence[ElfSection], kind: int
-) -> Iterator[tuple[str, str, bool]]:
+    data: Buffer, begin: int, count: int, strings: _Strings
+) -> Iterator[tuple[int, str, bool]]:
     """
-    Yield each symbol of the tables of *kind* that the file defines for others (True) or requires
-    (False), with the version that it needs.
+    Yield the number and the name of each symbol of the table at *begin* that the file defines for
+    others (True) or requires (False).
     """
-    names, numbers = dict[int, str](), b""
-    for section in listed if kind == _DYNAMIC_SYMBOLS else ():
-        if section.kind == _VERSIONS_NEEDED:
-            names.update(_needed_versions(data, section, _linked_strings(data, listed, section)))
-        elif section.kind == _SYMBOL_VERSIONS:
-            numbers = data[section.offset : section.offset + section.size]
-    for section in listed:
-        if section.kind != kind:
-            continue
-        strings = _linked_strings(data, listed, section)
-        end = section.offset + section.size // _SYMBOL.size * _SYMBOL.size
-        table = _SYMBOL.iter_unpack(data[section.offset : end])
-        for position, (name, info, _, index, _, _) in enumerate(table):
-            if info >> 4 in (_DEFINED if index else _REQUIRED):
-                number = int.from_bytes(numbers[2 * position : 2 * position + 2], "little")
-                yield strings.name(name), names.get(number, ""), bool(index)
+    _check_bounds(data, begin, count * _SYMBOL.size, "the table of its symbols")
+    table = _SYMBOL.iter_unpack(data[begin : begin + count * _SYMBOL.size])
+    for position, (name, info, _, index, _, _) in enumerate(table):
+        if info >> 4 in (_DEFINED if index else _REQUIRED):
+            yield position, strings.name(name), bool(index)
 
 
-def _linked_strings(data: Buffer, listed: Sequence[ElfSection], section: ElfSection) -> _Strings:
-    if section.link >= len(listed):
-        raise ElfUnreadable("the names of its symbols are in no section")
-    table = listed[section.link]
-    return _Strings(data, table.offset, table.size, "the table of symbol names")
-
-
-def _needed_versions(
-    data: Buffer, section: ElfSection, strings: _Strings
-) -> Iterator[tuple[int, str]]:
-    """Yield the number and the name of each version in the *section* of those needed."""
-    file, entry, count = section.offset, 0, 0
-    # An entry has 16 bytes, so that no more than these are read, wherever the offsets lead.
-    for _ in range(section.size // _NEEDED_VERSION.size):
-        begin = entry if count else file
-        _check_bounds(data, begin, _NEEDED_VERSION.size, "a version of its symbols")
-        if count:
-            _, _, number, name, step = _NEEDED_VERSION.unpack_from(data, begin)
+def _needed_versions(data: Buffer, file: int, strings: _Strings) -> Iterator[tuple[int, str]]:
+    """
+    Yield the number and the name of each version that is needed of the *file* at that offset and of
+    those after it: without an end, if they lead back.
+    """
+    next_file = file
+    while next_file:
+        _check_bounds(data, file, _VERSIONED_FILE.size, "a version of its symbols")
+        _, _, _, step, next_file = _VERSIONED_FILE.unpack_from(data, file)
+        entry = file
+        while step:
+            entry += step
+            _check_bounds(data, entry, _NEEDED_VERSION.size, "a version of its symbols")
+            _, _, number, name, step = _NEEDED_VERSION.unpack_from(data, entry)
             yield number, strings.name(name)
-            entry, count = entry + step, count - 1
-        else:
-            _, count, _, offset, step = _VERSIONED_FILE.unpack_from(data, begin)
-            entry, file = file + offset, file + step
+        file += next_file
 
 
 # Fatbins.

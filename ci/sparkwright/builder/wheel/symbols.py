@@ -52,7 +52,7 @@ Libraries = Mapping[str, SharedObject]
 
 def set_key(context: RunContext) -> str:
     """Return the key of `linked_libraries`, from the hashes of their wheels."""
-    return content_key("symbols", {"wheels": toolchain.linked_wheels(context), "form": 1})
+    return content_key("symbols", {"wheels": toolchain.linked_wheels(context), "form": 2})
 
 
 def linked_libraries(context: RunContext, *, fetch: bool = True) -> Libraries | None:
