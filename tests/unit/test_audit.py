@@ -526,6 +526,10 @@ def test_after_linking_the_sources_of_undefined_symbols_are_named(tmp_path: Path
         ("cp311-cp311", ["a.cpython-310-x86_64-linux-gnu.so", "b.cpython-311-x86_64-linux-gnu.so"], 1),
         ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.cpython-311-x86_64-linux-gnu.so"], 0),
         ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.abi3.so"], 0),
+        ("py3-none", ["a.cpython-310-x86_64-linux-gnu.so", "a.pyi"], 1),
+        ("cp313-cp313", ["a.cpython-313t-x86_64-linux-gnu.so"], 1),
+        ("cp313-cp313t", ["a.cpython-313t-x86_64-linux-gnu.so"], 0),
+        ("cp31-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
     ],
 )
 def test_a_module_for_one_python_is_found_where_the_tag_promises_others(

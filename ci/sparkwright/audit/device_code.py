@@ -96,7 +96,7 @@ class DeviceImage(msgspec.Struct, frozen=True):
     kernels: tuple[str, ...] = ()
 
     @property
-    def loaded(self) -> str:
+    def driver_target(self) -> str:
         """The target for which a driver takes it: that of the table if the code states none."""
         return self.listed if self.target.endswith("?") else self.target
 
@@ -124,7 +124,7 @@ class DeviceCode(msgspec.Struct, frozen=True):
 
 
 def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
-    return [image.loaded for image in images if image.kind == kind]
+    return [image.driver_target for image in images if image.kind == kind]
 
 
 def read(

@@ -649,17 +649,21 @@ class LibraryAudit:
 
     def _check_interpreter(self) -> None:
         """Report a module for one CPython in a wheel whose tags promise others."""
-        stem, _, python = self._name.partition(".cpython-")
-        modules = [name for name in self._rows if name.startswith(f"{stem}.")]
+        stem, separator, rest = self._name.partition(".cpython-")
+        if not separator or "cpython" in self._wants.glob:
+            return
+        python = rest.partition("-")[0]
+        modules = [
+            name for name in self._rows if name.startswith(f"{stem}.") and name.endswith(".so")
+        ]
         for tag in sorted(parse_tag(WheelName.of(self._about.file).tag), key=str):
             several = tag.abi == "abi3" or tag.interpreter.startswith("py")
-            own = [name for name in modules if f".cpython-{tag.interpreter[2:]}" in name]
-            served = len(modules) > 1 if several else own
-            if python and not served and "cpython" not in self._wants.glob:
+            abi = tag.abi if tag.abi.startswith("cp") else tag.interpreter
+            own = any(name.startswith(f"{stem}.cpython-{abi[2:]}-") for name in modules)
+            if not (len(modules) > 1 if several else own):
                 self._find(
                     "python-other",
-                    f"it is for CPython {python[0]}.{python[1:].partition('-')[0]} alone, the tag "
-                    f"says {tag}",
+                    f"it is for CPython {python[0]}.{python[1:]} alone, the tag says {tag}",
                 )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
