@@ -212,6 +212,15 @@ def test_a_pin_by_commit_is_compared_with_no_release(pinned: Mini, tmp_path: Pat
     assert f"names no release of cutlass: {commit}" in capsys.readouterr().err
 
 
+def test_an_archive_that_the_lock_does_not_have_yet_is_named(pinned: Mini) -> None:
+    """A wheel that proves the commit was added to stack.yaml after locking."""
+    git = 'cutlass.git", ref: "v4.7.1"}\n'
+    wheel = f'      wheel: {{name: "mini-vllm", version: "0.33.0", tag: "{TAG}", folder: "mini_vllm"}}\n'
+    pinned.edit("forks/demo/stack.yaml", git, git + wheel)
+    with refusal("source-unresolved", match="names no wheel of cutlass"):
+        main.run(["fetch", "--fork", "cutlass", "--source", "git", *pinned.words])
+
+
 def test_an_accepted_release_of_the_index_fits(pinned: Mini) -> None:
     """What it requires itself is compared all the same."""
     release = 'sdist: {name: "mini-flashinfer", version: "0.7.2"}\n'

@@ -130,7 +130,12 @@ def _from_archive(
 ) -> FetchedSource:
     """Return the locked source distribution or wheel as the source of *fork*."""
     file = locked.sdist if kind == "sdist" else locked.wheel
-    assert file
+    if not file:
+        raise SourceError(
+            "source-unresolved",
+            f"The lock names no {kind} of {fork}, which stack.yaml has.",
+            todo="Run `sparkwright lock`.",
+        )
     tree = package_index.import_file(context, file)
     if file.tree != tree:
         raise SourceError(
