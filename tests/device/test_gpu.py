@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.audit.policy import parsed
 from sparkwright.builder import host_info
+from sparkwright.builder.wheel.gpu_target import parsed
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device.gate import Capability

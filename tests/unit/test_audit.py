@@ -46,7 +46,7 @@ from sparkwright.audit.report import (
 )
 from sparkwright.audit.wheel import Contents, LibraryAudit, audit
 from sparkwright.builder import toolchain
-from sparkwright.builder.wheel import archive, elf, symbols
+from sparkwright.builder.wheel import archive, elf, gpu_target, symbols
 from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.client.locked_wheels import LockedWheel
@@ -996,7 +996,7 @@ def test_a_spark_gets_the_nearest_code_by_nvidias_rules(
     cubins: list[str], ptx: list[str], expected: str
 ) -> None:
     """Machine code of its generation and not newer, ``a`` for 12.1 alone, before PTX that is not newer (docs/explanation/gates.md)."""
-    assert device_code.support_level(cubins, ptx, (12, 1)) == expected
+    assert gpu_target.support_level(cubins, ptx, (12, 1)) == expected
 
 
 # Disassembly.

@@ -199,6 +199,26 @@ def test_refused_before_the_start(world: World, values: dict[str, Any], referenc
         world.plan(**values, machine=DESKTOP)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--attention-backend=FLASHMLA",),
+        ("--attention-backend", "flashmla_sparse"),
+        ("--attention-config.backend=FLASHMLA",),
+        ("-ac", '{"flash_attn_version": 3}'),
+    ],
+)
+def test_backend_whose_library_was_left_out_is_refused(world: World, words: tuple[str, ...]) -> None:
+    """By the build record of the installed wheel; other backends are not."""
+    info = next(world.site.glob("vllm-*.dist-info"))
+    reasons = {"vllm/_flashmla_C.abi3.so": "SM 9.0", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": "SM 9.0"}
+    assert world.plan(flags=words, machine=DESKTOP)
+    (info / "sparkwright.json").write_bytes(msgspec.json.encode({"transplant": {"left_out": reasons}}))
+    with refusal("library-left-out", match="library left out"):
+        world.plan(flags=words, machine=DESKTOP)
+    assert world.plan(flags=("--attention-backend=FLASH_ATTN", "--attention-config.flash_attn_version=2"), machine=DESKTOP)
+
+
 def test_plan_of_a_head_does_not_ask_for_another_ray(world: World) -> None:
     """What a recipe asks to do before the start is what ``--ray-head`` does."""
     world.edit("toy-cpu", before="run ray start")

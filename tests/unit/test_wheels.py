@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import fnmatch
 import io
 import itertools
 import json
@@ -27,12 +28,12 @@ from tests.support import fatbins, wheels
 from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy, report
-from sparkwright.audit.wheel import cached_audit
+from sparkwright.audit.wheel import audit, cached_audit
 from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
-from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain
-from sparkwright.builder.wheel import archive, flashinfer_aot, graft, sbom, source_wheel
+from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
+from sparkwright.builder.wheel import archive, flashinfer_aot, graft, omission, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
 from sparkwright.builder.workspace import SourceTree, source_tree
@@ -292,6 +293,104 @@ def test_a_library_without_exactly_one_member_in_the_base_is_refused(
     assert caught.value.details == details
 
 
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    """An official wheel with libraries that SM 12.1 loads in whole, in part, by its driver, and not at all, and with data."""
+    cubin, ptx = partial(fatbins.cubin, tmp_path), fatbins.ptx
+    units: dict[str, list[list[fatbins.Image]]] = {
+        "_core.abi3.so": [[cubin("sm_121f")]],
+        "_own.abi3.so": [[cubin("sm_120f")], [cubin("sm_120")]],
+        "ops/_mixed.abi3.so": [[cubin("sm_80"), ptx("sm_80")], [cubin("sm_90a"), cubin("sm_120f"), cubin("sm_100f")], [cubin("sm_100f")]],
+        "ops/_other.abi3.so": [[cubin("sm_90a"), cubin("sm_100f")], [cubin("sm_100f")]],
+        "_host.abi3.so": [],
+    }
+    files = {f"mini/{name}": fatbins.library(tmp_path, *images) for name, images in units.items()}
+    data = {f"mini/third_party/sm100/{name}": b"//\n" for name in ("kernel.cuh", "cutlass/gemm.h")}
+    plain = {"mini/__init__.py": b'__version__ = "1.0"\n', "mini/odd.so": b"no ELF", "mini/third_party/x.py": b""}
+    name = WheelName.of(f"mini-1.0-cp39-abi3-manylinux_2_34_{platform.machine()}.whl")
+    return archive.write(tmp_path, name, {**files, **data, **plain}, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=False)
+
+
+SM100 = UnusedFiles("mini/third_party/sm100/*", "for SM 10.0 alone")
+OTHER, MIXED = "mini/ops/_other.abi3.so", "mini/ops/_mixed.abi3.so"
+
+
+@pytest.mark.parametrize(
+    ("arch", "keep", "left_out", "trimmed"),
+    [
+        ("12.1f", (), {SM100.glob: SM100.reason, OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, [MIXED]),
+        ("12.1f", ("_other",), {SM100.glob: SM100.reason}, [MIXED]),
+        ("12.1f", ("sm100", MIXED), {OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, []),
+        ("12.1f", ("all",), {}, []),
+        (
+            "9.0a",
+            (),
+            {SM100.glob: SM100.reason, "mini/_own.abi3.so": "SM 9.0 loads none of its 2 units (sm_120, sm_120f)"},
+            [MIXED, OTHER],
+        ),
+    ],
+    ids=["all", "library", "others", "nothing", "sm90"],
+)
+def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
+    official: Path, mini: Mini, tmp_path: Path, arch: str, keep: tuple[str, ...], left_out: dict[str, str], trimmed: list[str]
+) -> None:
+    """Files, RECORD, build record, bill of materials and audit agree; what stays is as it was."""
+    settings = ForkEnvironment(unused=(SM100,), keep=keep, package="mini")
+    omissions = omission.find(official, arch, ["mini/_core.abi3.so"], settings)
+    source = source_tree(mini.context(), "vllm")
+    changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omissions, settings)
+    record = {"units": (), "transplant": manifest}
+    parts: dict[str, Any] = {"inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
+    made = archive.rewrite(
+        official, tmp_path, version="1.0+a", replace=changed, remove=omissions.files,
+        dist_info=lambda name: {archive.BUILD_RECORD: msgspec.json.encode(record), SBOM: sbom.document(name, **parts)},
+    )  # fmt: skip
+    with zipfile.ZipFile(official) as old, zipfile.ZipFile(made) as new:
+        before, after = ({name for name in opened.namelist() if name.startswith("mini/")} for opened in (old, new))
+        rows = {row[0] for row in csv.reader(new.read("mini-1.0+a.dist-info/RECORD").decode().splitlines())}
+        libraries = {name.removeprefix("library/") for name in parsed(new.read(f"mini-1.0+a.dist-info/{SBOM}"))[1] if "library/" in name}
+        assert {name for name in after if old.read(name) != new.read(name)} == {*trimmed} == {*manifest.trimmed}
+    audited = audit(made, policy.AuditPolicy(arch, ("lib*",), {}), Path, judged="any")
+    levels = {library.name: library.spark for library in audited.libraries}
+
+    assert manifest.left_out == audited.left_out == left_out
+    gone = {name for name in before if any(fnmatch.fnmatchcase(name, glob) for glob in left_out)}
+    assert after == before - gone == {name for name in rows if name.startswith("mini/")}
+    assert libraries == {name for name in after if name.endswith(".so")} - {"mini/_core.abi3.so"} | {*manifest.base}
+    assert not [finding for finding in audited.findings if finding.rule in ("omission-present", "record-surplus", "record-missing")]
+    if MIXED in trimmed and arch == "12.1f":
+        assert levels[MIXED] == {"family": 1, "jit": 1, "nothing": 1}
+        mixed = next(library for library in audited.libraries if library.name == MIXED)
+        assert (mixed.cubins, mixed.ptx) == ({"sm_100f": 1, "sm_120f": 1}, {"sm_80": 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "details"),
+    [
+        (ForkEnvironment(unused=(SM100, UnusedFiles("mini/third_party/sm110/*", "moved"))), "`unused`: mini/third_party/sm110/*"),
+        (ForkEnvironment(unused=(UnusedFiles("mini/_core.*", "compiled here"),)), "`unused`: mini/_core.*"),
+        (ForkEnvironment(unused=(SM100,), keep=("_own",)), "--keep _own"),
+        (ForkEnvironment(unused=(SM100,), keep=("_other", "_othr")), "--keep _othr"),
+    ],
+)
+def test_an_omission_without_effect_is_refused(official: Path, settings: ForkEnvironment, details: str) -> None:
+    """So is a name to keep that nothing would leave out; the error lists what is left out."""
+    with refusal("omission-idle") as caught:
+        omission.find(official, "12.1f", ["mini/_core.abi3.so"], settings)
+    assert caught.value.details[0] == details
+    assert f"left out: {MIXED}" in caught.value.details
+
+
+def test_a_file_that_is_said_to_be_left_out_is_found(official: Path, tmp_path: Path) -> None:
+    left_out = {"mini/third_party/sm100/*": "for SM 10.0 alone"}
+    record = msgspec.json.encode({"transplant": {"left_out": left_out}})
+    made = archive.rewrite(official, tmp_path, version="1.0+a", dist_info=lambda _: {archive.BUILD_RECORD: record})
+    audited = audit(made, policy.AuditPolicy("12.1f", ("lib*",), {}), Path, judged="any")
+
+    found = [finding.library for finding in audited.findings if finding.rule == "omission-present"]
+    assert found == ["mini/third_party/sm100/cutlass/gemm.h", "mini/third_party/sm100/kernel.cuh"]
+
+
 BUILT = WheelName("mini_vllm", "0.33.0+spark.2026.11.p0", "cp38-abi3-manylinux_2_28_aarch64")
 COMMIT, URL = "a" * 40, "https://github.com/acme/mini.git"
 OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", "e" * 40)
@@ -335,7 +434,7 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
-    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, compiler="12")
+    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, trimmed={}, compiler="12")
 
     assert [project for project, _, _ in (*parts["bases"], *parts["tools"])] == ["mini-vllm", "nvidia-cuda-nvcc"]
     assert (parts["inherited"], parts["properties"]["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")

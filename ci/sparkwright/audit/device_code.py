@@ -13,12 +13,6 @@ The digest covers the code that a GPU of the stack could load. For a library com
 are its cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so
 that neither link order nor compression changes it; for a library that came with the official wheel,
 its fatbin sections as they are. Python, host code and the version label are no part of it.
-
-A GPU of compute capability X.Y loads (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
-Compatibility", "Feature Set Compiler Targets") machine code for ``sm_XZ`` and ``sm_XZf`` if Z ≤ Y,
-and for ``sm_XZa`` if Z = Y. The driver compiles PTX for ``compute_WZ`` for any GPU that is not
-older; with ``f`` for the family from Z on, with ``a`` for exactly that GPU. FP4 instructions exist
-on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 """
 
 from __future__ import annotations
@@ -27,14 +21,14 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from sparkwright.audit.policy import parsed
 from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.gpu_target import SUPPORT_LEVELS, parsed, support_level
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import canonical, sha256_bytes
@@ -50,20 +44,6 @@ _ARCH_OPTION = re.compile(rb"[\s\0](?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=[\s\0
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.
 _PTX_HEAD = 1 << 14
-
-#: From best to worst: what a GPU gets from a compiled unit.
-SupportLevel = Literal["native", "family", "plain", "jit", "nothing"]
-SUPPORT_LEVELS: Mapping[SupportLevel, str] = {
-    "native": "machine code for exactly this GPU, with all its instructions",
-    "family": "machine code of its family, with the FP4 instructions",
-    "plain": "machine code without a feature set: it runs, and cannot hold FP4 instructions",
-    "jit": "PTX alone: compiled when it is loaded (a slow first start), and only by a driver "
-    "that knows its PTX version",
-    "nothing": "no form that this GPU can load: it may be for other GPUs alone",
-}
-
-#: Levels without a compilation by the driver.
-MACHINE_CODE = frozenset(("native", "family", "plain"))
 
 #: The instruction that ends a kernel with an error.
 TRAP = "BPT.TRAP"
@@ -223,58 +203,6 @@ def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
 
 
 # What a GPU gets.
-
-
-def loads(target: str, device: tuple[int, int]) -> bool:
-    """Return whether a GPU of capability *device* loads machine code for *target*."""
-    major, minor, suffix = parsed(target)
-    return major == device[0] and (minor == device[1] if suffix == "a" else minor <= device[1])
-
-
-def compiles(target: str, device: tuple[int, int]) -> bool:
-    """Return whether the driver compiles PTX for *target* for a GPU of capability *device*."""
-    major, minor, suffix = parsed(target)
-    if suffix == "a":
-        return (major, minor) == device
-    return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
-
-
-def trimmed(data: elf.Buffer, device: tuple[int, int]) -> bytes:
-    """
-    Return the library *data* with zeros for the device code that a GPU of capability *device* does
-    not take: machine code that it cannot load, and PTX of a unit with machine code that it can.
-
-    Raises:
-        elf.ElfUnreadable: As `elf.shared_object` and `elf.fatbin_entries`.
-    """
-    library = elf.shared_object(data)
-    entries = list(elf.fatbin_entries(data, library.fatbins))
-    loadable = {
-        entry.container for entry in entries if entry.kind == "cubin" and loads(entry.arch, device)
-    }
-    result = bytearray(data)
-    for entry in entries:
-        if entry.kind == "ptx":
-            taken = entry.container not in loadable
-        else:
-            taken = loads(entry.arch, device)
-        if not taken:
-            result[entry.offset : entry.offset + entry.stored] = bytes(entry.stored)
-    return bytes(result)
-
-
-def support_level(
-    cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]
-) -> SupportLevel:
-    """
-    Return what a GPU of capability *device* gets from a unit with code for these targets.
-
-    Machine code comes before PTX, and the nearest before one that is further away.
-    """
-    if loadable := [parsed(target) for target in cubins if loads(target, device)]:
-        _, minor, suffix = max(loadable)
-        return "plain" if not suffix else "native" if minor == device[1] else "family"
-    return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
 
 
 def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, int]:

@@ -15,10 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.builder.wheel.gpu_target import parsed
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-
-_TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,12 +186,6 @@ class AuditPolicy(_Record, frozen=True):
         listed = self.distributions.get(distribution)
         policies = listed.libraries if listed else ()
         return next((policy for policy in policies if fnmatchcase(name, policy.glob)), None)
-
-
-def parsed(target: str) -> tuple[int, int, str]:
-    """Return ``sm_121f`` as ``(12, 1, "f")``; ``(0, 0, "")`` for other text."""
-    match = _TARGET.fullmatch(target)
-    return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
 
 
 def load(path: Path, arch: str) -> AuditPolicy:

@@ -97,6 +97,7 @@ RULES: Mapping[str, str] = {
     "driver-unnamed": (
         "calls CUDA's driver without naming its library, so that it cannot be loaded"
     ),
+    "omission-present": "a file that the build record says is left out",
     "opcode-missing": "too few of an instruction that makes the kernels fast",
     "operator-missing": "an operator that is not registered with torch, or only declared and not "
     "implemented",
@@ -143,7 +144,7 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
         ptx: How many by arch.
         device_code: The library's part of the report's digest; empty without device code.
         spark: How many compiled units give a GPU of the stack what, best first
-            (`sparkwright.audit.device_code.SUPPORT_LEVELS`).
+            (`sparkwright.builder.wheel.gpu_target.SUPPORT_LEVELS`).
         opcodes: Only for the patterns of the policy.
     """
 
@@ -172,6 +173,9 @@ class AuditReport(msgspec.Struct, frozen=True):
             built here, and is judged by what every wheel must keep to.
         deviations: Its sources of other releases than upstream pins, each with the reason, as its
             build record states them.
+        left_out: Libraries and files of the official wheel that it does not hold, by name or glob,
+            each with the reason.
+        trimmed: Libraries of the official wheel that hold no code for other GPUs.
         not_checked: Why undefined symbols were not looked for; empty if they were.
     """
 
@@ -183,6 +187,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     device_code: str
     judged: Literal["stack", "any"] = "stack"
     deviations: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}
+    trimmed: tuple[str, ...] = ()
     not_checked: str = ""
 
     @property
@@ -232,6 +238,10 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             console.table(
                 "", [*columns, f"on {report.target}", ">findings"], libraries, result=result
             )
+        for name, reason in report.left_out.items():
+            say(f"left out: {name}: {reason}")
+        for name in report.trimmed:
+            say(f"trimmed: {name}: code that a GPU for {report.target} does not load is left out")
         for sentence in filter(None, (*report.deviations, report.not_checked)):
             say(sentence)
 

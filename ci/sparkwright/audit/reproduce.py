@@ -99,6 +99,7 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         forks=(fork,),
         source=record.source.source.kind,
         targets=record.targets,
+        keep=record.keep,
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )
     inputs = pipeline.reviewed(pipeline.inputs(changed, fork))

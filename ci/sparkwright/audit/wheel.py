@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import hashlib
 import itertools
 import re
@@ -30,7 +31,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -49,7 +49,6 @@ from sparkwright.audit.policy import (
     DistributionPolicy,
     LibraryPolicy,
     load,
-    parsed,
 )
 from sparkwright.audit.report import (
     AuditedLibrary,
@@ -67,6 +66,7 @@ from sparkwright.builder.wheel.archive import (
     member_text,
     records,
 )
+from sparkwright.builder.wheel.gpu_target import MACHINE_CODE, parsed
 from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -129,6 +129,13 @@ class Member(NamedTuple):
     is_cubin: bool
 
 
+class AuditedGraft(msgspec.Struct, frozen=True):
+    """The part of a `GraftManifest` that the audit reads."""
+
+    left_out: dict[str, str] = {}
+    trimmed: dict[str, str] = {}
+
+
 class AuditedRecord(msgspec.Struct, frozen=True):
     """
     The part of a build record that the audit reads.
@@ -137,11 +144,13 @@ class AuditedRecord(msgspec.Struct, frozen=True):
         units: The unit manifest.
         deviations: Sources of other releases than upstream pins.
         inherited: Libraries and symbols that nothing defines, as `symbols.check` returns them.
+        transplant: The changes of a graft.
     """
 
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
     inherited: tuple[tuple[str, str], ...] = ()
+    transplant: AuditedGraft | None = None
 
 
 class Contents(NamedTuple):
@@ -402,8 +411,13 @@ def audit(
         )
     if judged == "any":
         findings += _unusable(policy, contents, libraries, needs)
-    others = linked() if objects else {}
-    inherited = contents.record.inherited if contents.record else ()
+    others, record = linked() if objects else {}, contents.record or AuditedRecord()
+    inherited, manifest = record.inherited, record.transplant or AuditedGraft()
+    findings += [
+        AuditFinding(name, "omission-present", f"the build record says that {glob} is left out")
+        for glob in manifest.left_out
+        for name in fnmatch.filter(names, glob)
+    ]
     by_file = {Path(name).name: library for name, library in objects.items()}
     for name, library in objects.items() if others is not None else ():
         undefined = symbols.undefined(library, by_file, others or {})
@@ -423,7 +437,9 @@ def audit(
         findings=tuple(sorted(findings)),
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
-        deviations=contents.record.deviations if contents.record else (),
+        deviations=record.deviations,
+        left_out=manifest.left_out,
+        trimmed=tuple(manifest.trimmed),
         not_checked=_NOT_CHECKED if others is None else "",
     )
 
@@ -446,7 +462,7 @@ def _unusable(
     for audited in libraries:
         levels.update(audited.spark if audited.role != "base" else {})
     # Of libraries that the policy names as targets, each is judged by itself.
-    if levels and "target" not in roles and not levels.keys() & device_code.MACHINE_CODE:
+    if levels and "target" not in roles and not levels.keys() & MACHINE_CODE:
         units = ", ".join(f"{count} {level}" for level, count in levels.items())
         yield AuditFinding(
             "",
@@ -637,7 +653,7 @@ class LibraryAudit:
                 self._find("operator-missing", f"{name}: {missing}")
         allowed = (*self._policy.needed, *self._wants.needed)
         for name in shared.needed:
-            if not any(fnmatchcase(name, pattern) for pattern in allowed):
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
                 self._find("needed-foreign", f"it wants {name}")
         driver = sorted(filter(symbols.DRIVER[_DRIVER].fullmatch, shared.imports))
         if driver and _DRIVER not in shared.needed:
@@ -754,7 +770,7 @@ class LibraryAudit:
                 self._check_archs(code.images)
                 self._check_units(code.images)
                 library = self._check_kernels(library, kernels)
-            elif not levels.keys() & device_code.MACHINE_CODE:
+            elif not levels.keys() & MACHINE_CODE:
                 self._find(
                     "code-missing",
                     f"no machine code in it is for a GPU of SM {elf.version_text(self._device)}",

@@ -86,6 +86,12 @@ class BuildError(SparkwrightError):
             "typo, or another release renamed it.",
             "Correct `call` and `arguments` in build/<stack>/aot.yaml.",
         ),
+        "omission-idle": Advice(
+            "The official wheel does not hold what environment.yaml leaves out or --keep keeps: "
+            "another release moved it, or the name is misspelt.",
+            "Compare the names above with what is left out, which `audit` lists, and correct or "
+            "remove the entry under `unused` in environment.yaml, or the --keep.",
+        ),
         "rebuild-differs": Advice(
             "The same inputs gave other code or other files: an unpinned tool, a build that "
             "depends on its environment, or tampering.",

@@ -19,7 +19,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.wheel import archive, graft, sbom, source_wheel, symbols
+from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel, symbols
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -36,7 +36,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
-LAYOUT = 7
+LAYOUT = 8
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -78,6 +78,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         inputs: The reviewed files and choices, as `inputs` digests them, without those of the
             machine.
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
+        keep: Parts of the official wheel that were kept although the GPU cannot use them.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
@@ -96,6 +97,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     source: SourceTree
     inputs: dict[str, str]
     targets: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -130,11 +132,12 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             msgspec.structs.replace(project.fork(fork), targets=()),
         ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
-        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=(), keep=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         **machine_inputs(context),
         "--targets": settings.targets,
+        "--keep": settings.keep,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: content_key("input", part) for name, part in parts.items()}
@@ -152,7 +155,7 @@ def _digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
-    shared = ("sparkwright", "--targets")
+    shared = ("sparkwright", "--targets", "--keep")
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
@@ -195,6 +198,8 @@ def dist_info(
         base=base,
         compiled=manifest.libraries if manifest else None,
         inherited=manifest.base if manifest else {},
+        trimmed=manifest.trimmed if manifest else {},
+        left_out=", ".join(manifest.left_out) if manifest else "",
         compiler=record.compiler,
     )
     return sbom.dist_info(record, **parts)
@@ -345,10 +350,13 @@ def _graft(
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
+        omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         ).compile(settings.targets, ninja.Costs.of(context, fork))
-        changes, manifest = graft.changes(context, source, base, workspace.build, members, settings)
+        changes, manifest = graft.changes(
+            context, source, base, workspace.build, members, omissions, settings
+        )
         compiled = {name: changes[name] for name in manifest.libraries}
         inherited = symbols.check(context, compiled, workspace.build, workspace.source, base)
         files = dist_info(
@@ -356,6 +364,7 @@ def _graft(
             source,
             locked,
             targets=settings.targets,
+            keep=settings.keep,
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),
@@ -373,7 +382,7 @@ def _graft(
             # Raised if the libraries compiled here need a newer system.
             platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled.values()),
             replace=changes,
-            remove=manifest.removed,
+            remove={*manifest.removed, *omissions.files} - changes.keys(),
             version_files=settings.version_files,
             requires=manifest.requires,
             dist_info=files,

@@ -71,6 +71,19 @@ set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 """
 
 
+class UnusedFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Files of the official wheel that no GPU of the stack uses.
+
+    Attributes:
+        glob: Matched against the whole member name; ``*`` also matches ``/``.
+        reason: Why vLLM starts and selects without them.
+    """
+
+    glob: str
+    reason: strict_yaml.Prose
+
+
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The build settings of a fork.
@@ -89,6 +102,9 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         version_files: Python files of the wheel that state its version.
         requires: For a graft: normalised name of a project that the official wheel requires → its
             new requirement; empty to remove it (`archive.change_requirements`).
+        unused: For a graft: what it leaves out, beside the libraries whose code the GPU does not
+            load (`omission.find`).
+        keep: What it does not leave out, as ``--keep`` names it; not read from environment.yaml.
         distribution: Name of the wheel's project.
     """
 
@@ -100,6 +116,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     package: str = ""
     version_files: tuple[str, ...] = ()
     requires: dict[str, str] = {}
+    unused: tuple[UnusedFiles, ...] = ()
+    keep: tuple[str, ...] = ()
     distribution: str = ""
 
     @property
@@ -175,7 +193,9 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
         return own
     targets = context.targets or project.fork(fork).targets or own.core_targets or ("all",)
     chosen = msgspec.structs.replace(
-        own, targets=("all",) if "all" in targets else tuple(sorted(set(targets)))
+        own,
+        targets=("all",) if "all" in targets else tuple(sorted(set(targets))),
+        keep=tuple(sorted(set(context.keep))),
     )
     if chosen.needs_vendored:
         return chosen

@@ -80,6 +80,12 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "GB",
             "help": "memory of all compilers together (default: 85 %% of the available memory)",
         },
+        "--keep": {
+            **options.REPEATED,
+            "metavar": "NAME",
+            "help": "keep a library or folder of the official wheel that the GPU cannot use, such "
+            "as _vllm_fa3_C; `all` for all of them",
+        },
         "--output": {
             "type": Path,
             "metavar": "DIR",

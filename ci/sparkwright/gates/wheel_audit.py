@@ -15,7 +15,7 @@ from sparkwright.gates.core.verdict import Check, Figure, Sample, declare, faile
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "archive": (
         "every member is the one that RECORD names",
-        ("record-mismatch", "record-missing", "record-surplus"),
+        ("record-mismatch", "record-missing", "record-surplus", "omission-present"),
     ),
     "libraries": (
         "the wheel holds the libraries of the policy, and no other",

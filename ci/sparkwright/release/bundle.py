@@ -25,8 +25,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from sparkwright.audit import device_code
-from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel import elf, gpu_target
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, StoreError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -196,7 +195,7 @@ def _trimmed(path: Path, device: tuple[int, int]) -> bytes:
     """Return the library at *path* without the device code that *device* does not take."""
     try:
         with elf.mapped(path) as data:
-            return device_code.trimmed(data, device)
+            return gpu_target.trimmed(data, device)
     except elf.ElfUnreadable:
         # A linker script, or a library that only its own program reads.
         return path.read_bytes()

@@ -29,11 +29,17 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+def left_out():
+    try:
+        record = json.loads(metadata.distribution("vllm").read_text("sparkwright.json") or "{}")
+        return list(record["transplant"]["left_out"])
+    except (metadata.PackageNotFoundError, ValueError, LookupError, TypeError):
+        return []
 spec = util.find_spec("vllm")
 folders = list(spec.submodule_search_locations or []) if spec else []
 loaders = ("fastsafetensors", "instanttensor", "runai_model_streamer", "tensorizer")
 print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version("ray"),
-                  "package": "".join(folders[:1]),
+                  "package": "".join(folders[:1]), "left_out": left_out(),
                   "loaders": [name for name in loaders if util.find_spec(name)]}), flush=True)
 os._exit(0)
 """
@@ -50,6 +56,7 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         ray: The version of Ray; empty if it is missing.
         package: The folder ``vllm``.
         loaders: Packages that load weights for ``--load-format`` and are installed.
+        left_out: Libraries and folders that this wheel of vLLM does not hold, by its build record.
         python: Its interpreter.
         marker: What `sparkwright install` installed in it; None for another environment.
     """
@@ -59,6 +66,7 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
     ray: str
     package: Path
     loaders: frozenset[str]
+    left_out: frozenset[str] = frozenset()
     python: Path = Path()
     marker: Marker | None = None
 

@@ -37,6 +37,10 @@ LOADERS = {
     "runai_streamer": "runai_model_streamer", "runai_streamer_sharded": "runai_model_streamer",
     "tensorizer": "tensorizer",
 }  # fmt: skip
+#: Attention backend, or version of FlashAttention → the library of vLLM that it calls.
+LIBRARIES = {
+    "FLASHMLA": "_flashmla_C", "FLASHMLA_SPARSE": "_flashmla_C", "3": "_vllm_fa3_C",
+}  # fmt: skip
 #: Suffixes of vLLM's numbers.
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -132,6 +136,7 @@ def check(words: Sequence[str], environment: ServingEnvironment) -> None:
     Raises:
         flag-unknown: vLLM does not know a flag, or `serve` sets it itself.
         loader-missing: The package that ``--load-format`` needs is not installed.
+        library-left-out: The wheel does not hold the library of a backend that is asked for.
     """
     if wrong := list(_unknown(parse(words), environment.flags())):
         what = f"vLLM {environment.vllm} does not take {len(wrong)} of these arguments."
@@ -140,6 +145,23 @@ def check(words: Sequence[str], environment: ServingEnvironment) -> None:
     if loader and loader not in environment.loaders:
         what = f"The environment of vLLM {environment.vllm} has no {loader}."
         raise ServeError("loader-missing", what, details=[str(environment.python)])
+    for backend in attention(words):
+        library = LIBRARIES.get(backend.upper(), "")
+        if library and any(f"/{library}." in name for name in environment.left_out):
+            what = f"This wheel of vLLM {environment.vllm} holds no {library}, library left out."
+            raise ServeError("library-left-out", what, details=[f"asked for: {backend}"])
+
+
+def attention(words: Sequence[str]) -> Iterator[str]:
+    """Yield the attention backend and the version of FlashAttention that *words* ask for."""
+    for argument in parse(words):
+        if argument.name == "--attention-backend":
+            yield argument.value
+        elif argument.name in ("--attention-config", "-ac"):
+            settings = {argument.key: argument.value}
+            with contextlib.suppress(msgspec.DecodeError):
+                settings |= msgspec.json.decode(argument.value, type=dict[str, Any])
+            yield from (str(settings.get(key, "")) for key in ("backend", "flash_attn_version"))
 
 
 def _unknown(arguments: Iterable[VllmArgument], flags: frozenset[str]) -> Iterator[str]:

@@ -156,6 +156,7 @@ def plan(
         recipe-unfit: The recipe does not know this vLLM.
         flag-unknown, variable-refused: The installed vLLM does not know a flag or variable.
         loader-missing: The package that ``--load-format`` needs is not installed.
+        library-left-out: The wheel does not hold the library of a backend that is asked for.
         serve-unfit: As `preflight.check`.
     """
     machine = machine or Machine.here()

@@ -23,7 +23,7 @@ import functools
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -391,6 +391,7 @@ class FatbinEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         arch: As the table states it (``sm_121f``); a cubin's own note may differ.
+        begin, end: Where the entry, header and bytes, lies in the file.
         offset, stored: Where its bytes lie in the file, and how many.
         size: Its uncompressed size.
         container: The number of its container: one per translation unit.
@@ -398,6 +399,8 @@ class FatbinEntry(msgspec.Struct, frozen=True):
 
     kind: Literal["ptx", "cubin"]
     arch: str
+    begin: int
+    end: int
     offset: int
     stored: int
     size: int
@@ -418,7 +421,44 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
         ElfUnreadable: A version or a kind is not supported, a size leads out of its section, or
             there are too many entries.
     """
-    count = container = 0
+    count = 0
+    for number, (begin, end) in enumerate(_containers(data, parts)):
+        for entry in _container_entries(data, begin, end, number):
+            count += 1
+            if count > MOST_ENTRIES:
+                raise ElfUnreadable(f"it holds more than {MOST_ENTRIES} entries")
+            yield entry
+
+
+def without_entries(
+    data: Buffer,
+    parts: Iterable[tuple[int, int]],
+    taken: Callable[[Sequence[FatbinEntry]], Sequence[FatbinEntry]],
+) -> bytes:
+    """
+    Return *data* in which each fatbin in *parts* (offset, size) holds those of its entries alone
+    that *taken* returns; where it returns none, the table stays, and the entries hold zeros.
+
+    Offsets in the file stay: zeros follow the entries of a fatbin.
+
+    Raises:
+        ElfUnreadable: As `fatbin_entries`.
+    """
+    changed = bytearray(data)
+    for number, (begin, end) in enumerate(_containers(data, parts)):
+        entries = list(_container_entries(data, begin, end, number))
+        if kept := b"".join(data[entry.begin : entry.end] for entry in taken(entries)):
+            changed[begin:end] = kept.ljust(end - begin, b"\0")
+            # The size of the rest ends the header.
+            struct.pack_into("<Q", changed, begin - 8, len(kept))
+            continue
+        for entry in entries:
+            changed[entry.offset : entry.offset + entry.stored] = bytes(entry.stored)
+    return bytes(changed)
+
+
+def _containers(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield where the entries of each container in *parts* (offset, size) begin and end."""
     for begin, size in parts:
         position, end = begin, begin + size
         while end - position >= _CONTAINER.size:
@@ -435,14 +475,8 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
                 raise ElfUnreadable(
                     f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
                 )
-            position += header
-            for entry in _container_entries(data, position, position + rest, container):
-                count += 1
-                if count > MOST_ENTRIES:
-                    raise ElfUnreadable(f"it holds more than {MOST_ENTRIES} entries")
-                yield entry
-            container += 1
-            position += rest
+            yield position + header, position + header + rest
+            position += header + rest
 
 
 def _container_entries(
@@ -470,9 +504,12 @@ def _container_entries(
         most = stored * _LZ4_RATIO if compression == "lz4" else MOST_IMAGE_BYTES
         if compression and whole > min(most, MOST_IMAGE_BYTES):
             raise ElfUnreadable(f"{where} states that it unpacks to {whole} bytes")
-        position += header
-        yield FatbinEntry(_KINDS[kind], arch, position, stored, whole, compression, container)
-        position += size
+        begin, position = position, position + header
+        end_of_entry = position + size
+        yield FatbinEntry(
+            _KINDS[kind], arch, begin, end_of_entry, position, stored, whole, compression, container
+        )
+        position = end_of_entry
 
 
 def unpack(data: Buffer, entry: FatbinEntry) -> bytes:

@@ -17,6 +17,7 @@ from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel.omission import Omissions
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import zip_file, zip_members
@@ -34,6 +35,8 @@ class GraftManifest(msgspec.Struct, frozen=True):
         replaced, removed: Python and data files.
         base: Libraries that stay: member → sha256 as the base's RECORD states it.
         requires: Requirements that were changed: project → the new requirement, or empty.
+        trimmed: Libraries without the code for other GPUs: member → sha256.
+        left_out: A library, or a glob → why the GPU has no use of it (`omission.find`).
     """
 
     libraries: dict[str, str]
@@ -41,6 +44,8 @@ class GraftManifest(msgspec.Struct, frozen=True):
     removed: tuple[str, ...]
     base: dict[str, str]
     requires: dict[str, str] = {}
+    trimmed: dict[str, str] = {}
+    left_out: dict[str, str] = {}
 
 
 def replaced_members(
@@ -80,6 +85,7 @@ def changes(
     base: Path,
     build: Path,
     members: Mapping[str, str],
+    omissions: Omissions,
     settings: ForkEnvironment,
 ) -> tuple[dict[str, bytes], GraftManifest]:
     """
@@ -105,16 +111,19 @@ def changes(
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
         rows = archive.records(wheel, listed, base.name)
-    return {**replaced, **libraries}, GraftManifest(
+    elsewhere = {*libraries, *omissions.files, *omissions.trimmed}
+    return {**replaced, **omissions.trimmed, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(package.keys() - replaced.keys())),
         base={
             name: row.digest
             for name, row in sorted(rows.items())
-            if name.endswith(".so") and name not in libraries
+            if name.endswith(".so") and name not in elsewhere
         },
         requires=settings.requires,
+        trimmed={member: sha256_bytes(data) for member, data in omissions.trimmed.items()},
+        left_out=omissions.reasons,
     )
 
 

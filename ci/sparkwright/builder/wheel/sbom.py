@@ -44,6 +44,7 @@ def gather(
     base: FileLock | None = None,
     compiled: Mapping[str, str] | None,
     inherited: Mapping[str, str],
+    trimmed: Mapping[str, str],
     **properties: str,
 ) -> dict[str, Any]:
     """
@@ -54,6 +55,7 @@ def gather(
         compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
             compiled, which is the same from every machine.
         inherited: Libraries of *base*: member → digest as its RECORD states it.
+        trimmed: Those of which the code for other GPUs was left out: member → sha256.
         properties: Further properties.
 
     Raises:
@@ -75,6 +77,7 @@ def gather(
         "tools": compilers(context) if compiled is not None else [],
         "compiled": compiled or {},
         "inherited": {member: record_sha256(digest) for member, digest in inherited.items()},
+        "trimmed": trimmed,
         "properties": {
             "stack": project.stack,
             "fork": source.fork,
@@ -102,6 +105,7 @@ def document(
     tools: Sequence[pylock.LockedWheel] = (),
     compiled: Mapping[str, str] | None = None,
     inherited: Mapping[str, str] | None = None,
+    trimmed: Mapping[str, str] | None = None,
 ) -> bytes:
     """
     Return the CycloneDX document of the wheel *name*.
@@ -115,6 +119,7 @@ def document(
         tools: Compilers from the package index.
         compiled: Libraries compiled here: member → sha256 in hex.
         inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
+        trimmed: Libraries of a base wheel without the code for other GPUs, likewise.
     """
     project = canonicalize_name(name.distribution)
     ancestors = [_file("base", base) for base in bases]
@@ -142,7 +147,11 @@ def document(
                 sha256=sha256,
                 properties={"library:origin": origin},
             )
-            for origin, hashes in (("compiled", compiled), ("base", inherited))
+            for origin, hashes in (
+                ("compiled", compiled),
+                ("base", inherited),
+                ("base, trimmed", trimmed),
+            )
             for member, sha256 in sorted((hashes or {}).items())
         ],
         pedigree=pedigree,

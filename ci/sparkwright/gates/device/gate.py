@@ -23,13 +23,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from sparkwright.audit import device_code
 from sparkwright.audit import wheel as wheel_audit
-from sparkwright.audit.policy import parsed
 from sparkwright.bench.records import Positive
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.gpu_target import loads, parsed
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.process import Ended, Limits
@@ -164,7 +163,7 @@ def run(
     message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
     if not gpu.name:
         checks = [not_run(entry.name, "nvidia-smi shows no GPU", "no-gpu") for entry in CHECKS]
-    elif not device_code.loads(target, (major, minor)):
+    elif not loads(target, (major, minor)):
         message = f"the wheel is for {target}; the GPU is {message}"
         checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]
     else:
@@ -241,7 +240,7 @@ def _cubins(member: wheel_audit.Member, gpu: Capability) -> Iterator[tuple[str, 
     """Yield a name and the bytes of each cubin of *member* that *gpu* loads."""
     with elf.mapped(member.path) as data:
         for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
-            if entry.kind == "cubin" and device_code.loads(entry.arch, gpu):
+            if entry.kind == "cubin" and loads(entry.arch, gpu):
                 yield f"{member.name}, unit {entry.container}", elf.unpack(data, entry)
 
 
