@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from sparkwright.gates.accuracy import harness
 def main() -> None:
     """Copy the environment, whose links are not of its own folder."""
     root = Path(sys.argv[1])
-    context = RunContext(Project(root / "program", "2026.06"), Store(root / "store"), (), root)
+    context = RunContext(Project(root / "program", os.environ["STACK"]), Store(root / "store"), (), root)
     target = harness.environment(context)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
     (target / "complete").write_text("made of a bundle\n", "utf-8")

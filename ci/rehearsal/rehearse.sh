@@ -1,13 +1,14 @@
 #!/bin/bash
-# rehearse.sh ROOT STEP [NAME MODEL [PROFILE]]: one step of the rehearsal of 9.0a.yaml, in the unpacked bundle ROOT
+# rehearse.sh ROOT STEP [NAME MODEL [PROFILE]]: one step of the rehearsal of STACK (9.0a.yaml: 2026.06), in the unpacked bundle ROOT
 set -eu
+export STACK=${STACK:-2026.06}
 root=$1 step=$2 name=${3:-} model=${4:-} profile=${5:-learnt}
 rehearsal=$root/program/ci/rehearsal environments=$root/environments
 store=$root/store
 candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
 python() { "$environments/$1/bin/python" "${@:2}"; }
 gate() {
-  python tool -P -m sparkwright gate --root "$root/program" --stack 2026.06 --arch 9.0a --offline --cache-dir "$store" "$@"
+  python tool -P -m sparkwright gate --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" "$@"
 }
 # served ENVIRONMENT: from where which model is served, and how
 served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "rehearsal-$name"; }
@@ -25,6 +26,9 @@ case $step in
   nvfp4 | moe | dense | experts)
     rm -rf "$root/models/$step"
     python candidate "$rehearsal/models.py" "$step" "$root/models/trained" "$root/models/$step" ;;
+  qwen3-next | nemotron-h | gpt-oss | gemma-4)
+    rm -rf "$root/models/$step"
+    python candidate "$rehearsal/architectures.py" "$step" "$root/models/trained" "$root/models/$step" ;;
   harness)
     rm -rf "$store"/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;
@@ -44,6 +48,10 @@ case $step in
   ladder)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G4 --only G5 --only G6 $(served candidate) "${against[@]}" ;;
+  layers)
+    # Random numbers know no answers: what the wheel computes is compared with what the official wheel does
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G5 $(served candidate) "${against[@]}" ;;
   compiled)
     gate "$candidate" --output "$root/compiled" --only G3 --python "$environments/candidate/bin/python" --serve "$root/models/$model" \
       --recipe compiled-dense ;;
@@ -94,7 +102,7 @@ print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"C
   tune)
     # Tune one shape, pack the file into a wheel, and serve that wheel: its log names the file
     rm -rf "${root:?}/slower"
-    python tool -P -m sparkwright model tune "$root/models/experts" --root "$root/program" --stack 2026.06 --arch 9.0a --offline \
+    python tool -P -m sparkwright model tune "$root/models/experts" --root "$root/program" --stack "$STACK" --arch 9.0a --offline \
       --cache-dir "$store" --python "$environments/candidate/bin/python" --wheel "$candidate" --tuner "$root/tuner/benchmark_moe.py" \
       --tokens 1 --tokens 8 --tokens 64 --configurations 24 --output "$root/slower"
     rm -rf "${environments:?}/tuned" "${root:?}/tuned"
