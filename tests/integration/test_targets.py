@@ -1,9 +1,10 @@
 """
 Builds of chosen CMake targets, end to end: a small project in vLLM's shape, its vendored sources in real repositories.
 
-    widget/        the fork: two libraries, of which _core needs the vendored sources
+    widget/        the fork: three libraries, of which _core and _late need vendored sources
     alpha.git      vendored; has a submodule, gamma, and one that no host offers
-    beta.git       vendored; asks for delta in turn
+    beta.git       vendored; asks for delta in turn, and holds a list of archs
+    zeta.git       vendored for _late; CMake looks for its folder before it downloads
     headers.git    vendored by widget, and a fork of the stack, which stands in for it
 """
 
@@ -25,7 +26,7 @@ from tests.unit.conftest import Repository
 
 from sparkwright.audit.reproduce import read_record
 from sparkwright.builder import pipeline
-from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
@@ -45,10 +46,24 @@ set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 add_library(_extra MODULE csrc/extra.cpp)
 set_target_properties(_extra PROPERTIES PREFIX "" SUFFIX ".abi3.so")
-if(WIDGET_EXTRA_ONLY)
+if(DEFINED WIDGET_PROJECTS AND NOT WIDGET_PROJECTS)
   return()
 endif()
 include(FetchContent)
+if(NOT DEFINED WIDGET_PROJECTS OR "late" IN_LIST WIDGET_PROJECTS)
+  set(zeta_SOURCE_DIR "${FETCHCONTENT_BASE_DIR}/zeta-src")
+  set(ZETA_COMMIT "@ZETA@")
+  if(NOT EXISTS "${zeta_SOURCE_DIR}/zeta.h")
+    FetchContent_Populate(zeta SUBBUILD_DIR ${CMAKE_BINARY_DIR}/zeta-sub SOURCE_DIR ${zeta_SOURCE_DIR}
+      GIT_REPOSITORY https://upstream.example/parts/zeta.git GIT_TAG ${ZETA_COMMIT})
+  endif()
+  add_library(_late MODULE csrc/late.cpp)
+  target_include_directories(_late PRIVATE ${zeta_SOURCE_DIR})
+  set_target_properties(_late PROPERTIES PREFIX "" SUFFIX ".abi3.so")
+endif()
+if(DEFINED WIDGET_PROJECTS AND NOT "parts" IN_LIST WIDGET_PROJECTS)
+  return()
+endif()
 FetchContent_Declare(alpha GIT_REPOSITORY https://upstream.example/parts/alpha.git GIT_TAG v1 GIT_SUBMODULES gamma)
 set(TAG v1)
 FetchContent_Declare(beta GIT_REPOSITORY https://upstream.example/parts/beta.git GIT_TAG ${TAG})
@@ -59,7 +74,8 @@ else()
 endif()
 FetchContent_MakeAvailable(alpha beta headers)
 add_library(_core MODULE csrc/core.cpp csrc/kernel.cu ${alpha_SOURCE_DIR}/alpha.cu)
-set(NATIVE "$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_121f,code=sm_121f>")
+list(GET BETA_ARCHS -1 ARCH)
+set(NATIVE "$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_${ARCH},code=sm_${ARCH}>")
 target_compile_options(_core PRIVATE ${NATIVE})
 target_include_directories(_core PRIVATE ${alpha_SOURCE_DIR} ${beta_SOURCE_DIR} ${delta_SOURCE_DIR} ${headers_SOURCE_DIR}/include)
 set_target_properties(_core PROPERTIES PREFIX "" SUFFIX ".abi3.so")
@@ -76,16 +92,19 @@ WIDGET = {
     ),
     "csrc/kernel.cu": "__global__ void widget_kernel(int* x) { *x += 1; }\n",
     "csrc/extra.cpp": 'extern "C" int widget_extra() { return 1; }\n',
+    "csrc/late.cpp": '#include "zeta.h"\nextern "C" char const* widget_late() { return "late: " ZETA; }\n',
 }
 DELTA = (
     "FetchContent_Declare(delta GIT_REPOSITORY https://upstream.example/parts/delta.git GIT_TAG v1)\n"
     "FetchContent_MakeAvailable(delta)\n"
 )
+ARCHS = "set(BETA_ARCHS 80 PARENT_SCOPE)\n"
 PARTS = {
     "alpha": {"alpha.h": '#define ALPHA "alpha-v1"\n', "alpha.cu": "__global__ void alpha_kernel(int* x) { *x += 2; }\n"},
-    "beta": {"beta.h": '#define BETA "beta-v1"\n', "CMakeLists.txt": f"{DELTA}set(delta_SOURCE_DIR ${{delta_SOURCE_DIR}} PARENT_SCOPE)\n"},
+    "beta": {"beta.h": '#define BETA "beta-v1"\n', "CMakeLists.txt": f"{DELTA}set(delta_SOURCE_DIR ${{delta_SOURCE_DIR}} PARENT_SCOPE)\n{ARCHS}"},
     "delta": {"delta.h": '#define DELTA "delta-v1"\n'},
     "gamma": {"gamma.h": '#define GAMMA "gamma-v1"\n'},
+    "zeta": {"zeta.h": '#define ZETA "zeta-v1"\n'},
     "headers": {
         "include/parts/headers.h": '#define HEADERS "headers-v1"\n// ours follows\n',
         "include/cutlass/version.h": "#define CUTLASS_MAJOR 1\n#define CUTLASS_MINOR 0\n#define CUTLASS_PATCH 0\n",
@@ -120,7 +139,25 @@ forks:
     version_files: [widget/_version.py]
     defines: {CMAKE_BUILD_TYPE: Release, WIDGET_HEADERS_SRC_DIR: "{source:headers}"}
     core_targets: [_extra]
-    core_defines: {WIDGET_EXTRA_ONLY: "ON"}
+    external:
+      late: {sources: [zeta], targets: [_late]}
+      parts: {sources: [alpha, beta, delta], targets: [_core]}
+    core_defines: {WIDGET_PROJECTS: "{external}"}
+    gcc: 9
+"""
+RULES = """\
+rules:
+  - name: beta-archs
+    fork: widget
+    source: beta
+    file: CMakeLists.txt
+    command: set
+    where: [BETA_ARCHS]
+    argument: 1
+    expect: "80"
+    append: ["121f"]
+    reason: Beta stops at Ampere.
+    drop_when: Beta goes further.
 """
 #: Our patch on the headers: the fork of the stack wins over the source that upstream's CMake would fetch.
 OURS = ("include/parts/headers.h", '"headers-v1"', '"headers-ours"')
@@ -139,7 +176,8 @@ class Parts:
         sources = {**PARTS, "widget": WIDGET}
         self.repositories = {name: Repository(self.upstreams / name) for name in sources}
         for name, files in sources.items():
-            self.repositories[name].commit({path: text.encode() for path, text in files.items()})
+            zeta = self.repositories["zeta"].git("rev-parse", "HEAD") if name == "widget" else ""
+            self.repositories[name].commit({path: text.replace("@ZETA@", zeta).encode() for path, text in files.items()})
         modules = "".join(f'[submodule "{name}"]\n\tpath = {name}\n\turl = ../{name}.git\n' for name in ("gamma", "unused"))
         alpha = self.repositories["alpha"]
         alpha.commit({".gitmodules": modules.encode()})
@@ -160,7 +198,7 @@ class Parts:
             (self.root / "forks/parts" / fork / "series").write_text("")
         (self.root / "forks/parts/stack.yaml").write_text(STACK)
         (self.root / "build/parts/environment.yaml").write_text(ENVIRONMENT)
-        (self.root / "build/parts/archs.yaml").write_text("rules: []\n")
+        (self.root / "build/parts/archs.yaml").write_text(RULES)
         shutil.copy(demo / "build/demo/pylock.toml", self.root / "build/parts/pylock.toml")
         context, base = self.context(), self._base()
         forks = {
@@ -172,9 +210,9 @@ class Parts:
         self.patch("headers", *OURS)
 
     def _base(self) -> FileLock:
-        """Put an official wheel with three libraries into the store, and return its lock."""
+        """Put an official wheel with four libraries into the store, and return its lock."""
         library = fatbins.library(self.folder)
-        files = {f"widget/{target}.abi3.so": library for target in ("_core", "_extra", "_other")}
+        files = {f"widget/{target}.abi3.so": library for target in ("_core", "_extra", "_late", "_other")}
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
         path = wheels.plain(self.folder, "widget", "1.5", tag="cp39-abi3-linux_{machine}", files=files)
         sha256 = sha256_file(path)
@@ -183,8 +221,17 @@ class Parts:
 
     def lock(self) -> dict[str, VendoredLock]:
         """Read the vendored sources from CMake into the lock, and return them."""
-        lock_vendored(self.context("all"), "widget")
+        lock_vendored(self.context(), "widget")
         return self.context().lock.forks["widget"].vendored
+
+    def relock(self) -> None:
+        """Look at the sources of the lock again, as `lock` does before it asks CMake."""
+        context = self.context()
+        locked = context.lock.forks["widget"]
+        spec = msgspec.structs.replace(context.project.fork("widget"), bases={})
+        widget = msgspec.structs.replace(resolve.resolve_fork(context, "widget", spec, locked), bases=locked.bases)
+        forks = {**context.lock.forks, "widget": widget}
+        context.project.lock_file.write_text(render_lock(Lock(1, "parts", forks)))
 
     def context(self, *targets: str, mirrors: bool = True) -> RunContext:
         """Return a run for *targets*, as the command line would make it."""
@@ -193,6 +240,10 @@ class Parts:
             Project(self.root, "parts"), self.store, ("widget",), self.folder / "dist", source="git", mirrors=places, targets=targets, jobs=2,
             offline=not mirrors,
         )  # fmt: skip
+
+    def record(self, built: BuiltWheel) -> BuildRecord:
+        """Return the build record of the wheel."""
+        return read_record(self.folder / "dist" / built.filename)
 
     def build(self, *targets: str, mirrors: bool = True) -> BuiltWheel:
         return pipeline.build(self.context(*targets, mirrors=mirrors), "widget")
@@ -224,18 +275,23 @@ def parts(tmp_path: Path, tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
     """
-    The default target needs none: all other libraries stay those of the wheel. For all, the lock is read from CMake; the build needs
-    no host afterwards, and compiles only changed units the next time.
+    The default without a lock of them needs none: all other libraries stay those of the wheel, with the reason. The lock is read from
+    CMake; the build needs no host afterwards, and compiles only changed units the next time.
     """
-    transplant = read_record(parts.folder / "dist" / parts.build().filename).transplant
-    assert transplant
-    assert ([*transplant.libraries], sorted(transplant.base)) == (["widget/_extra.abi3.so"], ["widget/_core.abi3.so", "widget/_other.abi3.so"])
+    record = parts.record(parts.build())
+    assert record.transplant
+    assert [*record.transplant.libraries] == ["widget/_extra.abi3.so"]
+    assert sorted(record.transplant.base) == [f"widget/{name}.abi3.so" for name in ("_core", "_late", "_other")]
+    assert record.unlocked == {
+        "late": "the lock does not resolve zeta",
+        "parts": "the lock does not resolve alpha, beta, delta",
+    }
     locked = parts.lock()
-    assert sorted(locked) == ["alpha", "alpha/gamma", "beta", "delta"]
+    assert sorted(locked) == ["alpha", "alpha/gamma", "beta", "delta", "zeta"]
     assert all(entry.resolved for entry in locked.values())
     shutil.move(parts.upstreams, parts.folder / "moved")
 
-    built = parts.build("all", mirrors=False)
+    built = parts.build(mirrors=False)
 
     with zipfile.ZipFile(parts.folder / "dist" / built.filename) as wheel:
         files = {name: wheel.read(name) for name in wheel.namelist()}
@@ -244,17 +300,17 @@ def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
     assert words == [b"parts: alpha-v1 gamma-v1 beta-v1 delta-v1 headers-ours"]
     assert built.counts["native"] == 2
     record = json.loads(next(data for name, data in files.items() if name.endswith("/sparkwright.json")))
-    assert ([*record["transplant"]["base"]], record["targets"]) == (["widget/_other.abi3.so"], ["all"])
+    assert ([*record["transplant"]["base"]], record["targets"]) == (["widget/_other.abi3.so"], ["_core", "_extra", "_late"])
     bill = json.loads(next(data for name, data in files.items() if name.endswith(".cdx.json")))
     assert {f"{HOST}{name}.git" in json.dumps(bill) for name in ("alpha", "beta", "gamma", "delta")} == {True}
-    assert pipeline.current(parts.context(mirrors=False), "widget") is None
-    assert pipeline.current(parts.context("all", mirrors=False), "widget")
+    assert pipeline.current(parts.context("all", mirrors=False), "widget") is None
+    assert pipeline.current(parts.context("_core", "_extra", "_late", mirrors=False), "widget") == built
 
     shutil.move(parts.folder / "moved", parts.upstreams)
     parts.patch("widget", "csrc/extra.cpp", "return 1;", "return 2;")
     core = next(parts.store.root.glob("work/parts/widget/*/build/CMakeFiles/_core.dir/csrc/core.cpp.o"))
     before = core.stat().st_mtime_ns
-    parts.build("all")
+    parts.build()
     assert core.stat().st_mtime_ns == before
 
 
@@ -271,21 +327,75 @@ def test_a_missing_source_is_named_before_anything_is_configured(parts: Parts) -
 
 def test_source_that_the_lock_does_not_pin_is_refused(parts: Parts) -> None:
     """A declaration or a download that CMake reaches; one that it does not reach is no finding."""
-    parts.declare("if(NEVER)\n  FetchContent_Declare(zeta GIT_REPOSITORY https://upstream.example/zeta.git)\nendif()\n")
-    assert "zeta" not in parts.lock()
+    parts.declare("if(NEVER)\n  FetchContent_Declare(iota GIT_REPOSITORY https://upstream.example/iota.git)\nendif()\n")
+    assert "iota" not in parts.lock()
     parts.declare("FetchContent_Declare(epsilon GIT_REPOSITORY https://upstream.example/epsilon.git GIT_TAG v1)\n")
     parts.declare("file(DOWNLOAD https://upstream.example/eta.h ${CMAKE_BINARY_DIR}/eta.h STATUS ignored)\n")
 
     with refusal("source-unlocked") as caught:
         parts.build("all")
-    assert [name for name in ("epsilon", "eta.h", "zeta") if name in str(caught.value.details)] == ["epsilon", "eta.h"]
+    assert [name for name in ("epsilon", "eta.h", "iota") if name in str(caught.value.details)] == ["epsilon", "eta.h"]
 
 
 def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
     """A name that CMake does not know, and a library that the official wheel does not have, fail before the compiler runs."""
-    parts.patch("widget", "CMakeLists.txt", "if(WIDGET_EXTRA_ONLY)", "add_library(_more MODULE csrc/extra.cpp)\nif(WIDGET_EXTRA_ONLY)")
+    parts.patch("widget", "CMakeLists.txt", "include(FetchContent)", "add_library(_more MODULE csrc/extra.cpp)\ninclude(FetchContent)")
     parts.lock()
 
     for target, reference in (("_more", "base-mismatch"), ("absent", "target-unknown")):
         with refusal(reference):
             parts.build(target)
+
+
+def test_only_the_targets_whose_sources_are_locked_are_compiled(parts: Parts) -> None:
+    """
+    A host that does not answer leaves its source unresolved, and its library to the official wheel: named, it is refused. The lock
+    loses nothing, and is completed when the host answers.
+    """
+    shutil.move(parts.upstreams / "alpha", parts.folder / "alpha")
+    parts.lock()
+    locked = parts.lock()
+    assert {name: entry.resolved for name, entry in locked.items()} == {"alpha": False, "beta": True, "zeta": True}
+
+    record = parts.record(parts.build())
+    assert record.transplant
+    assert sorted(record.transplant.libraries) == ["widget/_extra.abi3.so", "widget/_late.abi3.so"]
+    assert record.unlocked == {"parts": "the lock does not resolve alpha, delta"}
+    for targets in (("_core",), ("all",)):
+        with refusal("source-unresolved", match="alpha"):
+            parts.build(*targets)
+
+    shutil.move(parts.folder / "alpha", parts.upstreams / "alpha")
+    parts.relock()
+    assert all(entry.resolved for entry in parts.lock().values())
+    assert parts.record(parts.build()).unlocked == {}
+
+
+def test_a_commit_that_moved_is_refused_until_it_is_locked(parts: Parts) -> None:
+    """Whether CMake declares the source, or looks for its folder before."""
+    parts.lock()
+    moved = parts.repositories["zeta"].commit({"zeta.h": b'#define ZETA "zeta-v2"\n'})
+    first = parts.repositories["zeta"].git("rev-parse", "v1")
+    parts.patch("widget", "CMakeLists.txt", first, moved)
+
+    with refusal("source-unlocked") as caught:
+        parts.build("_late")
+    assert caught.value.details == (f"zeta: CMake does not ask for {first}, which the lock names",)
+
+    assert parts.lock()["zeta"].commit == moved
+    parts.build("_late")
+    parts.patch("widget", "CMakeLists.txt", "set(TAG v1)", "set(TAG v2)")
+    with refusal("source-unlocked") as caught:
+        parts.build()
+    assert "CMake asks for https://upstream.example/parts/beta.git at v2" in str(caught.value.details)
+
+
+def test_an_old_compiler_is_refused_before_anything_is_fetched(parts: Parts) -> None:
+    """It is asked for by the targets that need CMake as upstream has it, not by those of the stack."""
+    environment = parts.root / "build/parts/environment.yaml"
+    environment.write_text(environment.read_text().replace("gcc: 9", "gcc: 99"))
+
+    with refusal("compiler-too-old", match="GCC 99"):
+        parts.build("all", mirrors=False)
+    with refusal("offline"):
+        parts.build(mirrors=False)

@@ -79,6 +79,8 @@ class LibraryPolicy(_Record, frozen=True):
         role: ``target`` was compiled here for the stack's arch; ``base`` came with the official
             wheel.
         reason: Why a base library is not compiled here.
+        grafted: Why a target library may come with the official wheel; it is judged as a base
+            library then.
         arch: What it is compiled for, as CMake spells it, if that is not the stack's arch; with the
             reason.
         also: Cubins of other targets that may be there.
@@ -95,6 +97,7 @@ class LibraryPolicy(_Record, frozen=True):
     glob: str
     role: Literal["target", "base"]
     reason: str = ""
+    grafted: str = ""
     arch: Annotated[str, msgspec.Meta(pattern=r"^([0-9]+\.[0-9][af]?)?$")] = ""
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
@@ -117,6 +120,12 @@ class LibraryPolicy(_Record, frozen=True):
                 re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from error
+
+    def as_base(self) -> LibraryPolicy:
+        """Return the policy of the official wheel's library in its place."""
+        return LibraryPolicy(
+            self.glob, "base", self.grafted, needed=self.needed, python=self.python
+        )
 
     @property
     def kernels(self) -> tuple[str, ...]:

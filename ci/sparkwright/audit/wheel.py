@@ -132,6 +132,7 @@ class Member(NamedTuple):
 class AuditedGraft(msgspec.Struct, frozen=True):
     """The part of a `GraftManifest` that the audit reads."""
 
+    libraries: dict[str, str] = {}
     left_out: dict[str, str] = {}
     trimmed: dict[str, str] = {}
 
@@ -427,7 +428,10 @@ def audit(
     findings += [
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")
         for wants in listed.libraries
-        if wants.role == "target" and wants not in present and judged == "stack"
+        if wants.role == "target"
+        and not wants.grafted
+        and wants not in present
+        and judged == "stack"
     ]
     return AuditReport(
         subject=about,
@@ -541,6 +545,9 @@ class LibraryAudit:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
         self._rows = contents.rows
         wants = policy.library(about.name, name)
+        transplant = contents.record.transplant if contents.record else None
+        if wants and wants.grafted and not (transplant and name in transplant.libraries):
+            wants = wants.as_base()
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device

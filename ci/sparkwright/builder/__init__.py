@@ -46,6 +46,11 @@ class BuildError(SparkwrightError):
             "Read the compiler's lines above. If they report a fault of the compiler itself, run "
             "the build again, and report the fault to its maker if it stays.",
         ),
+        "compiler-too-old": Advice(
+            "Upstream's CMake takes no host compiler of this age for the targets that are asked "
+            "for.",
+            "Install the compiler that is named above, and name it in CXX and CC.",
+        ),
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing or too old, or the "
             "tree needs a source that the lock does not name.",
@@ -117,7 +122,7 @@ class BuildError(SparkwrightError):
             "The targets that are asked for are those of another version: upstream's CMake has "
             "no target of that name.",
             "Name targets of the list above, in the order of precedence: --targets, `targets` of "
-            "the fork in stack.yaml, `core_targets` in build/STACK/environment.yaml.",
+            "the fork in stack.yaml, those of build/STACK/environment.yaml.",
         ),
         "undefined-symbol": Advice(
             "A compiled library calls what nothing that it is loaded with defines: its source is "

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,10 @@ def calls(source: Path, build: Path, *, sandbox: Sandbox) -> list[Call]:
             path, command = Path(entry.get("file", "")), entry.get("cmd", "").lower()
             # CMake's own probes have a CMakeLists.txt too, below the build folder.
             own = path.is_relative_to(source) and not path.is_relative_to(build)
-            declares = command in DOWNLOADS and (own or path.is_relative_to(build / DEPS))
+            names = command in DOWNLOADS or (
+                command == "set" and _COMMIT.fullmatch(entry["args"][-1] if entry["args"] else "")
+            )
+            declares = names and (own or path.is_relative_to(build / DEPS))
             if declares or (own and path.name == "CMakeLists.txt" and command not in _IDLE):
                 arguments = (
                     text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
@@ -281,18 +284,31 @@ class Declaration(msgspec.Struct, frozen=True):
     pinnable: bool = True
 
 
-def declarations(calls: Iterable[Call]) -> tuple[Declaration, ...]:
+def declarations(
+    calls: Iterable[Call], present: Mapping[str, VendoredLock] | None = None
+) -> tuple[Declaration, ...]:
     """
     Return the sources that the traced *calls* would download.
+
+    Args:
+        present: The sources whose folders lie there. CMake may look for the folder itself, and
+            declare the source only if it is missing; then a variable holds the commit.
 
     Raises:
         declaration-unsafe: An address or a ref could be an option or a program.
     """
     declared: dict[str, Declaration] = {}
+    variables: dict[str, str] = {}
     for call in calls:
         if call.command in DOWNLOADS and (declaration := _declaration(call)):
             # FetchContent takes the first declaration of a name (FetchContent(3)).
             declared.setdefault(declaration.name.lower(), declaration)
+        if call.command == "set" and len(call.arguments) == 2:
+            variables.setdefault(call.arguments[1], f"{call.file}:{call.line}")
+    for name, entry in (present or {}).items():
+        if entry.ref in variables:
+            named = Declaration(name, entry.url, entry.ref, variables[entry.ref])
+            declared.setdefault(name.lower(), named)
     return tuple(declared.values())
 
 
@@ -323,8 +339,16 @@ def _declaration(call: Call) -> Declaration | None:
         ref,
         origin,
         modules,
-        # FetchContent_Populate takes a folder in place of a download only of a declared source.
-        pinnable=bool(ref) and call.command == "fetchcontent_declare",
+        # FetchContent_Populate takes a folder in place of a download only of a declared source; a
+        # project that names the folder looks for it before.
+        pinnable=bool(ref)
+        and (
+            call.command == "fetchcontent_declare"
+            or (
+                call.command == "fetchcontent_populate"
+                and following.get("SOURCE_DIR") == f"<build>/{vendored_folder(name)}"
+            )
+        ),
     )
 
 
@@ -333,22 +357,32 @@ def check_vendored(
     declared: Iterable[Declaration],
     locked: ForkLock,
     ignored: Mapping[str, str],
+    present: Iterable[str] = (),
 ) -> None:
     """
     Require that the lock pins every source that CMake asked for.
 
     Args:
         ignored: Sources that no build needs, with the reason.
+        present: The sources whose folders lie there.
 
     Raises:
-        source-unlocked: A source is neither locked nor ignored, or is locked otherwise.
+        source-unlocked: A source is neither locked nor ignored, or is locked otherwise, or CMake
+            did not ask for one that is present.
     """
-    if faults := [
+    declared = tuple(declared)
+    faults = [
         f"{source.origin}: {source.name}: {fault}"
         for source in declared
         if source.name not in ignored
         and (fault := mismatch(source, locked.fetched.get(source.name)))
-    ]:
+    ]
+    faults += [
+        f"{name}: CMake does not ask for {locked.fetched[name].ref}, which the lock names"
+        for name in present
+        if name not in {source.name for source in declared}
+    ]
+    if faults:
         raise SourceError(
             "source-unlocked",
             f"The lock does not pin the sources that CMake asks for in {fork}.",
@@ -370,23 +404,22 @@ def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
     return f"CMake asks for {url} at {ref}; the lock names {locked}"
 
 
-def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
+def fetch_vendored(context: RunContext, fork: str, names: Collection[str]) -> dict[str, str]:
     """
-    Fetch every source that FetchContent would download for *fork*, and return their trees by name.
+    Fetch the sources *names* that FetchContent would download for *fork*, and return their trees.
 
     Raises:
         source-mismatch, source-unresolved, source-unreachable, offline: As
             `sparkwright.forks.fetch.vendored_tree`.
     """
-    locked = context.lock.forks[fork]
+    if not names:
+        return {}
+    vendored = context.lock.forks[fork].vendored
     with (
-        console.step(f"bring {len(locked.fetched)} vendored sources of {fork}"),
+        console.step(f"bring {len(names)} vendored sources of {fork}"),
         context.store.lock("objects"),
     ):
-        return {
-            name: fetch.vendored_tree(context, fork, name, locked.vendored)
-            for name in locked.fetched
-        }
+        return {name: fetch.vendored_tree(context, fork, name, vendored) for name in names}
 
 
 def vendored_folder(name: str) -> str:

@@ -588,8 +588,8 @@ def build(
         for fork in context.forks:
             for name in (fork, *context.project.fork(fork).needs):
                 fetch.fetch(context, name)
-            if toolchain.settings(context, fork).needs_vendored:
-                configure.fetch_vendored(context, fork)
+            sources = toolchain.settings(context, fork).sources
+            configure.fetch_vendored(context, fork, sources)
         system, image, python = builder_image(context, engine, base)
         files = list(pylock.wheels(context.project, python))
         for fork in context.forks:

@@ -79,6 +79,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             machine.
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
         keep: Parts of the official wheel that were kept although the GPU cannot use them.
+        unlocked: External projects that were not compiled, each with the reason.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
@@ -98,6 +99,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: dict[str, str]
     targets: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    unlocked: dict[str, str] = {}
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -132,7 +134,9 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             msgspec.structs.replace(project.fork(fork), targets=()),
         ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
-        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=(), keep=()),
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(
+            settings, targets=(), keep=(), unlocked={}
+        ),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         **machine_inputs(context),
@@ -308,6 +312,7 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
     Raises:
         arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier stages.
     """
+    preflight.check_targets(context, fork)
     with context.store.lock(Workspace.name(context, fork)):
         return reuse(context, fork, inputs(context, fork), lambda key: _build(context, fork, key))
 
@@ -349,6 +354,10 @@ def _graft(
         plan.check(plans)
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
+        made = {library.target for library in libraries}
+        for target in settings.named_targets:
+            if target not in made:
+                console.note(f"{target}: CMake makes no library of it for {plans.after.arch}")
         members = graft.replaced_members(base, libraries, settings)
         omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
@@ -365,6 +374,7 @@ def _graft(
             locked,
             targets=settings.targets,
             keep=settings.keep,
+            unlocked=settings.unlocked,
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),

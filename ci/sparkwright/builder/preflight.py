@@ -47,6 +47,22 @@ def check_output(context: RunContext) -> None:
         ) from error
 
 
+def check_targets(context: RunContext, fork: str) -> None:
+    """
+    Check the targets of this run before anything is fetched, and print what is not compiled.
+
+    Raises:
+        source-unresolved: As `toolchain.settings`.
+        compiler-too-old, tool-missing: As `toolchain.check_compiler`.
+    """
+    if context.project.fork(fork).build != "graft":
+        return
+    settings = toolchain.settings(context, fork)
+    for project, why in settings.unlocked.items():
+        console.note(f"{fork}: {project} is not compiled: {why}")
+    toolchain.check_compiler(context, settings)
+
+
 def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
     """
     Check that *source* can be built on this machine; without an official wheel for a graft, only

@@ -26,13 +26,14 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from sparkwright.builder import pylock
+from sparkwright.builder import BuildError, pylock
 from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
@@ -40,7 +41,7 @@ from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, SourceError
 
 #: Version of `complete_cuda`; part of the addresses of environments.
 ADDITIONS = 2
@@ -84,6 +85,19 @@ class UnusedFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: strict_yaml.Prose
 
 
+class ExternalProject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A part of the fork's CMake that compiles vendored sources, and can be left out.
+
+    Attributes:
+        sources: The vendored sources, as the lock names them.
+        targets: The CMake targets that hold their code.
+    """
+
+    sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    targets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The build settings of a fork.
@@ -95,9 +109,15 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             stand for folders.
         core_targets: For a graft: the CMake targets that need no vendored source; they are compiled
             unless stack.yaml or ``--targets`` names others.
-        core_defines: Cache entries that leave all other targets out; set if only core targets are
-            compiled.
-        targets: The targets to compile, as `settings` chooses them; not read from environment.yaml.
+        external: For a graft: the external projects whose targets are compiled besides, each if the
+            lock resolves its sources; by CMake's name, in the order in which CMake includes them.
+        core_defines: Cache entries that leave all other targets out; set unless such a one is asked
+            for. ``{external}`` stands for the external projects that are compiled.
+        gcc: The oldest GCC that upstream's CMake takes for all other targets; 0 for any.
+        targets: The targets to compile, as `settings` chooses them; this and the rest are not read
+            from environment.yaml.
+        sources: The vendored sources that they need.
+        unlocked: External projects that are not compiled, each with the reason.
         package: For a graft: the folder of the tree whose files are in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
         requires: For a graft: normalised name of a project that the official wheel requires → its
@@ -111,8 +131,12 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variables: dict[str, str] = {}
     defines: dict[str, str] = {}
     core_targets: tuple[str, ...] = ()
+    external: dict[str, ExternalProject] = {}
     core_defines: dict[str, str] = {}
+    gcc: int = 0
     targets: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    unlocked: dict[str, str] = {}
     package: str = ""
     version_files: tuple[str, ...] = ()
     requires: dict[str, str] = {}
@@ -126,9 +150,10 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return () if "all" in self.targets else self.targets
 
     @property
-    def needs_vendored(self) -> bool:
-        """Whether the targets to compile need the vendored sources."""
-        return not set(self.targets) <= set(self.core_targets)
+    def everything(self) -> bool:
+        """Whether a target is asked for that needs CMake as upstream has it, with all sources."""
+        listed = {target for project in self.external.values() for target in project.targets}
+        return not set(self.targets) <= {*self.core_targets, *listed}
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -180,6 +205,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
 
     Raises:
         file-invalid: As `spec`.
+        source-unresolved: A target is asked for by name, and the lock does not resolve its sources.
     """
     project, own = context.project, spec(context.project).forks[fork]
     own = msgspec.structs.replace(
@@ -191,15 +217,38 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     )
     if project.fork(fork).build != "graft":
         return own
-    targets = context.targets or project.fork(fork).targets or own.core_targets or ("all",)
+    locked, named = context.lock.forks[fork], context.targets or project.fork(fork).targets
+    targets, projects, unlocked = {*(named or own.core_targets or ("all",))}, [], {}
+    for name, external in own.external.items():
+        if unresolved := locked.unresolved(external.sources):
+            unlocked[name] = f"the lock does not resolve {', '.join(unresolved)}"
+            if refused := targets.intersection(external.targets).difference(own.core_targets):
+                raise SourceError(
+                    "source-unresolved",
+                    f"{', '.join(sorted(refused))} cannot be compiled: {unlocked[name]}.",
+                    todo="Run `sparkwright lock` where the upstream host is reachable, or take the "
+                    "official wheel's library: leave the target out.",
+                )
+        elif not named or not targets.isdisjoint(external.targets):
+            projects.append(name)
+            targets |= set() if named else {*external.targets}
     chosen = msgspec.structs.replace(
         own,
-        targets=("all",) if "all" in targets else tuple(sorted(set(targets))),
+        targets=("all",) if "all" in targets else tuple(sorted(targets)),
         keep=tuple(sorted(set(context.keep))),
     )
-    if chosen.needs_vendored:
-        return chosen
-    return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
+    if chosen.everything:
+        return msgspec.structs.replace(chosen, sources=tuple(locked.fetched))
+    defines = {
+        name: value.replace("{external}", ";".join(projects))
+        for name, value in own.core_defines.items()
+    }
+    return msgspec.structs.replace(
+        chosen,
+        defines={**own.defines, **defines},
+        sources=tuple(source for name in projects for source in own.external[name].sources),
+        unlocked=unlocked,
+    )
 
 
 # The host compiler.
@@ -244,6 +293,28 @@ def compiler(context: RunContext) -> str:
             details=error.details,
             todo=f"sudo apt-get install {package}",
         ) from error
+
+
+def check_compiler(context: RunContext, settings: ForkEnvironment) -> None:
+    """
+    Check that the host compiler is as new as upstream's CMake asks for the targets of *settings*.
+
+    Raises:
+        compiler-too-old: It is older.
+        tool-missing: As `compiler`.
+    """
+    version = re.search(r"\) (\d+)\.", compiler(context)) if settings.everything else None
+    if version and int(version[1]) < settings.gcc:
+        suffix = f"-{triple(context.machine)}".replace("_", "-") if context.cross else ""
+        package = f"g++-{settings.gcc}{suffix}"
+        raise BuildError(
+            "compiler-too-old",
+            f"These targets need GCC {settings.gcc}; this is {version[1]}.",
+            details=[f"{' '.join(compiler_command(context))}: {compiler(context)}"],
+            todo=f"sudo apt-get install {package}"
+            + ("" if suffix else f", then CXX=g++-{settings.gcc} CC=gcc-{settings.gcc}")
+            + ". Without --targets, no such target is compiled.",
+        )
 
 
 def code_generators(context: RunContext) -> list[str]:

@@ -15,7 +15,8 @@ highest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +24,8 @@ import msgspec
 
 from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.rules import ArchRules, Site
-from sparkwright.builder.configure import Call, TranslationUnit
+from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
+from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
@@ -47,7 +48,7 @@ class Workspace:
     Args:
         variant: Distinguishes the folders of a fork. A plan without the rules has one of its own,
             since CMake writes sources that depend on the arch, and the real build would have to
-            compile those again. So has a build with the vendored sources.
+            compile those again. So has a build with all vendored sources.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Workspace:
         self._context, self._tools, self._fork = context, tools, fork
         #: Those of the fork for this run.
         self.settings = toolchain.settings(context, fork)
-        self.variant = f"vendored-{variant}" if self.settings.needs_vendored else variant
+        self.variant = f"vendored-{variant}" if self.settings.everything else variant
         self.folder = self._folder(fork, context.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
         #: The tools, with the libraries of the machine that wheels are made for.
@@ -74,7 +75,7 @@ class Workspace:
                 for need in context.project.fork(fork).needs
             },
         }
-        self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_vendored)
+        self.sandbox = Sandbox.create(self._names, needed=self.settings.everything)
 
     @staticmethod
     def name(context: RunContext, fork: str) -> str:
@@ -84,20 +85,38 @@ class Workspace:
     def _folder(self, fork: str, variant: str) -> Path:
         return self._context.store.folder("work", self._context.project.stack, fork, variant)
 
-    def fill(self, tree: str) -> None:
+    def fill(self, tree: str, rules: Sequence[ArchRule] = ()) -> tuple[Site, ...]:
         """
-        Make the source folder hold *tree*, and the folder of each vendored source its own.
+        Make the source folder hold *tree*, and the folder of each vendored source its own; return
+        the places that *rules* change in the latter.
 
         Raises:
+            rule-mismatch: As `archs.rewrite`.
             source-mismatch, source-unresolved, source-unreachable, offline: As
                 `configure.fetch_vendored`.
         """
-        objects = self._context.objects
-        if self.settings.needs_vendored:
-            for name, source in configure.fetch_vendored(self._context, self._fork).items():
-                folder = self.build / configure.vendored_folder(name)
-                objects.checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
+        objects, changed, folders = self._context.objects, list[Site](), set[Path]()
+        trees = configure.fetch_vendored(self._context, self._fork, self.settings.sources)
+        for name, source in trees.items():
+            own = [rule for rule in rules if rule.source == name]
+            files, sites = archs.rewrite(partial(objects.blob, source), own)
+            folder = self.build / configure.vendored_folder(name)
+            folders.add(folder)
+            objects.checkout(
+                objects.with_files(source, files) if files else source,
+                folder,
+                self.folder / f"vendored-{folder.name}.index",
+            )
+            for site in sites:
+                file = f"{name}/{site.file}"
+                console.note(f"{file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+                changed.append(msgspec.structs.replace(site, file=file))
+        # CMake would take the folder of a source that this run does not want.
+        for folder in {*self.build.glob(configure.vendored_folder("*"))} - folders:
+            (self.folder / f"vendored-{folder.name}.index").unlink(missing_ok=True)
+            shutil.rmtree(folder)
         objects.checkout(tree, self.source, self.folder / "index")
+        return tuple(changed)
 
     def configure(self) -> list[TranslationUnit]:
         """
@@ -146,9 +165,17 @@ class Workspace:
     def _check_downloads(self) -> None:
         configure.check_vendored(
             self._fork,
-            configure.declarations(self.calls()),
+            self.declarations(),
             self._context.lock.forks[self._fork],
             self._context.project.fork(self._fork).ignored,
+            self.settings.sources,
+        )
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return the sources that the last configure asked for, as `configure.declarations`."""
+        fetched = self._context.lock.forks[self._fork].fetched
+        return configure.declarations(
+            self.calls(), {name: fetched[name] for name in self.settings.sources}
         )
 
     def environment(self) -> dict[str, str]:
@@ -184,8 +211,7 @@ class Workspace:
             **{
                 f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": "{build}/"
                 + configure.vendored_folder(name)
-                for name in context.lock.forks[self._fork].fetched
-                if self.settings.needs_vendored
+                for name in self.settings.sources
             },
             **self.settings.defines,
         }
@@ -277,9 +303,10 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     rules = rules_of(context, fork)
     tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)
     tree, sites = patched.tree, tuple[Site, ...]()
-    if rules.rules or rules.guards or tuned:
-        with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
-            files, sites = archs.rewrite(partial(context.objects.blob, tree), rules.rules)
+    own = [rule for rule in rules.rules if not rule.source]
+    if own or rules.guards or tuned:
+        with console.step(f"rewrite {fork}: {len(own)} rules"):
+            files, sites = archs.rewrite(partial(context.objects.blob, tree), own)
             tree = context.objects.with_files(tree, {**files, **tuned})
             for site in sites:
                 console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,8 @@ def lock_vendored(context: RunContext, fork: str) -> None:
     Write the sources that CMake downloads for *fork* to the lock file.
 
     CMake is configured for all targets with the sources that the lock pins, repeated
-    until it needs no others: a source may download further sources.
+    until it needs no others: a source may download further sources. If the lock does not resolve
+    all of them, it is configured for those targets that a build compiles then.
 
     Raises:
         source-unlocked: CMake needs a download that cannot be pinned.
@@ -216,18 +217,25 @@ def lock_vendored(context: RunContext, fork: str) -> None:
     tools, name = toolchain.obtain(context), Workspace.name(context, fork)
     while True:
         # A copy reads the lock file again.
-        context = dataclasses.replace(context, targets=("all",))
+        context = dataclasses.replace(context)
+        locked = context.lock.forks[fork]
+        unresolved = locked.unresolved(locked.fetched)
+        context = dataclasses.replace(context, targets=() if unresolved else ("all",))
         with context.store.lock(name):
             workspace = Workspace(context, tools, fork, "lock")
             workspace.fill(source_tree(context, fork).tree)
             try:
                 workspace.configure()
+                if unresolved:
+                    console.note(f"{fork}: CMake was read without {', '.join(unresolved)}")
                 return
             except SourceError as error:
                 if error.reference != "source-unlocked":
                     raise
                 with context.store.lock("objects"):
-                    locked = _pinned(context, fork, configure.declarations(workspace.calls()))
+                    locked = _pinned(
+                        context, fork, workspace.declarations(), workspace.settings.sources
+                    )
                 if locked == context.lock.forks[fork]:
                     raise
         forks = {**context.lock.forks, fork: locked}
@@ -235,10 +243,15 @@ def lock_vendored(context: RunContext, fork: str) -> None:
         context.store.write(context.project.lock_file, text.encode())
 
 
-def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declaration]) -> ForkLock:
+def _pinned(
+    context: RunContext,
+    fork: str,
+    declared: Iterable[configure.Declaration],
+    present: Collection[str],
+) -> ForkLock:
     """
-    Return the lock of *fork* with exactly the sources *declared* in place of those that
-    FetchContent would download.
+    Return the lock of *fork* with exactly the sources *declared* in place of those that were
+    *present*.
     """
     spec, locked = context.project.fork(fork), context.lock.forks[fork]
     wanted = [
@@ -252,11 +265,12 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
         if configure.mismatch(declaration, locked.fetched.get(declaration.name))
     ]
     stay = {declaration.name for declaration in wanted if declaration not in changed}
+    gone = {declaration.name for declaration in changed}.union(present) - stay
     # A source may have submodules (``name/path``).
     entries = {
         name: entry
         for name, entry in locked.vendored.items()
-        if (top := name.split("/")[0]) in stay or top not in locked.fetched
+        if (top := name.split("/")[0]) not in locked.fetched or top not in gone
     }
     seen = dict(locked.seen)
     for declaration in changed:
@@ -265,9 +279,13 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declara
             spec,
             declaration.name,
             VendoredLock(
-                declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+                declaration.url,
+                declaration.ref,
+                UNRESOLVED,
+                UNRESOLVED,
+                kind="fetchcontent",
+                modules=declaration.modules,
             ),
-            declaration.modules,
         )
         entries |= pinned
         seen |= days
@@ -324,6 +342,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         if context.project.fork(fork).build != "graft":
             console.note(f"{fork}: nothing is compiled")
             continue
+        preflight.check_targets(context, fork)
         with context.store.lock(Workspace.name(context, fork)):
             # A source that cannot be built is refused before gigabytes of tools are fetched.
             source = source_tree(context, fork)

@@ -100,18 +100,16 @@ def pin(
     fork: ForkSpec,
     name: str,
     source: VendoredLock,
-    modules: Collection[str] | None = None,
 ) -> tuple[dict[str, VendoredLock], dict[str, str]]:
     """
     Return the lock of the vendored source *name*, and of the submodules below it, unresolved where
     a host does not answer; and when they were seen, as `ForkLock.seen`.
 
     Args:
-        source: Its kind, address and ref; commit and tree are asked for.
-        modules: The submodules that the build takes; None for all.
+        source: Its kind, address, ref and submodules; commit and tree are asked for.
     """
     resolver = _Resolver(context, fork, ForkLock())
-    return resolver.vendored(name, source, modules), resolver.seen
+    return resolver.vendored(name, source), resolver.seen
 
 
 class _Resolver:
@@ -146,11 +144,7 @@ class _Resolver:
                 console.warn(f"{error.what} Left unresolved.")
         sources = self.submodules(git) if git else {}
         for declared, entry in earlier.fetched.items():
-            above = f"{declared}/"
-            below = [
-                path.removeprefix(above) for path in earlier.vendored if path.startswith(above)
-            ]
-            sources |= self.vendored(declared, entry, below if entry.resolved else None)
+            sources |= self.vendored(declared, entry)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.proof and locked.whole:
             trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
@@ -161,16 +155,14 @@ class _Resolver:
             locked = msgspec.structs.replace(locked, proof=proof)
         return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))
 
-    def vendored(
-        self, name: str, source: VendoredLock, modules: Collection[str] | None = None
-    ) -> dict[str, VendoredLock]:
+    def vendored(self, name: str, source: VendoredLock) -> dict[str, VendoredLock]:
         """Return the locks of the vendored source *name* and of the submodules below it."""
         without = self._fork.vendored[name].without if name in self._fork.vendored else ()
         commit = source.ref if len(source.ref) == 40 else ""
         spec = GitSpec(source.url, source.ref, commit, without)
         git = self._git(f"vendored/{name}", spec, self._earlier.vendored.get(name))
-        entry = VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)
-        return {name: entry, **self.submodules(git, f"{name}/", modules)}
+        entry = msgspec.structs.replace(source, commit=git.commit, tree=git.tree, without=without)
+        return {name: entry, **self.submodules(git, f"{name}/", source.modules)}
 
     def submodules(
         self, git: GitLock, parent: str = "", modules: Collection[str] | None = None

@@ -8,7 +8,7 @@ The lock names every source by hash. What could not be resolved when it was writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -204,8 +204,8 @@ class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             project's own build backend, ``graft`` compiles libraries into the official wheel.
         bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
         needs: Forks whose source trees the build reads.
-        targets: For a graft: the CMake targets to compile, or ``all``; empty for ``core_targets``
-            of environment.yaml.
+        targets: For a graft: the CMake targets to compile, or ``all``; empty for those of
+            environment.yaml (``core_targets``, ``external``).
         vendored: Remarks on sources that its tree names, by the name that CMake or ``.gitmodules``
             gives them.
     """
@@ -369,9 +369,11 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``, read from the
             trace of a configure.
+        modules: The submodules that the build takes; None for all.
     """
 
     kind: Literal["submodule", "fetchcontent"]
+    modules: tuple[str, ...] | None = None
 
 
 class SourceProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -438,6 +440,17 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return {
             name: entry for name, entry in self.vendored.items() if entry.kind == "fetchcontent"
         }
+
+    def unresolved(self, names: Iterable[str]) -> list[str]:
+        """Return which of the vendored sources *names*, and those below them, are not resolved."""
+        wanted = tuple(names)
+        below = tuple(f"{name}/" for name in wanted)
+        return [
+            name
+            for name in sorted({*wanted, *self.vendored})
+            if (name in wanted or name.startswith(below))
+            and not (name in self.vendored and self.vendored[name].resolved)
+        ]
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

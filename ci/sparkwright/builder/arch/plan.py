@@ -33,7 +33,7 @@ from sparkwright.forks.context import RunContext
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 #: Version of the stored record.
-FORM = 6
+FORM = 7
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(
@@ -160,7 +160,7 @@ def examine_both(
     """
     after = _configure_and_examine(context, tools, source)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
-    before = _configure_and_examine(context, tools, bare, "before") if source.sites else after
+    before = _configure_and_examine(context, tools, bare, "before") if after.sites else after
     return after, before
 
 
@@ -174,16 +174,17 @@ def _configure_and_examine(
     with console.step(
         f"plan {source.fork} ({'with' if variant == 'build' else 'without'} the rules)"
     ):
-        workspace.fill(source.tree)
+        rules = rules_of(context, source.fork)
+        vendored = workspace.fill(source.tree, rules.rules if variant == "build" else ())
         units = workspace.configure()
     return examine(
         units,
         workspace.calls(),
         arch=context.project.spec.arch,
-        rules=rules_of(context, source.fork),
+        rules=rules,
         fork=source.fork,
         read=partial(context.objects.blob, source.tree),
-        sites=source.sites,
+        sites=(*source.sites, *vendored),
     )
 
 

@@ -57,6 +57,7 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One mechanical rewrite.
 
     Attributes:
+        source: The vendored source that holds the file; empty for the fork's own tree.
         file: Path inside the source tree.
         command: Name of the command, in any case.
         where: The leading arguments that it must have, as they are written.
@@ -78,6 +79,7 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     append: Annotated[tuple[strict_yaml.Prose, ...], msgspec.Meta(min_length=1)]
     reason: strict_yaml.Prose
     drop_when: strict_yaml.Prose
+    source: str = ""
     under: tuple[str, ...] = ()
 
 

@@ -65,10 +65,12 @@ def gather(
     # A build of targets beyond the core takes those that FetchContent asks for, and the sources
     # below them. Submodules are part of a git source; in an archive of the package index they are
     # covered by its hash.
-    if toolchain.settings(context, source.fork).needs_vendored:
-        locked = context.lock.forks[source.fork]
-        others = locked.vendored.keys() - locked.submodules.keys()
-        vendored = vendored | {name: locked.vendored[name] for name in others}
+    taken = toolchain.settings(context, source.fork).sources
+    vendored = vendored | {
+        name: entry
+        for name, entry in context.lock.forks[source.fork].vendored.items()
+        if name.split("/")[0] in taken
+    }
     return {
         "source": source,
         "needs": [source_tree(context, need) for need in project.fork(source.fork).needs],
