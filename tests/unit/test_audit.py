@@ -406,7 +406,7 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
 SET = {
     "libc10.so": ("namespace c10 { void check(int) {} }", []),
     "libtorch.so": ("", ["-Wl,--no-as-needed", "libc10.so"]),
-    "libcudart.so.13": ('extern "C" int cudaFree(void *) { return 0; }', ["-Wl,--version-script,version"]),
+    "libcudart.so.13": ('extern "C" int cudaFree(void *memory) { return memory == __builtin_malloc(1); }', ["-Wl,--version-script,version"]),
     "libcuda.so.1": ('extern "C" int cuInit(unsigned) { return 0; }', []),
     "libforeign.so": ("void foreign(int) {}", []),
     "libbeside.so": ("void beside(int) {}", []),
@@ -447,7 +447,7 @@ def read_set(linked: Path) -> dict[str, elf.SharedObject]:
         ('extern "C" void *PyList_New(long);', "PyList_New(0)", [], ""),
         ("void gone(int) __attribute__((weak));", "gone(1)", [], ""),
         # Without versions, as of a library that was linked without the system's.
-        ('extern "C" { void *malloc(unsigned long); int gone(); }', "malloc(1); gone()", ["-nodefaultlibs", "libtorch.so"], "gone"),
+        ('extern "C" { void *malloc(unsigned long); int gone(); }', "malloc(1); gone()", ["-nodefaultlibs", "libcudart.so.13"], "gone"),
     ],
 )
 def test_a_symbol_that_nothing_defines_is_found(
@@ -486,7 +486,7 @@ void entry() {
 
 
 def test_after_linking_the_sources_of_undefined_symbols_are_named(tmp_path: Path, linked: Path) -> None:
-    """What the official library needs undefined as well is recorded and let pass by build and audit, but no symbol of torch."""
+    """What the official library needs undefined as well may pass in build and audit, but no symbol of torch, and not on the wheel's own word."""
     unit, build = tmp_path / "csrc/entry.cpp", tmp_path / "build/CMakeFiles/_C.dir/csrc"
     build.mkdir(parents=True)
     unit.parent.mkdir()
@@ -511,11 +511,55 @@ def test_after_linking_the_sources_of_undefined_symbols_are_named(tmp_path: Path
     ]
 
     sound = compiled("-DOFFICIAL", "-DTYPE=int")
-    inherited = symbols.check(context, {LIBRARY: sound}, tmp_path / "build", tmp_path, base)
-    assert inherited == ((LIBRARY, "_Z7unboundv"),)
-    record = {"probe-1.dist-info/sparkwright.json": msgspec.json.encode({"inherited": inherited})}
-    rules = policy({**HOST_ONLY, "needed": ["libtorch.so"]})
-    assert audit(write_wheel(tmp_path, {LIBRARY: sound, **record}), rules, NOWHERE, linked=lambda: read_set(linked)).passed
+    symbols.check(context, {LIBRARY: sound}, tmp_path / "build", tmp_path, base)
+    official = symbols._read(base)
+    words = [(LIBRARY, name) for name in ("_Z7unboundv", "_ZN3c105checkEl")]
+    record = {"probe-1.dist-info/sparkwright.json": msgspec.json.encode({"inherited": words})}
+    judged = partial(audit, policy=policy({**HOST_ONLY, "needed": ["libtorch.so"]}), programs=NOWHERE, linked=lambda: read_set(linked))
+    wheel = write_wheel(tmp_path, {LIBRARY: sound, **record})
+    assert judged(wheel, official=lambda: official).passed
+    assert [finding.message for finding in judged(wheel).findings] == ["unbound()"]
+    foreign = write_wheel(tmp_path, {LIBRARY: compiled("-DOFFICIAL", "-DTYPE=long"), **record})
+    assert [finding.message for finding in judged(foreign, official=lambda: official).findings] == ["c10::check(long)"]
+
+
+LIBC = elf.SharedObject("x86_64", (), (), {}, (), frozenset(), {"malloc": ("GLIBC_2.2.5",)})
+
+
+def importing(*names: str, needed: Sequence[str] = (), defined: Sequence[str] = (), version: str = "") -> elf.SharedObject:
+    """Return a library that needs the symbols *names* and the libraries *needed*."""
+    return replace(LIBC, needed=tuple(needed), symbols=frozenset(defined), imports=dict.fromkeys(names, (version,)))
+
+
+def test_libraries_of_one_file_name_are_all_asked_and_the_system_is_that_of_the_locked_libraries() -> None:
+    """The interpreter that audits, which has other functions and Python's own names, does not count."""
+    wheel = {
+        "p/a.so": importing("first", "second", "malloc", "_handle", "Tcl_Init", needed=["libh.so"]),
+        "p/x/libh.so": importing("second", defined=["first"]),
+        "p/y/libh.so": importing("third", defined=["second"]),
+        "p/b.so": replace(LIBC, imports={"both": ("", "GLIBC_2.2.5")}),
+    }
+    expected = {"p/a.so": ["Tcl_Init", "_handle"], "p/x/libh.so": ["second"], "p/y/libh.so": ["third"], "p/b.so": ["both"]}
+    assert symbols.undefined(wheel, {"libtorch.so": LIBC}) == expected
+
+
+def test_many_libraries_that_name_each_other_take_no_time() -> None:
+    """Of a few hundred in a small wheel each reaches all."""
+    names = [f"lib{number}.so" for number in range(300)]
+    wheel = {name: importing(*(f"{name}{place}" for place in range(100)), needed=names, defined=[name]) for name in names}
+    began = time.process_time()
+    assert set(map(len, symbols.undefined(wheel, {}).values())) == {100}
+    assert time.process_time() - began < 2
+
+
+def test_a_symbol_that_is_needed_in_two_versions_keeps_both(tmp_path: Path) -> None:
+    (tmp_path / "version").write_text("ONE { }; TWO { } ONE;")
+    (tmp_path / "b.c").write_text('__asm__(".symver one, f@ONE"); __asm__(".symver two, f@@TWO"); void one() {} void two() {}')
+    (tmp_path / "a.c").write_text('__asm__(".symver one, f@ONE"); __asm__(".symver two, f@TWO"); void one(); void two(); void g() { one(); two(); }')
+    for command in (["b.c", "-Wl,--version-script,version", "-o", "libb.so"], ["a.c", "./libb.so", "-o", "a.so"]):
+        subprocess.run(["cc", "-shared", "-fPIC", *command], cwd=tmp_path, check=True)
+
+    assert elf.shared_object((tmp_path / "a.so").read_bytes()).imports["f"] == ("ONE", "TWO")
 
 
 @pytest.mark.parametrize(
@@ -833,7 +877,8 @@ def test_it_reads_what_another_reader_and_the_loader_read(library: bytes) -> Non
         if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
     }
     assert found.imports.keys() == {"pow", "puts"}
-    assert max(map(elf.version_key, (text.removeprefix("GLIBC_") for text in found.imports.values()))) == found.versions["GLIBC"]
+    needed = [text.removeprefix("GLIBC_") for texts in found.imports.values() for text in texts]
+    assert max(map(elf.version_key, needed)) == found.versions["GLIBC"]
     assert found.versions.keys() == {"GLIBC"}
     assert [section.name for section in elf.sections(library)] == [
         section.name for section in other.iter_sections()

@@ -75,7 +75,7 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 17
+FORM = 18
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -144,13 +144,11 @@ class AuditedRecord(msgspec.Struct, frozen=True):
     Attributes:
         units: The unit manifest.
         deviations: Sources of other releases than upstream pins.
-        inherited: Libraries and symbols that nothing defines, as `symbols.check` returns them.
         transplant: The changes of a graft.
     """
 
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
-    inherited: tuple[tuple[str, str], ...] = ()
     transplant: AuditedGraft | None = None
 
 
@@ -316,6 +314,7 @@ def cached_audit(
             "policy": policy,
             "judged": judged,
             "symbols": symbols.set_key(target),
+            "bases": [fork.bases for fork in target.lock.forks.values()],
             "form": FORM,
         },
     )
@@ -330,8 +329,12 @@ def cached_audit(
             scratch=scratch,
             judged=judged,
             linked=partial(symbols.linked_libraries, target, fetch=fetch and not target.cross),
+            official=partial(symbols.official_libraries, target, fetch=fetch),
         )
-    if not result.not_checked:
+    # The official wheel, which can excuse an undefined symbol, may come later.
+    if not result.not_checked and "undefined-symbol" not in {
+        finding.rule for finding in result.findings
+    }:
         context.store.put("audit", key, result)
     return result
 
@@ -344,6 +347,7 @@ def audit(
     scratch: Path | None = None,
     judged: Literal["stack", "any"] | None = "stack",
     linked: Callable[[], symbols.Libraries | None] = lambda: None,
+    official: Callable[[], symbols.Libraries] = dict,
 ) -> AuditReport:
     """
     Return the contents of *wheel*, and the differences from *policy*.
@@ -357,6 +361,8 @@ def audit(
             else ``any``.
         linked: Returns the libraries of torch and CUDA that the wheel is installed with; if it
             returns None, undefined symbols are not looked for.
+        official: Returns the libraries of the official wheels; called only for undefined symbols of
+            a wheel that was built here.
 
     Raises:
         wheel-invalid, archive-unsafe: As `read_subject`, `read_contents` and `members`.
@@ -412,18 +418,20 @@ def audit(
         )
     if judged == "any":
         findings += _unusable(policy, contents, libraries, needs)
-    others, record = linked() if objects else {}, contents.record or AuditedRecord()
-    inherited, manifest = record.inherited, record.transplant or AuditedGraft()
+    record = contents.record or AuditedRecord()
+    manifest = record.transplant or AuditedGraft()
     findings += [
         AuditFinding(name, "omission-present", f"the build record says that {glob} is left out")
         for glob in manifest.left_out
         for name in fnmatch.filter(names, glob)
     ]
-    by_file = {Path(name).name: library for name, library in objects.items()}
-    for name, library in objects.items() if others is not None else ():
-        undefined = symbols.undefined(library, by_file, others or {})
-        if lacking := [symbol for symbol in undefined if (name, symbol) not in inherited]:
-            findings.append(AuditFinding(name, "undefined-symbol", symbols.listed(lacking)))
+    others = linked() if objects else {}
+    undefined = {} if others is None else symbols.undefined(objects, others)
+    bases = official() if undefined and contents.record else {}
+    for name, lacking in undefined.items():
+        faults = [symbol for symbol in lacking if not symbols.inherited(symbol, bases.get(name))]
+        if faults:
+            findings.append(AuditFinding(name, "undefined-symbol", symbols.listed(faults)))
     present = [policy.library(about.name, library.name) for library in libraries]
     findings += [
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")

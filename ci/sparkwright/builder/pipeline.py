@@ -89,7 +89,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         units: The unit manifest.
         transplant: The changes in the base.
         deviations: Sources of other releases than upstream pins, each with the reason.
-        inherited: Libraries and symbols that nothing defines, as `symbols.check` returns them.
     """
 
     sparkwright: str
@@ -109,7 +108,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     units: tuple[archive.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
-    inherited: tuple[tuple[str, str], ...] = ()
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
@@ -367,7 +365,7 @@ def _graft(
             context, source, base, workspace.build, members, omissions, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
-        inherited = symbols.check(context, compiled, workspace.build, workspace.source, base)
+        symbols.check(context, compiled, workspace.build, workspace.source, base)
         files = dist_info(
             context,
             source,
@@ -380,7 +378,6 @@ def _graft(
             compiler=toolchain.compiler(context),
             counts=plans.after.counts,
             transplant=manifest,
-            inherited=inherited,
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )

@@ -110,7 +110,7 @@ class SharedObject(msgspec.Struct, frozen=True):
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
         imports: The dynamic symbols of other libraries that it cannot do without, each with the
-            version that it needs, such as ``GLIBC_2.28``, or none.
+            versions that it needs, such as ``GLIBC_2.28``, or an empty one.
     """
 
     machine: str
@@ -119,7 +119,7 @@ class SharedObject(msgspec.Struct, frozen=True):
     versions: dict[str, tuple[int, ...]]
     fatbins: tuple[tuple[int, int], ...]
     symbols: frozenset[str]
-    imports: dict[str, str]
+    imports: dict[str, tuple[str, ...]]
 
 
 class _Strings:
@@ -214,7 +214,7 @@ def shared_object(data: Buffer) -> SharedObject:
     versions: dict[str, tuple[int, ...]] = {}
     for match in filter(None, map(_VERSION.fullmatch, names.values())):
         versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
-    symbols, imports = set[str](), dict[str, str]()
+    symbols, imports = set[str](), dict[str, set[str]]()
     if _SYMTAB in tables:
         count = _symbol_count(data, tables, values)
         begin, numbers = tables.get(_SYMBOL_VERSIONS, 0), b""
@@ -225,7 +225,7 @@ def shared_object(data: Buffer) -> SharedObject:
                 symbols.add(name)
             else:
                 number = int.from_bytes(numbers[2 * position : 2 * position + 2], "little")
-                imports[name] = names.get(number & 0x7FFF, "")
+                imports.setdefault(name, set()).add(names.get(number & 0x7FFF, ""))
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
@@ -237,7 +237,7 @@ def shared_object(data: Buffer) -> SharedObject:
             if section.name in FATBIN_SECTIONS and section.kind not in NO_BYTES
         ),
         symbols=frozenset(symbols),
-        imports=imports,
+        imports={name: tuple(sorted(texts)) for name, texts in imports.items()},
     )
 
 

@@ -11,7 +11,6 @@ wheels of torch and CUDA, and of the system. A symbol of the system has a versio
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,13 +22,14 @@ from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import content_key
 from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceUnreachable
 
 #: The folders of the locked wheels that hold libraries.
 _FOLDERS = ("torch/lib", "nvidia/*/lib", "tvm_ffi/lib")
 #: Loaded for every library: by ``import torch``, by FlashInfer, and with Python.
 _LOADED_FOR_ALL = ("libtorch_global_deps.so", "libtvm_ffi.so")
-_INTERPRETER = ctypes.CDLL(None)
 #: Libraries of the GPU driver, which are the machine's own, and their functions; cuFile, whose
 #: functions begin alike, is another library.
 DRIVER = {
@@ -52,7 +52,7 @@ Libraries = Mapping[str, SharedObject]
 
 def set_key(context: RunContext) -> str:
     """Return the key of `linked_libraries`, from the hashes of their wheels."""
-    return content_key("symbols", {"wheels": toolchain.linked_wheels(context), "form": 2})
+    return content_key("symbols", {"wheels": toolchain.linked_wheels(context), "form": 3})
 
 
 def linked_libraries(context: RunContext, *, fetch: bool = True) -> Libraries | None:
@@ -84,40 +84,105 @@ def linked_libraries(context: RunContext, *, fetch: bool = True) -> Libraries | 
     return libraries
 
 
-def undefined(library: SharedObject, wheel: Libraries, linked: Libraries) -> list[str]:
+def official_libraries(context: RunContext, *, fetch: bool) -> Libraries:
     """
-    Return the imports of *library* that nothing defines, sorted.
-
-    If the library needs one that is neither in the two sets nor of the system, only symbols of
-    torch are judged: any other may be defined there.
+    Return the libraries of the locked official wheels for the machine of *context*, by member; a
+    wheel that cannot be had gives none.
 
     Args:
-        wheel: The libraries of its wheel, by file name.
+        fetch: Download the wheels that are not in the store.
+
+    Raises:
+        source-mismatch, disk-full: As `package_index.obtain`.
+    """
+    libraries = dict[str, SharedObject]()
+    for locked in (fork.bases.get(context.machine) for fork in context.lock.forks.values()):
+        with contextlib.suppress(SourceUnreachable):
+            if locked:
+                offline = context.offline or not fetch
+                file = locked.name, locked.filename, locked.sha256
+                libraries |= _read(package_index.obtain(context.store, *file, offline=offline))
+    return libraries
+
+
+def _read(wheel: Path) -> dict[str, SharedObject]:
+    """Return the libraries of the official *wheel*, by member."""
+    libraries = dict[str, SharedObject]()
+    with zip_file(wheel) as archive:
+        for name, info in zip_members(archive, wheel.name).items():
+            if (data := archive.read(info)).startswith(elf.MAGIC):
+                libraries[name] = elf.shared_object(data)
+    return libraries
+
+
+def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
+    """
+    Return the imports that nothing defines of each library of *wheel* that has any, sorted.
+
+    If a library needs one that is neither in the two sets nor of the system, only symbols of torch
+    are judged: any other may be defined there.
+
+    Args:
+        wheel: The libraries of a wheel, by member. Of several with one file name, each may be the
+            one that is loaded.
         linked: As `linked_libraries` returns them.
     """
-    reached, unknown = dict[str, SharedObject](), False
-    pending = [(name, name in library.needed) for name in (*library.needed, *_LOADED_FOR_ALL)]
-    for name, of_wheel in pending:
-        if name in reached:
-            continue
-        if provider := wheel.get(name) or linked.get(name):
-            reached[name] = provider
-            pending += [(needed, name in wheel) for needed in provider.needed]
-        elif of_wheel and name not in DRIVER and not _SYSTEM.fullmatch(name):
-            unknown = True
-    driver = [functions for name, functions in DRIVER.items() if (name, True) in pending]
-    return sorted(
+    names = [Path(member).name for member in wheel]
+    beside = [name for name in linked if name not in set(names)]
+    libraries = [*wheel.values(), *(linked[name] for name in beside)]
+    # A set of libraries is a number with a bit for each; more bits are for what is in no set.
+    bits, unknown = dict[str, int](), 1 << len(libraries)
+    for place, name in enumerate((*names, *beside)):
+        bits[name] = bits.get(name, 0) | 1 << place
+    drivers = {name: unknown << place for place, name in enumerate(DRIVER, 1)}
+    reached = list[int]()
+    for place, library in enumerate(libraries):
+        row = 0
+        for name in (*library.needed, *_LOADED_FOR_ALL):
+            row |= bits.get(name, 0)
+        for name in library.needed if place < len(wheel) else ():
+            if name in drivers:
+                row |= drivers[name]
+            elif name not in bits and not _SYSTEM.fullmatch(name):
+                row |= unknown
+        reached.append(row)
+    for place in range(len(libraries)):
+        bit, row = 1 << place, reached[place]
+        reached = [each | row if each & bit else each for each in reached]
+    # A library that was linked without naming libc has no versions for its symbols.
+    system = {
         symbol
-        for symbol, version in library.imports.items()
-        if not _SYSTEM_VERSION.match(version)
-        # Python's are compared with its limited API elsewhere.
-        and not symbol.startswith(("Py", "_Py"))
-        and not any(functions.fullmatch(symbol) for functions in driver)
-        and not any(symbol in provider.symbols for provider in reached.values())
-        # A library that was linked without naming libc has no versions for its symbols.
-        and not hasattr(_INTERPRETER, symbol)
-        and (not unknown or _TORCH.search(symbol))
-    )
+        for library in linked.values()
+        for symbol, versions in library.imports.items()
+        if any(version.startswith("GLIBC_") for version in versions)
+    }
+    faults = dict[str, list[str]]()
+    for member, library, row in zip(wheel, libraries, reached, strict=False):
+        lacking = {
+            symbol
+            for symbol, versions in library.imports.items()
+            # Python's are compared with its limited API elsewhere.
+            if not symbol.startswith(("Py", "_Py"))
+            and not all(map(_SYSTEM_VERSION.match, versions))
+            and not any(row & drivers[name] and DRIVER[name].fullmatch(symbol) for name in DRIVER)
+            and (not row & unknown or _TORCH.search(symbol))
+        }
+        lacking -= system
+        for place, provider in enumerate(libraries):
+            if row >> place & 1:
+                lacking -= provider.symbols
+        if lacking:
+            faults[member] = sorted(lacking)
+    return faults
+
+
+def inherited(symbol: str, official: SharedObject | None) -> bool:
+    """
+    Return whether an undefined *symbol* may pass because the *official* library needs it as well.
+
+    A symbol of torch never may: the official libraries may be made for another torch.
+    """
+    return official is not None and symbol in official.imports and not _TORCH.search(symbol)
 
 
 def listed(symbols: Sequence[str]) -> str:
@@ -138,12 +203,9 @@ def check(
     build: Path,
     source: Path,
     base: Path | None = None,
-) -> tuple[tuple[str, str], ...]:
+) -> None:
     """
-    Check that every symbol that the libraries of a wheel need is defined; return those that are
-    not, with their members, if the official libraries need them as well.
-
-    A symbol of torch is never let pass so: the official libraries may be made for another torch.
+    Check that every symbol that the libraries of a wheel need is defined, or `inherited`.
 
     Args:
         compiled: The bytes of the libraries that were compiled here, by member.
@@ -155,26 +217,20 @@ def check(
         undefined-symbol: One is not defined; the details name it, the units that need it, and what
             would define it.
     """
-    official, linked = dict[str, SharedObject](), linked_libraries(context) or {}
-    if base:
-        with zip_file(base) as wheel:
-            for name, info in zip_members(wheel, base.name).items():
-                if (data := wheel.read(info)).startswith(elf.MAGIC):
-                    official[name] = elf.shared_object(data)
+    official = _read(base) if base else {}
     members = official | {name: elf.shared_object(data) for name, data in compiled.items()}
-    by_file = {Path(name).name: library for name, library in members.items()}
-    inherited, faults = list[tuple[str, str]](), list[tuple[str, str]]()
-    for name, library in members.items():
-        for symbol in undefined(library, by_file, linked):
-            passes = name in official and symbol in official[name].imports
-            (inherited if passes and not _TORCH.search(symbol) else faults).append((name, symbol))
+    faults = [
+        (name, symbol)
+        for name, lacking in undefined(members, linked_libraries(context) or {}).items()
+        for symbol in lacking
+        if not inherited(symbol, official.get(name))
+    ]
     if faults:
         raise BuildError(
             "undefined-symbol",
             f"{len(faults)} symbols that the wheel's libraries need are defined nowhere.",
             details=_explanations(faults[:_MOST_EXPLAINED], build, source),
         )
-    return tuple(inherited)
 
 
 def _explanations(faults: Sequence[tuple[str, str]], build: Path, source: Path) -> list[str]:
