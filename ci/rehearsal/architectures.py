@@ -29,7 +29,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h": (
         "nemotron_h",
         {
-            "hidden_size": 2688, "layers_block_type": ["linear_attention", "moe"] * 2 + ["full_attention", "moe"],
+            "layers_block_type": ["linear_attention", "moe"] * 2 + ["full_attention", "moe"],
+            "hidden_size": 2688,
             "num_attention_heads": 32, "num_key_value_heads": 2, "mamba_num_heads": 64,
             "n_routed_experts": 16, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
             "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5,
@@ -66,7 +67,7 @@ def drafts(tensors: dict[str, torch.Tensor], layer: int, hidden: int) -> dict[st
 
 
 def mxfp4(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return *tensors* of gpt-oss with random experts in MXFP4: 32 codes in 16 bytes, and a scale."""
+    """Return *tensors* of gpt-oss with random experts in MXFP4: 32 codes in 16 bytes, a scale."""
     result = {}
     for name, weight in tensors.items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):

@@ -16,7 +16,8 @@ from sparkwright.gates.accuracy import harness
 def main() -> None:
     """Copy the environment, whose links are not of its own folder."""
     root = Path(sys.argv[1])
-    context = RunContext(Project(root / "program", os.environ["STACK"]), Store(root / "store"), (), root)
+    project = Project(root / "program", os.environ["STACK"])
+    context = RunContext(project, Store(root / "store"), (), root)
     target = harness.environment(context)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
     (target / "complete").write_text("made of a bundle\n", "utf-8")

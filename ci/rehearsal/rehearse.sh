@@ -11,7 +11,8 @@ gate() {
   python tool -P -m sparkwright gate --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" "$@"
 }
 # served ENVIRONMENT: from where which model is served, and how
-served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "rehearsal-$name"; }
+served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "$(recipe)"; }
+recipe() { test -f "$root/program/ci/recipes/layers-$name.yaml" && echo "layers-$name" || echo "rehearsal-$name"; }
 against=(--against "$root/reference/$name" --task largest --profile "$profile")
 fast=(--at-once --preheat 10)
 # What the recipe rehearsal-bf16 gives to vLLM, without its contract, which a server without graphs breaks

@@ -449,14 +449,12 @@ forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/w
     "text",
     [
         OLD.replace('version: "1.0.0"}', "version: 1.0.0}"),
-        OLD.replace("  widget:", '  "widget":'),
         OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
         OLD.replace("    bases:", '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n    bases:'),
         OLD.replace("    bases:", '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n    bases:'),
         OLD.replace("build: graft", 'build: graft\n    vendored: {x: {ignored: "1.0.0"}}'),
-        ONE_LINE,
     ],
-    ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field", "one line"],
+    ids=["no quotes", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field"],
 )
 def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""
@@ -468,3 +466,11 @@ def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -
         upstream.bump("1.1.0")
     assert "sparkwright lock" in caught.value.todo
     assert upstream.host.files() == before
+
+
+@pytest.mark.parametrize("text", [OLD.replace("  widget:", '  "widget":'), ONE_LINE], ids=["a quoted key", "one line"])
+def test_a_bump_changes_versions_alone_however_the_file_is_laid_out(upstream: Upstream, text: str) -> None:
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    upstream.stack.write_text(text)
+    upstream.bump("1.1.0")
+    assert upstream.stack.read_text() == text.replace("1.0.0", "1.1.0")

@@ -52,7 +52,7 @@ def test_reviewed_recipe_is_sound(name: str) -> None:
     for contract in (reviewed.contract, *(variant.contract for variant in reviewed.versions if variant.contract)):
         assert (set(contract.lines) <= set(POLICY.lines), set(contract.allows) <= set(POLICY.fallback_kernels)) == (True, True)
         # A recipe of a Spark runs by torch.compile and CUDA graphs, and its gate looks for both.
-        assert {"compile", "cudagraph", "captured"} <= set(contract.lines) or name.startswith(("rehearsal-", "toy-"))
+        assert {"compile", "cudagraph", "captured"} <= set(contract.lines) or name.startswith(("rehearsal-", "layers-", "toy-"))
 
 
 # The releases of the stacks, stock and ours.

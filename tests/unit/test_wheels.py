@@ -263,7 +263,7 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
     with zipfile.ZipFile(path) as opened:
         parts = parsed(opened.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
-    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", commit)
+    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", sha256)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         },
         "--keep": {
             **options.REPEATED,
+            "dest": "keep_libraries",
             "metavar": "NAME",
             "help": "keep a library or folder of the official wheel that the GPU cannot use, such "
             "as _vllm_fa3_C; `all` for all of them",
