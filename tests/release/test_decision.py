@@ -692,8 +692,11 @@ def _rehearsed() -> tuple[WheelFacts, GateResults]:
 
 
 def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateResults]) -> None:
-    """With all of them nothing is missing; without any one it is refused."""
+    """With all of them nothing but today's audit policy is missing; without any one it is refused."""
     rules, (wheel, results) = policy.load(wheels.ROOT, "9.0a"), rehearsed
+    # The policy of audits wants more since 2026-11-29; another wheel has to climb for it.
+    assert [(lack.gate, lack.reference) for lack in decision.decide(wheel, results, rules).missing] == [("G0", "policy-other")]
+    rules = of_that_day(rules, results)
     assert decision.decide(wheel, results, rules).missing == ()
     assert results.ladder
     for entry in results.ladder.verdicts:
@@ -716,6 +719,13 @@ def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(
     assert ("G2", "machine-other") in {(lack.gate, lack.reference) for lack in missing}
 
 
+def of_that_day(rules: ReleasePolicy, results: GateResults) -> ReleasePolicy:
+    """Return *rules* with the audit policy by which the G0 of *results* judged."""
+    assert results.ladder
+    [judged] = [entry.policy for entry in results.ladder.verdicts if entry.gate == "G0"]
+    return replace(rules, digests={**rules.digests, "G0 2026.06": judged})
+
+
 def without(results: GateResults, label: str) -> GateResults:
     """Return *results* without one verdict."""
     assert results.ladder
@@ -727,7 +737,8 @@ def test_fail_of_the_official_wheel_counts_only_where_the_policy_names_it(
     rehearsed: tuple[WheelFacts, GateResults],
 ) -> None:
     """The record still shows it, with the reason; a recipe that must be shown has no such excuse."""
-    rules, (wheel, results) = policy.load(wheels.ROOT, "9.0a"), rehearsed
+    wheel, results = rehearsed
+    rules = of_that_day(policy.load(wheels.ROOT, "9.0a"), results)
     label, faults = "G7 rehearsal-moe-nvfp4-marlin", rules.file.upstream_faults
     [soak] = [gate for gate in decision.decide(wheel, results, rules).gates if gate.name == "G7"]
     assert (soak.state, "official wheel" in soak.says) == ("fail", True)
