@@ -99,13 +99,13 @@ def create(context: RunContext, name: str, version: str) -> list[Finding]:
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             _copy(context, stacks, scratch, name, str(label), version)
-            made = dataclasses.replace(
+            new = dataclasses.replace(
                 context, project=Project(scratch, name), forks=tuple(near.spec.forks)
             )
-            findings = _lock(made, stacks)
-            for fork in made.forks:
-                findings += _try(made, near, fork)
-            _place(made, root, near)
+            findings = _lock(new, stacks)
+            for fork in new.forks:
+                findings += _try(new, near, fork)
+            _place(new, root, near)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return findings
@@ -172,15 +172,17 @@ def _copy(
         )
 
     environment = scratch / "build" / stack / "environment.yaml"
-    kept = {
+    requires = {
         name: text
         for name, text in settings[FORK].requires.items()
         # What was changed for another release does not hold for this one.
         if not text and name in required
     }
-    if kept != settings[FORK].requires:
+    if requires != settings[FORK].requires:
         text = environment.read_text("utf-8")
-        environment.write_text(_with_entry(text, "forks", FORK, "requires", value=kept), "utf-8")
+        environment.write_text(
+            _with_entry(text, "forks", FORK, "requires", value=requires), "utf-8"
+        )
     tools = environment.with_name("requirements.in")
     head, *lines = tools.read_text("utf-8").splitlines() or [""]
     lines = lines if head.startswith("#") else [head, *lines]

@@ -352,9 +352,9 @@ def _graft(
         plan.check(plans)
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
-        made = {library.target for library in libraries}
+        library_targets = {library.target for library in libraries}
         for target in settings.named_targets:
-            if target not in made:
+            if target not in library_targets:
                 console.note(f"{target}: CMake makes no library of it for {plans.after.arch}")
         members = graft.replaced_members(base, libraries, settings)
         omissions = omission.find(base, context.project.spec.arch, members, settings)

@@ -49,7 +49,7 @@ def check_output(context: RunContext) -> None:
 
 def check_targets(context: RunContext, fork: str) -> None:
     """
-    Check the targets of this run before anything is fetched, and print what is not compiled.
+    Check the targets of this run before anything is fetched; print projects that it leaves out.
 
     Raises:
         source-unresolved: As `toolchain.settings`.

@@ -195,7 +195,7 @@ class Sandbox(msgspec.Struct, frozen=True):
 
 
 def _unanswered(*paths: Path) -> int:
-    """Return how often a program reached for what is not there, by the counters in *paths*."""
+    """Return how many packets of programs met no host or port, by the counters in *paths*."""
     text = "".join(path.read_text("ascii") for path in paths if path.exists())
     return sum(map(int, _UNANSWERED.findall(text)))
 

@@ -122,8 +122,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         version_files: Python files of the wheel that state its version.
         requires: For a graft: normalised name of a project that the official wheel requires → its
             new requirement; empty to remove it (`archive.change_requirements`).
-        unused: For a graft: what it leaves out, beside the libraries whose code the GPU does not
-            load (`omission.find`).
+        unused: For a graft: files that it leaves out besides the libraries whose code the GPU does
+            not load (`omission.find`).
         keep: What it does not leave out, as ``--keep`` names it; not read from environment.yaml.
         distribution: Name of the wheel's project.
     """
@@ -303,14 +303,19 @@ def check_compiler(context: RunContext, settings: ForkEnvironment) -> None:
         compiler-too-old: It is older.
         tool-missing: As `compiler`.
     """
-    version = re.search(r"\) (\d+)\.", compiler(context)) if settings.everything else None
-    if version and int(version[1]) < settings.gcc:
+    if not settings.everything:
+        return
+    identity, version = compiler(context), ""
+    # Only GCC has this option; whether another compiler will do, CMake says.
+    with contextlib.suppress(CommandError):
+        version = process.output([*compiler_command(context), "-dumpfullversion"])
+    if version and int(version.partition(".")[0]) < settings.gcc:
         suffix = f"-{triple(context.machine)}".replace("_", "-") if context.cross else ""
         package = f"g++-{settings.gcc}{suffix}"
         raise BuildError(
             "compiler-too-old",
-            f"These targets need GCC {settings.gcc}; this is {version[1]}.",
-            details=[f"{' '.join(compiler_command(context))}: {compiler(context)}"],
+            f"These targets need GCC {settings.gcc}; this is {version}.",
+            details=[f"{' '.join(compiler_command(context))}: {identity}"],
             todo=f"sudo apt-get install {package}"
             + ("" if suffix else f", then CXX=g++-{settings.gcc} CC=gcc-{settings.gcc}")
             + ". Without --targets, no such target is compiled.",

@@ -239,10 +239,10 @@ def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
             ]
         if spec.own_torch and PurePosixPath(spec.own_torch).is_relative_to(name) and path.is_dir():
             folder = path / PurePosixPath(spec.own_torch).relative_to(name)
-            found = [file.name for file in folder.glob("torch-*.dist-info")]
-            version = found[0].removeprefix("torch-").removesuffix(".dist-info") if found else ""
-            if len(found) != 1 or Version(version).public != spec.torch:
-                faults.append(f"{spec.own_torch} holds {', '.join(found) or 'no torch'}")
+            records = [file.name for file in folder.glob("torch-*.dist-info")]
+            version = "".join(records[:1]).removeprefix("torch-").removesuffix(".dist-info")
+            if len(records) != 1 or Version(version).public != spec.torch:
+                faults.append(f"{spec.own_torch} holds {', '.join(records) or 'no torch'}")
     if faults:
         what = f"The bundle is for torch {spec.torch}, and not all of it is."
         raise BundleError("bundle-torch-differs", what, details=faults)

@@ -436,8 +436,8 @@ def without_entries(
     taken: Callable[[Sequence[FatbinEntry]], Sequence[FatbinEntry]],
 ) -> bytes:
     """
-    Return *data* in which each fatbin in *parts* (offset, size) holds those of its entries alone
-    that *taken* returns; where it returns none, the table stays, and the entries hold zeros.
+    Return *data* with only those entries of each fatbin in *parts* (offset, size) that *taken*
+    returns. If it returns none of a fatbin, its table stays, and its entries hold zeros.
 
     Offsets in the file stay: zeros follow the entries of a fatbin.
 
@@ -447,10 +447,10 @@ def without_entries(
     changed = bytearray(data)
     for number, (begin, end) in enumerate(_containers(data, parts)):
         entries = list(_container_entries(data, begin, end, number))
-        if kept := b"".join(data[entry.begin : entry.end] for entry in taken(entries)):
-            changed[begin:end] = kept.ljust(end - begin, b"\0")
+        if remaining := b"".join(data[entry.begin : entry.end] for entry in taken(entries)):
+            changed[begin:end] = remaining.ljust(end - begin, b"\0")
             # The size of the rest ends the header.
-            struct.pack_into("<Q", changed, begin - 8, len(kept))
+            struct.pack_into("<Q", changed, begin - 8, len(remaining))
             continue
         for entry in entries:
             changed[entry.offset : entry.offset + entry.stored] = bytes(entry.stored)

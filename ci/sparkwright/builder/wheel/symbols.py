@@ -132,22 +132,22 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
     libraries = [*wheel.values(), *(linked[name] for name in beside)]
     # A set of libraries is a number with a bit for each; more bits are for what is in no set.
     bits, unknown = dict[str, int](), 1 << len(libraries)
-    for place, name in enumerate((*names, *beside)):
-        bits[name] = bits.get(name, 0) | 1 << place
-    drivers = {name: unknown << place for place, name in enumerate(DRIVER, 1)}
+    for index, name in enumerate((*names, *beside)):
+        bits[name] = bits.get(name, 0) | 1 << index
+    drivers = {name: unknown << index for index, name in enumerate(DRIVER, 1)}
     reached = list[int]()
-    for place, library in enumerate(libraries):
+    for index, library in enumerate(libraries):
         row = 0
         for name in (*library.needed, *_LOADED_FOR_ALL):
             row |= bits.get(name, 0)
-        for name in library.needed if place < len(wheel) else ():
+        for name in library.needed if index < len(wheel) else ():
             if name in drivers:
                 row |= drivers[name]
             elif name not in bits and not _SYSTEM.fullmatch(name):
                 row |= unknown
         reached.append(row)
-    for place in range(len(libraries)):
-        bit, row = 1 << place, reached[place]
+    for index in range(len(libraries)):
+        bit, row = 1 << index, reached[index]
         reached = [each | row if each & bit else each for each in reached]
     # A library that was linked without naming libc has no versions for its symbols.
     system = {
@@ -168,8 +168,8 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
             and (not row & unknown or _TORCH.search(symbol))
         }
         lacking -= system
-        for place, provider in enumerate(libraries):
-            if row >> place & 1:
+        for index, provider in enumerate(libraries):
+            if row >> index & 1:
                 lacking -= provider.symbols
         if lacking:
             faults[member] = sorted(lacking)
