@@ -246,6 +246,12 @@ new file mode 100644
 @@ -0,0 +1 @@
 +{0}
 """
+VENDORED_RULE = """
+  - {name: attention-12.1, fork: vllm, source: flash-attention, file: CMakeLists.txt, command: set, where: [ARCHS], argument: 1,
+     expect: "8.0", append: ["12.1"], reason: the test, drop_when: it ends}
+
+kept:
+"""
 NEW = ["lock", "--new", "next", "--vllm", "0.34.0"]
 
 
@@ -257,6 +263,7 @@ def _older(pinned: Mini) -> Mini:
     for name in ("taken", "other"):
         series.with_name(f"{name}.patch").write_text(PATCH.format(name))
     pinned.edit("build/demo/archs.yaml", '"8.0;9.0;10.0;12.0"', '"8.0"')
+    pinned.edit("build/demo/archs.yaml", "\nkept:\n", VENDORED_RULE)
     entry = "    requires:\n      torch: torch==2.14.1\n"
     pinned.edit("build/demo/environment.yaml", "    package: mini_vllm\n", f"    package: mini_vllm\n{entry}")
     (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==1\n")
@@ -277,6 +284,7 @@ def test_a_new_stack_has_the_pins_of_its_release_and_says_what_no_longer_fits(ol
     assert toolchain.spec(made).forks["vllm"].requires == {}
     assert (states["taken.patch"], states["other.patch"]) == ("is upstream", "conflicts")
     assert (states["supported-12.1"], states["marlin-repack-native"]) == ("no longer matches", "matches")
+    assert states["attention-12.1"] == "not tried"
     assert todo == [f"sparkwright patch rebase {words}, then sparkwright patch export {words}", "correct it in build/next/archs.yaml, or remove it"]
     assert series.names(made.series_folder("vllm"))[-1] == "other.patch"
     locked = read_lock(made).forks["vllm"].bases[platform.machine()]

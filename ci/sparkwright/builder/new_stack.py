@@ -304,6 +304,9 @@ def _try_rules(context: RunContext, fork: str, tree: str) -> list[Finding]:
         return changed.get(name) or objects.blob(tree, name)
 
     for rule in entries.rules:
+        if rule.source:
+            findings.append(Finding(fork, rule.name, f"not tried: plan reads {rule.source}"))
+            continue
         try:
             changed |= archs.rewrite(read, [rule])[0]
             findings.append(Finding(fork, rule.name, "matches"))
