@@ -138,10 +138,12 @@ def configure(
     )
     available = _targets(build)
     if missing := [name for name in targets if name not in available]:
+        # CTest's dashboards are targets, too.
+        compiled = sorted(name for name, target in available.items() if target["type"] != "UTILITY")
         raise BuildError(
             "target-unknown",
             f"CMake made no target {', '.join(missing)}.",
-            details=[f"targets: {', '.join(sorted(available)) or 'none'}"],
+            details=[f"targets: {', '.join(compiled) or 'none'}"],
         )
     return sorted(
         unit for unit in _units(source, build, sandbox) if unit.target in (targets or available)
