@@ -219,7 +219,7 @@ def test_an_answer_that_is_none(run: RunContext, tmp_path: Path, page: str) -> N
     ("kind", "patience", "act"),
     [
         ("http", 60, lambda upstream: upstream.ref("main")),
-        # git has started its helper by then, which has to end with it.
+        # git has started its helper by then, which has to end with it, also where there is no `ps`.
         ("http", 3, lambda upstream: upstream.commit("1" * 40)),
         ("git", 0.5, lambda upstream: upstream.commit("1" * 40)),
     ],

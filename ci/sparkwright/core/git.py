@@ -75,6 +75,9 @@ COMMITTER = {
 
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
+#: What ``timeout`` ends with if it ended the program, and if it had to kill it (timeout(1)).
+_OUT_OF_TIME = (124, 137)
+
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
 
@@ -113,6 +116,9 @@ def run(
     environment = {**_ENVIRONMENT, **(env or {})}
     # A git that outlived a killed run would write under the lock of the next one.
     command = wrap_with_limits(["git", *options, *arguments])
+    if timeout:
+        # It ends the helpers of git, too, which hold the output open.
+        command = wrap_with_limits(["timeout", "--kill-after=5", f"{timeout:g}", *command])
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
             spool.write(stdin)
@@ -133,7 +139,6 @@ def run(
                 with_exceptions=False,
                 stdout_as_string=False,
                 strip_newline_in_stdout=False,
-                kill_after_timeout=timeout,
             )
     text = str(messages)
     # A smaller one is an answer: there is no such object, or a patch does not fit.
@@ -141,9 +146,10 @@ def run(
         details = text.strip().splitlines()[-20:]
         refuse_full_disk("git", details, cwd, environment.get("GIT_WORK_TREE", cwd))
     if check and status:
-        raise GitError(
-            "git-failed", f"git {arguments[0]} ended with status {status}.", details=details
-        )
+        end = f"ended with status {status}"
+        if timeout and status in _OUT_OF_TIME:
+            end = f"did not end within {timeout:g} s"
+        raise GitError("git-failed", f"git {arguments[0]} {end}.", details=details)
     return status, output, text
 
 
