@@ -1,0 +1,132 @@
+"""
+Facts about a server that it states itself, or that a profile shows: nothing is typed in advance.
+
+They are recorded of the stock wheel (``observed.json`` in the folder of the reference), observed of
+the wheel under test, and part of its verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_json
+from sparkwright.core.store import write_file
+from sparkwright.gates.core.server_under_test import ServerIdentity
+
+#: The file of the reference folder.
+OBSERVED = "observed.json"
+
+#: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
+CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+#: Its configuration, in the labels of a metric (`CacheConfig.metrics_info`, 0.20.1 to 0.33.0).
+_CACHE = "vllm:cache_config_info{"
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+Count = Annotated[int, Meta(ge=0)]
+#: A share of time.
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class PrefixCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The prefix cache of a server.
+
+    Attributes:
+        block: Tokens of a block, by ``/metrics``; 0 without a prefix cache.
+        prompt: Tokens of the prompt that was sent twice; 0 if none was.
+        queries, hits: Tokens of the second that were looked up, and found.
+    """
+
+    block: Count = 0
+    prompt: Count = 0
+    queries: Count = 0
+    hits: Count = 0
+
+
+class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The facts about one launch of a server.
+
+    Attributes:
+        identity: The wheel, the model and the machine.
+        recipe: Name of the recipe; empty without one.
+        name: Under which the model is served, by ``/v1/models``.
+        version: Of vLLM, by ``/version``.
+        max_model_len: Tokens of the longest request, by ``/v1/models``.
+        prefix_cache: As observed.
+        drafts: Whether tokens are drafted.
+        backends: Name of a line of ``ci/gates/contract.yaml`` → its values in the log.
+        kernels: ``decode moe`` and the like → family of a kernel → its share of that time.
+        classes: ``decode moe`` and the like → class of the kernels → its share of that time.
+        unknown: Phase → share of its time by kernels that no pattern of the policy knows.
+    """
+
+    identity: ServerIdentity
+    recipe: str
+    name: str
+    version: str
+    max_model_len: Annotated[int, Meta(ge=1)]
+    prefix_cache: PrefixCache
+    drafts: bool
+    backends: dict[str, tuple[str, ...]]
+    kernels: dict[str, dict[str, Fraction]]
+    classes: dict[str, dict[str, Fraction]]
+    unknown: dict[str, Fraction]
+    format: Literal[1] = 1
+
+
+def cache_block(metrics: Mapping[str, float]) -> int:
+    """
+    Return the tokens of a block of the prefix cache by a server's *metrics*; 0 without one.
+
+    Raises:
+        ServerInvalid: The server does not state it (``answer-unreadable``).
+    """
+    lines = [name for name in metrics if name.startswith(_CACHE)]
+    labels = dict(_LABEL.findall(lines[0])) if lines else {}
+    enabled, block = labels.get("enable_prefix_caching"), labels.get("block_size", "")
+    if enabled == "False":
+        return 0
+    # Layers may have blocks of several sizes; 0.33.0 states that of full attention, too.
+    sizes = [block, labels.get("effective_attention_block_size", "None").replace("None", block)]
+    if enabled != "True" or not all(re.fullmatch(r"[1-9]\d{0,6}", size) for size in sizes):
+        raise ServerInvalid("answer-unreadable", f"{_CACHE}…}} states no block: {labels}")
+    return max(map(int, sizes))
+
+
+def repeat(client: Client, tokens: list[int], salt: str) -> PrefixCache:
+    """Send the prompt *tokens* twice under *salt*, and return what the second one found."""
+    block = cache_block(client.metrics())
+    client.complete(tokens, max_tokens=1, cache_salt=salt)
+    before = client.metrics()
+    client.complete(tokens, max_tokens=1, cache_salt=salt)
+    after = client.metrics()
+    growth = [round(after.get(key, 0) - before.get(key, 0)) for key in (CACHE_QUERIES, CACHE_HITS)]
+    return PrefixCache(block, len(tokens), *growth)
+
+
+def save(observed: ObservedServer, path: Path) -> None:
+    """Write *observed* to *path*, whole or not at all."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(observed), indent=1) + b"\n")
+
+
+def load(path: Path) -> ObservedServer:
+    """
+    Return the facts in the file at *path*.
+
+    Raises:
+        ServerInvalid: It is no such file (``baseline-damaged``).
+    """
+    try:
+        return read_json(path, ObservedServer)
+    except FileError as error:
+        message = f"{path.name} holds no facts of a server: {error.what}"
+        raise ServerInvalid("baseline-damaged", message) from None
