@@ -8,6 +8,7 @@ the wheel under test, and part of its verdict.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +34,51 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 Count = Annotated[int, Meta(ge=0)]
 #: A share of time.
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+#: Tokens of the prompt and of the answer by which the pace is measured.
+PACE_PROMPT, PACE_ANSWER = 512, 33
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """
+    How fast a model is served here, one request at a time; gates estimate their length by it.
+
+    Attributes:
+        start_s: Seconds from the start of the server to its first answer.
+        prefill_tokens_s: Tokens of prompts that are read in a second.
+        decode_tokens_s: Tokens of answers in a second.
+        requests_s: Requests in a second, each of a short prompt and one token of answer.
+    """
+
+    start_s: float
+    prefill_tokens_s: float
+    decode_tokens_s: float
+    requests_s: float
+
+
+def measure_pace(client: Client, start_s: float) -> Pace:
+    """Measure the pace of the server that *client* asks, which started in *start_s* seconds."""
+
+    def seconds(prompt: list[int], max_tokens: int, salt: str) -> float:
+        began = time.monotonic()
+        client.complete(prompt, max_tokens=max_tokens, ignore_eos=True, cache_salt=salt)
+        return max(time.monotonic() - began, 1e-4)
+
+    tokens = list(client.tokenize("One night on a Spark ends with a verdict. " * PACE_PROMPT))
+    long = tokens[: min(PACE_PROMPT, client.max_model_len() // 2)]
+    short, answer = long[:8], min(PACE_ANSWER, client.max_model_len() // 4)
+    # The first request of a shape may compile.
+    for prompt, count in ((long, 1), (short, answer)):
+        seconds(prompt, count, "pace-first")
+    first, prefill = seconds(short, 1, "pace-short"), seconds(long, 1, "pace-long")
+    decode = seconds(short, answer, "pace-decode")
+    return Pace(
+        start_s,
+        (len(long) - len(short)) / max(prefill - first, 1e-4),
+        (answer - 1) / max(decode - first, 1e-4),
+        1 / first,
+    )
 
 
 class PrefixCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
