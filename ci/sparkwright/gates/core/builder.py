@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -47,6 +47,9 @@ from sparkwright.gates.throughput.experiment import Experiment
 #: Files in the folder that ``--record`` writes, beside the answers to the task.
 BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
 
+#: Seconds of the shortest soak: a crash of a reported image came 20 minutes after its start.
+SOAK_LEAST_S = 1800.0
+
 _SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
 _COMPARES = {"the reference with --against": ("against",)}
@@ -74,6 +77,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         server: The server that the gates question.
         device_code: The wheel's device-code digest; empty until the audit has run.
         evidence: The sha256 of the file of G8's measurements; empty until G8 has run.
+        left_s: Seconds that the next gate may take, if it can be shorter; None for its policy's.
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
@@ -114,6 +118,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
+        self.left_s: float | None = None
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -219,6 +224,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 rules, client = policies.soak, server.client()
                 if recipe and recipe.soak_seconds:
                     rules = replace(rules, seconds=recipe.soak_seconds)
+                if self.left_s is not None:
+                    shortest = min(rules.seconds, SOAK_LEAST_S)
+                    rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
                 words = partial(
                     generation.run, policies.generation, client, options.profile, quick=True
                 )
@@ -280,16 +288,20 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
-        Write the server's distributions and, for a recipe, its backends into *folder*; and its
-        answers, unless the recipe has no floor for the task.
+        Write what gates compare with into *folder*, and return the files: the server's
+        distributions and, for a recipe, its backends; and its answers, unless the recipe has no
+        floor for the task. A file that is there is not written again.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
-        server, task, recipe = self.server, self._options.task, self._recipe
-        fault = self._served if self._served.state != "pass" else self._ended()
+        parts = {folder.absolute() / name: write for name, write in self._parts().items()}
+        lacking = {path: write for path, write in parts.items() if not path.exists()}
+        fault = None
+        if lacking:
+            fault = self._served if self._served.state != "pass" else self._ended()
         if fault:
             raise GateError(
                 "measurement-invalid",
@@ -297,32 +309,46 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 details=[fault.message],
             )
         folder.mkdir(parents=True, exist_ok=True)
-        client, identity = server.client(), server.identity
-        written = [folder / LOGPROBS]
         try:
-            with console.step("record the distributions"):
-                distributions.save(
-                    logprobs.record(self._policies.logprobs, client, identity), written[0]
-                )
-            if recipe and self._options.python:
-                trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
-                own = recipe.contract_for(wheel_identity.version(self._options.python))
-                kernels = contract.kernels(trace, self._policies.contract, own)
-                written.append(folder / BACKENDS)
-                contract.save(BackendTable(identity, recipe.name, kernels), written[-1])
-            # Without a floor, G6 refuses the recipe.
-            if recipe is None or task in recipe.floors:
-                rules = self._policies.accuracy.tasks[task]
-                result = harness.ask(self._context, task, rules, client, identity)
-                written.append(folder.absolute() / f"{task}.json")
-                self._context.store.write(written[-1], msgspec.json.encode(result))
+            for path, write in lacking.items():
+                with console.step(f"record {path.name}"):
+                    write(path)
         except ServerInvalid as error:
             raise GateError(
                 "measurement-invalid",
                 f"The reference cannot be recorded: {error.message}.",
                 details=[str(error)],
             ) from None
-        return tuple(written)
+        return tuple(parts)
+
+    def _parts(self) -> dict[str, Callable[[Path], object]]:
+        """Return the files of a reference, by name, and what writes each whole or not at all."""
+        task, recipe = self._options.task, self._recipe
+        parts: dict[str, Callable[[Path], object]] = {LOGPROBS: self._record_distributions}
+        if recipe and self._options.python:
+            parts[BACKENDS] = self._record_backends
+        # Without a floor, G6 refuses the recipe.
+        if recipe is None or task in recipe.floors:
+            parts[f"{task}.json"] = self._record_answers
+        return parts
+
+    def _record_distributions(self, path: Path) -> None:
+        client, identity = self.server.client(), self.server.identity
+        distributions.save(logprobs.record(self._policies.logprobs, client, identity), path)
+
+    def _record_backends(self, path: Path) -> None:
+        assert self._recipe
+        assert self._options.python
+        trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
+        own = self._recipe.contract_for(wheel_identity.version(self._options.python))
+        kernels = contract.kernels(trace, self._policies.contract, own)
+        contract.save(BackendTable(self.server.identity, self._recipe.name, kernels), path)
+
+    def _record_answers(self, path: Path) -> None:
+        task, server = self._options.task, self.server
+        rules = self._policies.accuracy.tasks[task]
+        result = harness.ask(self._context, task, rules, server.client(), server.identity)
+        self._context.store.write(path, msgspec.json.encode(result))
 
 
 def _require(option: str, value: str, choices: Mapping[str, object]) -> None:
