@@ -23,6 +23,8 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "fp4-gemm": ((129, 256, 384),),
     "fp4-moe": (((3, 0, 17, 129), 256, 512),),
+    "fp4-experts-quantise": (((3, 0, 17, 129), 512),),
+    "fp8-moe": (((3, 0, 17, 129), 256, 512),),
     "fp8-gemm": ((17, 96, 4096), (1, 64, 512)),
 }
 

@@ -26,7 +26,7 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path, monkeypatch: pytest
     assert [check.name for check in checks] == [entry.name for entry in CHECKS]
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     informing = {check.name for check in checks if not check.required}
-    assert informing == {"marlin-int4", "int8-gemm", *operators.UNTESTED}
+    assert informing == {"marlin-int4", "fp8-moe", "int8-gemm", *operators.UNTESTED}
 
 
 @pytest.mark.parametrize(("target", "reason"), [("sm_90a", "gpu-foreign"), ("sm_121f", "")])

@@ -146,11 +146,44 @@ def cutlass_fp4_group_mm(
         _write(out[place], _scaled(left @ _fp4(b[expert], b_blockscales[expert]).T, alpha))
 
 
+def scaled_fp4_experts_quant(
+    output: Any, output_scale: Any, input_: Any, input_global_scale: Any,
+    input_offset_by_experts: Any, output_scale_offset_by_experts: Any,
+) -> None:  # fmt: skip
+    """Quantise the rows of each expert with its tensor scale."""
+    ends, tiles = input_offset_by_experts[1:], output_scale_offset_by_experts
+    for expert, (first, end) in enumerate(zip(input_offset_by_experts[:-1], ends, strict=True)):
+        factor = input_global_scale[0 if faulty("tensor scale of the first expert for all") else expert :]
+        if end > first:
+            codes, scales = scaled_fp4_quant(input_[first:end], factor, True)
+            output[first:end] = codes
+            start = tiles[expert] - (expert and int(faulty("scales of an expert a row too early")))
+            output_scale[start : start + len(scales)] = scales.view(np.int32)
+
+
+def cutlass_moe_mm(
+    out_tensors: Any, a_tensors: Any, b_tensors: Any, a_scales: Any, b_scales: Any, expert_offsets: Any,
+    problem_sizes: Any, a_strides: Any, b_strides: Any, c_strides: Any, per_act_token: bool, per_out_ch: bool,
+) -> None:  # fmt: skip
+    """Multiply the rows of each expert."""
+    assert (per_act_token, per_out_ch, b_tensors.strides[1]) == (True, True, 1)
+    assert {*a_strides} == {*b_strides} == {a_tensors.shape[1]}
+    for expert, (rows, columns, _) in enumerate(problem_sizes):
+        place = slice(expert_offsets[expert], expert_offsets[expert] + rows)
+        assert c_strides[expert] == columns
+        cutlass_scaled_mm(out_tensors[place], a_tensors[place], b_tensors[expert], a_scales[place], b_scales[expert][None], None)
+
+
+def permute(self: Any, dims: Any) -> Any:
+    """Return a view with other axes."""
+    return np.transpose(self, dims)
+
+
 def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
     """Multiply."""
     values = _wide(a) @ _wide(b)
     scales = _wide(b_scales)
-    if faulty("scale of the first channel for all"):
+    if FAULT.startswith("scale of the first channel for all"):
         scales = scales[:, :1]
     _write(out, values * _wide(a_scales) * scales)
 
@@ -191,7 +224,7 @@ class _Operator:
         ]  # fmt: skip
         self.default = SimpleNamespace(_schema=SimpleNamespace(arguments=arguments))
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, /, **arguments: Any) -> Any:
         if faulty("the operator raises"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if faulty("the operator was not compiled"):
@@ -205,7 +238,7 @@ class _Operator:
 
 _DENSE = (
     scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm,
-    cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant,
+    scaled_fp4_experts_quant, cutlass_moe_mm, cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant,
 )  # fmt: skip
 
 
@@ -216,6 +249,6 @@ def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
 
 
 ops = SimpleNamespace(
-    _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum),
+    _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum), aten=_namespace(permute),
     load_library=lambda path: None,
 )  # fmt: skip

@@ -279,15 +279,82 @@ def _fp4_moe(
     b, b_scales, weights = _fp4(random, len(counts), columns, depth)
     alphas = (2.0 ** random.integers(-6, -1, len(counts))).astype(np.float32)
     tiles = [nvfp4.swizzle(a_scales[experts == n]) for n in range(len(counts))]
-    starts = [np.cumsum([0, *sizes[:-1]]) for sizes in (counts, [len(tile) for tile in tiles])]
+    starts = _expert_offsets(counts)
     step = _call(
         "_C.cutlass_fp4_group_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
         a_blockscale=np.concatenate(tiles).view(FP8), alphas=alphas,
         b_blockscales=np.stack([nvfp4.swizzle(scales) for scales in b_scales]).view(FP8),
         problem_sizes=np.array([(count, columns, depth) for count in counts], np.int32),
-        expert_offsets=starts[0].astype(np.int32), sf_offsets=starts[1].astype(np.int32),
+        expert_offsets=starts[0][:-1], sf_offsets=starts[1][:-1],
     )  # fmt: skip
     return _by_expert(bounds, [step], rows, experts, weights, alphas, bounds.accumulator_bits)
+
+
+def _expert_offsets(counts: Sequence[int]) -> tuple[Array, Array]:
+    """Return the first row of each expert with *counts* rows, of its tiles of scales, and ends."""
+    padded = [nvfp4.padded(count, 4)[0] for count in counts]
+    return tuple(np.cumsum([0, *sizes], dtype=np.int32) for sizes in (counts, padded))  # type: ignore[return-value]
+
+
+def _fp4_experts_quantise(
+    random: np.random.Generator, _: ErrorBounds, counts: Sequence[int], depth: int
+) -> Case:
+    x = _normal(random, sum(counts), depth)
+    factors = (2688 / 2.0 ** random.integers(1, 6, len(counts))).astype(np.float32)
+    rows, tiles = _expert_offsets(counts)
+
+    def derived(results: Results) -> Results:
+        codes, scales = nvfp4.unpack(results["codes"]), list[Array]()
+        for count, tile in zip(counts, tiles[:-1], strict=True):
+            scales.append(
+                nvfp4.unswizzle(results["scales"].view(np.uint8)[tile:], count, depth // 16)
+            )
+        of_rows = np.repeat(factors.astype(np.float64), counts)[:, None]
+        errors = nvfp4.quantisation_errors(
+            x.astype(np.float64), of_rows, codes, np.concatenate(scales)
+        )
+        return {"wrong codes": errors[0], "wrong scales": errors[1]}
+
+    step = _call(
+        "_C.scaled_fp4_experts_quant", output="@codes", output_scale="@scales", input=x,
+        input_global_scale=factors, input_offset_by_experts=rows,
+        output_scale_offset_by_experts=tiles,
+    )  # fmt: skip
+    outputs = {
+        "codes": unwritten(np.dtype(np.uint8), len(x), depth // 2),
+        "scales": unwritten(INT32, int(tiles[-1]), nvfp4.padded(1, depth // 16)[1] // 4),
+    }
+    expected = {name: Expected(np.zeros(1)) for name in ("wrong codes", "wrong scales")}
+    return Case(outputs, [step], expected, derived=derived)
+
+
+def _fp8_moe(
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    counts: Sequence[int],
+    columns: int,
+    depth: int,
+) -> Case:
+    experts, count = np.repeat(np.arange(len(counts)), counts), len(counts)
+    a, b = (
+        np.rint(_normal(random, *shape).astype(np.float32) * 30).astype(FP8)
+        for shape in ((len(experts), depth), (count, columns, depth))
+    )
+    a_scales = random.uniform(0.001, 0.01, (len(experts), 1)).astype(np.float32)
+    b_scales = random.uniform(0.001, 0.01, (count, columns)).astype(np.float32)
+    strides = {name: np.full(count, depth) for name in ("a_strides", "b_strides")}
+    steps = [
+        _call("aten.permute", "weights", self=b, dims=[0, 2, 1]),
+        _call(
+            "_C.cutlass_moe_mm", out_tensors="@out", a_tensors=a, b_tensors="@weights",
+            a_scales=a_scales, b_scales=b_scales, expert_offsets=np.cumsum([0, *counts[:-1]]),
+            problem_sizes=np.array([(rows, columns, depth) for rows in counts], np.int32),
+            **strides, c_strides=np.full(count, columns), per_act_token=True, per_out_ch=True,
+        ),
+    ]  # fmt: skip
+    rows, weights = a * a_scales.astype(np.float64), b * b_scales[..., None].astype(np.float64)
+    bits = bounds.accumulator_bits
+    return _by_expert(bounds, steps, rows, experts, weights, np.ones(count), bits)
 
 
 def _marlin_weights(
@@ -503,6 +570,7 @@ def _cache(random: np.random.Generator, _: ErrorBounds, tokens: int) -> Case:
 _SHAPES = ((1, 4096, 4096), (17, 6144, 4096), (512, 14336, 4096), (2048, 4096, 14336))
 _FP4_SHAPES = ((1, 4096, 4096), (17, 7168, 4096), (129, 256, 384))
 _MARLIN_SHAPES = ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336))
+_QUANTISED_EXPERTS = (((3, 0, 17, 129), 512), ((1, 64, 0, 7), 2880))
 _EXPERTS = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048))
 
 #: Check → what makes a case, from a random generator, the bounds and a shape; and the shapes: those
@@ -510,12 +578,17 @@ _EXPERTS = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048
 OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = {
     "fp4-quantise": (_fp4_quantise, ((1, 4096), (17, 7168), (150, 64))),
     "fp4-gemm": (_fp4_gemm, _FP4_SHAPES),
+    "fp4-experts-quantise": (
+        _fp4_experts_quantise,
+        (((3, 0, 17, 129), 512), ((1, 64, 0, 7), 2880)),
+    ),
     "fp4-moe": (_fp4_moe, _EXPERTS),
     "marlin-fp4": (partial(_marlin, True), _MARLIN_SHAPES),
     "marlin-fp4-moe": (_marlin_moe, ((37, 16, 1024, 2048),)),
     "marlin-int4": (partial(_marlin, False), _MARLIN_SHAPES),
     "fp8-quantise": (_fp8_quantise, ((1, 4096), (129, 5120))),
     "fp8-gemm": (partial(_scaled_mm, FP8), _SHAPES),
+    "fp8-moe": (_fp8_moe, _EXPERTS),
     "int8-gemm": (partial(_scaled_mm, np.dtype(np.int8)), _SHAPES[:2]),
     "moe-align": (_moe_align, ((1, 8, 64, 16), (257, 8, 128, 64))),
     "moe-sum": (_moe_sum, ((129, 4, 4096),)),
@@ -527,8 +600,4 @@ OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = 
 }
 
 #: Check → an operator of the wheel that no case calls.
-UNTESTED: Mapping[str, str] = {
-    "fp4-experts-quantise": "scaled_fp4_experts_quant",
-    "fp8-moe": "cutlass_moe_mm",
-    "moe-permute": "moe_permute",
-}
+UNTESTED: Mapping[str, str] = {"moe-permute": "moe_permute"}
