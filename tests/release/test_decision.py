@@ -28,9 +28,10 @@ from sparkwright.core.files import canonical
 from sparkwright.core.states import State
 from sparkwright.forks.stack import stack_names
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.core.ladder import GATES, SERVED, verdict_digest
 from sparkwright.gates.core.verdict import (
     ORDER,
+    Attempt,
     Check,
     Ladder,
     Verdict,
@@ -494,28 +495,79 @@ def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> No
         decision.read_results(path)
 
 
-#: Fields of the first verdict as the log has them, and as they are shown; and the lines of the log that are left, None for no log.
-FORGERIES: dict[str, tuple[dict[str, Any], dict[str, Any], slice | None]] = {
-    "none": ({}, {}, slice(None)),
-    "another policy": ({}, {"policy": "12" * 32}, slice(None)),
-    "2099": ({"began": 4_070_908_800.0}, {"began": 4_070_908_800.0}, slice(None)),
-    "an attempt less": ({}, {}, slice(-2, None)),
-    "a beginning less": ({}, {}, slice(1, None)),
-    "no log": ({}, {}, None),
-}
+#: What a careless hand does to a document and its log, whose digest is computed again.
+FORGERIES: dict[str, Callable[[Ladder, list[bytes]], tuple[Ladder, list[bytes]]]] = {
+    "a better verdict": lambda ladder, lines: (replace(ladder, verdicts=(better(ladder.verdicts[0]), *ladder.verdicts[1:])), lines),
+    "a better verdict, named by its attempt": lambda ladder, lines: (agreeing(ladder, better(ladder.verdicts[0])), lines),
+    "2099": lambda ladder, lines: written(made.logged(replace(ladder, attempts=(), verdicts=(later(ladder.verdicts[0]), *ladder.verdicts[1:])))),
+    "the first lines of the log": lambda ladder, lines: (ladder, lines[2:]),
+    "the first attempt, in both": lambda ladder, lines: (replace(ladder, attempts=ladder.attempts[2:]), lines[2:]),
+    "an attempt in the middle, in both": lambda ladder, lines: (
+        replace(ladder, attempts=(*ladder.attempts[:2], *ladder.attempts[4:])), [*lines[:2], *lines[4:]],
+    ),
+    "the last attempt, in the document": lambda ladder, lines: (replace(ladder, attempts=ladder.attempts[:-2]), lines),
+    "all attempts, in the document": lambda ladder, lines: (replace(ladder, attempts=()), lines),
+    "no log": lambda ladder, lines: (ladder, []),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
+def better(verdict: Verdict) -> Verdict:
+    """Return *verdict* with figures that look better."""
+    return replace(verdict, seconds=1.0)
+
+
+def later(verdict: Verdict) -> Verdict:
+    """Return *verdict* as of 2099."""
+    return replace(verdict, began=4_070_908_800.0)
+
+
+def agreeing(ladder: Ladder, verdict: Verdict) -> Ladder:
+    """Return *ladder* with *verdict* in the place of the first, and its digest in the attempt that ended with it."""
+    begun, ended, *rest = ladder.attempts
+    ended = replace(ended, verdict=verdict_digest(verdict))
+    return replace(ladder, verdicts=(verdict, *ladder.verdicts[1:]), attempts=(begun, ended, *rest))
+
+
+def written(ladder: Ladder) -> tuple[Ladder, list[bytes]]:
+    """Return *ladder* and the lines of its log."""
+    return ladder, msgspec.json.Encoder().encode_lines(ladder.attempts).splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("forgery", ["none", *FORGERIES])
 def test_verdicts_that_are_not_those_of_the_attempt_log_are_refused(case: Case, tmp_path: Path, forgery: str) -> None:
-    """An edited verdict with a digest that fits, attempts that are gone, and a beginning in 2099."""
-    *fields, lines = FORGERIES[forgery]
-    path, (first, *rest) = tmp_path / case.served.path.name, case.ladder.verdicts
-    rest[-1] = replace(rest[-1], attempt=2)
-    logged, shown = (replace(case.ladder, verdicts=(replace(first, **changed), *rest)) for changed in fields)
-    log = made.write(path, logged).with_name(f"{path.name.removesuffix('.whl')}.attempts.jsonl")
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[lines])) if lines else log.unlink()
-    with contextlib.nullcontext() if forgery == "none" else refusal("verdict-hollow", match="attempt log"):
-        decision.require_logged(path, None, shown)
+    """Document and log are written as the gates do, and then one or both are changed, with a digest that fits."""
+    path = tmp_path / case.served.path.name
+    ladder, lines = written(made.logged(case.ladder))
+    if forgery != "none":
+        ladder, lines = FORGERIES[forgery](ladder, lines)
+    made.write(path, case.ladder).with_name(f"{path.name.removesuffix('.whl')}.attempts.jsonl").write_bytes(b"".join(lines))
+    with contextlib.nullcontext() if forgery == "none" else refusal("verdict-unlogged", match="attempt log"):
+        decision.require_logged(path, None, ladder)
+
+
+#: Ends of the attempts at G4 before the pass → whether the pass counts.
+TRIES: dict[tuple[State | None, ...], bool] = {
+    (): True, ("fail", "fail"): True, ("fail", "fail", "fail"): False, ("fail", "inconclusive", None): False,
+    ("invalid", "not-run", "invalid", "fail"): True, ("pass", "pass", "pass", "pass"): True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tries", TRIES, ids=str)
+def test_pass_after_too_many_attempts_is_none(case: Case, tries: tuple[State | None, ...]) -> None:
+    """Failed, undecided and interrupted attempts count, of this gate and recipe alone; the proof shows them all."""
+    ladder = made.logged(case.ladder)
+    earlier = [
+        Attempt(1, case.served.sha256, "G4", recipe, float(number), state)
+        for recipe, ends in ((made.RECIPE, tries), ("another", ("fail",) * 5))
+        for number, end in enumerate(ends)
+        for state in ({None, end} if end else {None})
+    ]
+    ladder = replace(ladder, attempts=(*sorted(earlier, key=lambda line: line.order), *ladder.attempts))
+    proved = decided(case, ladder)
+    assert (("G4", "attempts-many") not in {(lack.gate, lack.reference) for lack in proved.missing}) == TRIES[tries]
+    [shown] = [gate.attempts for gate in proved.gates if gate.name == "G4"]
+    ends = ", ".join([end or "interrupted" for end in tries] + ["pass"])
+    assert f"{made.RECIPE} {ends}" in shown
 
 
 def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
@@ -525,7 +577,7 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write(tmp_path / path.name, case.ladder)
     made.write_result(tmp_path / path.name, case.result)
     found = decision.read_results(path, tmp_path)
-    assert (found.ladder, found.throughput) == (case.ladder, case.result)
+    assert (found.ladder, found.throughput) == (made.logged(case.ladder), case.result)
     others = ((replace(case.result, seconds=1.0), "verdict-hollow"), (replace(case.result, format=9), "evidence-invalid"))
     for other, reference in others:
         made.write_result(tmp_path / path.name, other)

@@ -30,6 +30,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Result, Subject
 from sparkwright.core import strict_yaml
+from sparkwright.core.files import canonical
 from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
@@ -37,6 +38,7 @@ from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
+    Attempt,
     Check,
     Figure,
     Ladder,
@@ -179,16 +181,27 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
     )  # fmt: skip
 
 
+def logged(made: Ladder) -> Ladder:
+    """Return *made* with the attempts of its verdicts, as `sparkwright gate` logs them one after the other."""
+    lines: list[Attempt] = []
+    for verdict in (one for one in made.verdicts if one.measured):
+        # Each gate begins when the one before it has ended.
+        began = Attempt(verdict.attempt, verdict.wheel, verdict.gate, verdict.recipe, verdict.began, after=digest(lines))
+        lines.append(began)
+        lines.append(replace(began, state=verdict.state, verdict=ladders.verdict_digest(verdict), after=digest(lines)))
+    return replace(made, attempts=tuple(lines))
+
+
+def digest(lines: Sequence[Attempt]) -> str:
+    """Return the sha256 of the last of *lines*; empty without any."""
+    return hashlib.sha256(canonical(lines[-1])).hexdigest() if lines else ""
+
+
 def write(path: Path, made: Ladder) -> Path:
     """Write *made* and its attempts beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
     place = path.parent / f"{path.name.removesuffix('.whl')}.verdicts.json"
-    lines = [
-        ladders.Attempt(verdict.attempt, verdict.wheel, verdict.gate, verdict.recipe, end)
-        for verdict in made.verdicts
-        if verdict.measured
-        for end in (None, verdict)
-    ]
-    place.with_name(place.name.replace(".verdicts.json", ".attempts.jsonl")).write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    made = made if made.attempts else logged(made)
+    place.with_name(place.name.replace(".verdicts.json", ".attempts.jsonl")).write_bytes(msgspec.json.Encoder().encode_lines(made.attempts))
     place.write_bytes(msgspec.json.format(msgspec.json.encode(ladders.document(made)), indent=1) + b"\n")
     return place
 

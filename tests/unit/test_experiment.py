@@ -25,8 +25,8 @@ from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.ladder import Attempt
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
+from sparkwright.gates.core.verdict import Attempt
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment
 from sparkwright.gates.throughput.measurement import (

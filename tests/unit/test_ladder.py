@@ -24,16 +24,16 @@ from sparkwright.core.store import Store, append_line
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import (
     GATES,
-    Attempt,
     Gate,
     VerdictFile,
     attempts,
     climb,
     document,
-    read_logs,
+    read_attempts,
 )
 from sparkwright.gates.core.verdict import (
     ORDER,
+    Attempt,
     Check,
     Figure,
     Ladder,
@@ -153,7 +153,8 @@ def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opene
         log.write(b'{"number": 7')
     run(gate("G1"), file=opened())
     assert states(file) == {"G0": "pass", "G1": "pass"}
-    assert [one.verdict.gate for one in read_logs(file.log.parent, WHEEL.sha256) if one.verdict] == ["G0", "G1", "G1"]
+    ended = [(one.gate, one.state) for one in read_attempts([file.log.parent], WHEEL.sha256) if one.state]
+    assert ended == [("G0", "pass"), ("G1", "pass"), ("G1", "pass")]
 
 
 def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Opened) -> None:
@@ -164,6 +165,26 @@ def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Op
     append_line(copy, Attempt(9, "1" * 64, "G8"))
     assert attempts(file.log.parent, WHEEL.sha256, "G8", "") == 1
     assert opened().attempt == 8
+
+
+def test_attempts_of_another_machine_travel_in_its_document(opened: Opened, store: Store, tmp_path: Path) -> None:
+    """A document without its log, beside the wheel or in the output folder, is counted, and the next attempt continues the number; each line once."""
+    with pytest.raises(RuntimeError):
+        run(Gate("G4", "", breaks, "a"), file=opened())
+    run(gate("G4", "fail", "a"), gate("G8", recipe="a"), file=(file := opened()), keep_going=True)
+    (beside := tmp_path / "wheel").mkdir()
+    for carried in (beside / file.path.name, tmp_path / "new" / "other.verdicts.json"):
+        carried.parent.mkdir(exist_ok=True)
+        carried.write_bytes(file.path.read_bytes())
+        there = VerdictFile(store, tmp_path / "new", WHEEL, "2026.11", beside)
+        assert there.attempt == 3
+    run(gate("G4", recipe="a"), file=there)
+    ladder = there.load()
+    assert ladder
+    assert (ladder.outcomes("G4"), ladder.outcomes("G8")) == ({"a": ["interrupted", "fail", "pass"]}, {"a": ["pass"]})
+    assert [one.reason for one in ladder.attempts if one.state == "fail"] == ["one (broken): it does not hold"]
+    assert attempts(tmp_path / "new", WHEEL.sha256, "G8", "a") == 1
+    assert attempts(tmp_path / "new", WHEEL.sha256, "G4", "a") == 3
 
 
 EDITS: dict[str, tuple[tuple[str | int, ...], object]] = {
@@ -205,7 +226,8 @@ def test_a_file_without_verdicts_is_refused(opened: Opened, text: str) -> None:
 def test_a_document_has_the_fields_of_the_schema() -> None:
     """`gates_page.py` beside this file writes the schema."""
     assert json.loads(gates_page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(gates_page.schema()))
-    ladder = document(run(gate("G0", "fail"), gate("G1")))
+    ran = run(msgspec.structs.replace(gate("G0", "fail"), model="2" * 64), gate("G1"))
+    ladder = document(msgspec.structs.replace(ran, attempts=(Attempt(1, WHEEL.sha256, "G0"),)))
     for name, record in (("Ladder", ladder), ("Verdict", ladder["verdicts"][0])):
         assert set(record) == set(gates_page.schema()["$defs"][name]["properties"])
 

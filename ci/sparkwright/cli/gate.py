@@ -182,7 +182,8 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
     subject, file = None, None
     if path:
         subject = wheel.read_subject(path)
-        file = ladder.VerdictFile(context.store, context.output, subject, context.project.stack)
+        stack, beside = context.project.stack, path.parent
+        file = ladder.VerdictFile(context.store, context.output, subject, stack, beside)
         console.note(f"attempt {file.attempt} of this wheel; verdicts: {file.path}")
     with GateBuilder(context, gate_options, facts) as builder:
         # The verdicts are about the wheel together with the packages that it is served with.

@@ -91,12 +91,18 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class GateResult(msgspec.Struct, frozen=True):
-    """The result of one gate: its name, its subject, its state, and why it is no pass."""
+    """
+    The result of one gate: its name, its subject, its state, and why it is no pass.
+
+    Attributes:
+        attempts: How each attempt ended, oldest first, by recipe.
+    """
 
     name: Line
     title: Line
     state: State
     says: Line = ""
+    attempts: Line = ""
 
 
 class Speed(msgspec.Struct, frozen=True):

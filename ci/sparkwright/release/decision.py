@@ -27,12 +27,12 @@ from sparkwright.client.records import (
     Speed,
     line,
 )
-from sparkwright.core.files import read_bytes, sha256_bytes
+from sparkwright.core.files import canonical, read_bytes, sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED, Attempt, read_logs, read_verdicts
-from sparkwright.gates.core.verdict import ORDER, Ladder, Verdict, declarations
+from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_digest
+from sparkwright.gates.core.verdict import ORDER, Attempt, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
@@ -41,9 +41,15 @@ from sparkwright.release.wheel_facts import WheelFacts
 #: Seconds by which the clocks of two machines may differ.
 CLOCKS = 86_400
 
+#: Ends of attempts that count against `GateRule.attempts`; an interrupted one may have been ended
+#: because it looked bad.
+SPENDING = ("fail", "inconclusive", "interrupted")
+
 #: The references that the decision itself gives; those of gates are their own.
 REASONS: Mapping[str, str] = {
     "not-climbed": "The gate was not run with these bytes.",
+    "attempts-many": "The gate was tried more often without a pass than the policy admits. These "
+    "bytes stay a candidate; a fix is a new version (`label` in stack.yaml).",
     "policy-other": "The gate was judged by another policy than the reviewed one of today.",
     "checks-other": "The gate passed without the checks that the policy wants.",
     "machine-other": "The gate ran on another machine or GPU than the policy names.",
@@ -112,38 +118,42 @@ def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
 
 def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
     """
-    Require that the verdicts of *ladder* are the last ones of the attempt log in *folder*, or
-    beside *wheel*.
+    Require that the attempts of *ladder* are those of the attempt log in *folder*, or beside
+    *wheel*, and that its verdicts are the last of them.
 
     Who can write both files can also make them agree. This notices a verdict that was edited, or an
-    attempt that was taken out, without a thought of the other file.
+    attempt that was taken out, without a thought of the rest.
 
     Raises:
-        verdict-hollow: They are not, or attempts are missing.
-        file-invalid: A log has other contents.
+        verdict-unlogged: They are not, or attempts are missing.
+        file-invalid: The log has other contents.
     """
-    folder, sha256 = folder or wheel.parent, ladder.wheel.sha256 if ladder.wheel else ""
-    log, faults = folder / f"{wheel.name.removesuffix('.whl')}.attempts.jsonl", list[str]()
-    numbers = {entry.number for entry in read_logs(folder, sha256)}
-    if len(numbers) != max(numbers, default=0):
-        faults.append(f"of {max(numbers)} attempts, the logs have {len(numbers)}")
-    begun, last = set[tuple[int, str, str]](), dict[tuple[str, str], Verdict]()
-    for entry in read_lines(log, Attempt, "attempt log") if log.exists() else ():
-        attempt = (entry.number, entry.gate, entry.recipe)
-        if entry.verdict is None:
-            begun.add(attempt)
-        elif entry.wheel == sha256 and entry.verdict.state != "not-run":
+    sha256 = ladder.wheel.sha256 if ladder.wheel else ""
+    log = (folder or wheel.parent) / f"{wheel.name.removesuffix('.whl')}.attempts.jsonl"
+    lines = read_lines(log, Attempt, "attempt log") if log.exists() else []
+    lines = sorted((entry for entry in lines if entry.wheel == sha256), key=lambda line: line.order)
+    digests = {"", *(sha256_bytes(canonical(entry)) for entry in lines)}
+    unshared = {*lines} ^ {*ladder.attempts}
+    faults, last = list[str](), dict[tuple[str, str], str]()
+    for entry in lines:
+        # The document is written when a gate ends.
+        if entry.after not in digests or (entry.state and entry in unshared):
+            faults.append(
+                f"{entry.gate} {entry.recipe}: around attempt {entry.number} lines differ"
+            )
+        if entry.state and entry.state != "not-run":
             last[entry.gate, entry.recipe] = entry.verdict
-            if attempt not in begun:
-                faults.append(f"{entry.verdict.label}: attempt {entry.number} never began")
+    if unshared - {*lines}:
+        faults.append(f"{log.name} lacks attempts that the verdicts have")
     for verdict in ladder.verdicts:
-        if verdict.state != "not-run" and last.get((verdict.gate, verdict.recipe)) != verdict:
+        logged = last.get((verdict.gate, verdict.recipe))
+        if verdict.state != "not-run" and logged != verdict_digest(verdict):
             faults.append(f"{verdict.label}: {log.name} has no such verdict, or a later one")
         if verdict.began > time.time() + CLOCKS:
             faults.append(f"{verdict.label}: it began in the future")
     if faults:
         raise ReleaseError(
-            "verdict-hollow",
+            "verdict-unlogged",
             f"The verdicts about {wheel.name} are not those of its attempt log.",
             details=faults[:30],
         )
@@ -214,7 +224,8 @@ def decide(
             cells = throughput_recheck.recompute(verdict, throughput, policy.throughput)
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
-    missing, recipes = _gates(wheel, required, verdicts, policy, throughput)
+    judged = ladder or Ladder(wheel.stack, None, ())
+    missing, recipes = _gates(wheel, required, judged, policy, throughput)
     missing += [*_wheel(wheel, required), *_companion(wheel, required, serving)]
     if rule is None:
         missing.append(
@@ -222,7 +233,7 @@ def decide(
                 "policy", "not-run", "fork-unknown", f"there is no rule for {wheel.source.name}"
             )
         )
-    states = ladder.states if ladder else {}
+    states = judged.states
     baseline = throughput.baseline if throughput else None
     return Proof(
         policy=policy.digest,
@@ -230,7 +241,7 @@ def decide(
             sorted(set(missing), key=lambda entry: (entry.gate, entry.reference, entry.says))
         ),
         gates=tuple(
-            _gate_result(name, states.get(name), verdicts, policy)
+            _gate_result(name, states.get(name), judged, policy)
             for name in GATES
             if name in states or name in required.gates
         ),
@@ -238,7 +249,7 @@ def decide(
         speeds=tuple(_speed(cell, series) for cell in cells for series in cell.series),
         baseline=line(f"{baseline.label} ({baseline.sha256[:16]})") if baseline else "",
         margin=throughput.margin if throughput else None,
-        host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
+        host={line(name): line(value) for name, value in judged.host.items()},
     )
 
 
@@ -272,7 +283,7 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
 def _gates(
     wheel: WheelFacts,
     rule: ForkRule,
-    verdicts: Sequence[Verdict],
+    ladder: Ladder,
     policy: ReleasePolicy,
     throughput: Result | None,
 ) -> tuple[list[Missing], tuple[str, ...]]:
@@ -283,13 +294,15 @@ def _gates(
     Of each group of recipes one has to be shown; if none is, the one that lacks least counts. The
     throughput counts for any recipe of the policy.
     """
+    verdicts = ladder.verdicts
     by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
+    outcomes = {name: ladder.outcomes(name) for name in GATES}
 
     def lacks(names: Iterable[str], recipe: str = "") -> list[Missing]:
         return [
             lack
             for name in names
-            for lack in _lacks(wheel, policy, name, recipe, by_gate.get((name, recipe)))
+            for lack in _lacks(wheel, policy, name, recipe, by_gate.get((name, recipe)), outcomes)
         ]
 
     served = [name for name in rule.gates if name in SERVED and name != "G8"]
@@ -306,7 +319,7 @@ def _gates(
             if verdict.gate == "G8" and verdict.recipe in by_recipe
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
-        missing += _lacks(wheel, policy, "G8", "", best)
+        missing += _lacks(wheel, policy, "G8", "", best, outcomes)
         if best and best.state == "pass" and throughput and policy.throughput:
             missing += throughput_recheck.missing(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
@@ -326,7 +339,12 @@ def _gates(
 
 
 def _lacks(
-    wheel: WheelFacts, policy: ReleasePolicy, name: str, recipe: str, verdict: Verdict | None
+    wheel: WheelFacts,
+    policy: ReleasePolicy,
+    name: str,
+    recipe: str,
+    verdict: Verdict | None,
+    outcomes: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> Iterator[Missing]:
     """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
     if verdict is None:
@@ -342,6 +360,11 @@ def _lacks(
         yield Missing(name, verdict.state, *_reason(verdict))
         return
     rule = policy.file.gates[name]
+    ends = outcomes[name].get(verdict.recipe, ())
+    spent = sum(end in SPENDING for end in ends)
+    if rule.attempts is not None and spent >= rule.attempts:
+        text = f"{len(ends)} attempts: {', '.join(ends)}; {rule.attempts} are admitted"
+        yield Missing(name, "invalid", "attempts-many", line(text))
     expected = policy.expected_digest(name, wheel.stack, verdict.recipe)
     if expected and verdict.policy != expected:
         yield Missing(
@@ -442,25 +465,27 @@ def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Ite
 
 def _reason(verdict: Verdict) -> tuple[str, str]:
     """Return reference and text of the check that makes *verdict* no pass."""
-    checks = [check for check in verdict.checks if check.required and check.state != "pass"]
-    worst = min(checks, key=lambda check: ORDER.index(check.state), default=None)
+    worst = verdict.worst_check
     if worst is None:
         return "not-climbed", f"{verdict.gate} made no required check"
     return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
 def _gate_result(
-    name: str, state: State | None, verdicts: Iterable[Verdict], policy: ReleasePolicy
+    name: str, state: State | None, ladder: Ladder, policy: ReleasePolicy
 ) -> GateResult:
+    outcomes = ladder.outcomes(name).items()
+    texts = (f"{recipe} {', '.join(ends)}".strip() for recipe, ends in sorted(outcomes))
+    attempts = line("; ".join(texts))
     if state is None:
-        return GateResult(name, GATES[name], "not-run", "it was not run")
-    own = [entry for entry in verdicts if (entry.gate, entry.state) == (name, state)]
+        return GateResult(name, GATES[name], "not-run", "it was not run", attempts)
+    own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) == (name, state)]
     # A fault of our own says more than one of the official wheel.
     shown = min(own, key=lambda entry: bool(_excuse(entry, policy)))
     says = "" if state == "pass" else _reason(shown)[1]
     if excuse := _excuse(shown, policy):
         says = line(f"{shown.recipe}: {says}; {excuse}")
-    return GateResult(name, GATES[name], state, says)
+    return GateResult(name, GATES[name], state, says, attempts)
 
 
 def _excuse(verdict: Verdict, policy: ReleasePolicy) -> str:

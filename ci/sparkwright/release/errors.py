@@ -92,10 +92,16 @@ class ReleaseError(SparkwrightError):
             "Run `sparkwright gate` with this very wheel.",
         ),
         "verdict-hollow": Advice(
-            "A pass has no evidence: checks of the gate are missing, no figure, sample or "
-            "measurement was recorded, or the attempt log does not have it.",
-            "Run the whole gate again, and do not edit its files; copy NAME.attempts.jsonl with "
-            "NAME.verdicts.json. The lines above name what is missing.",
+            "A pass has no evidence: checks of the gate are missing, or no figure, sample or "
+            "measurement was recorded.",
+            "Run the whole gate again, and do not edit its files. The lines above name what is "
+            "missing.",
+        ),
+        "verdict-unlogged": Advice(
+            "The attempt log does not know the verdicts: one was edited, an attempt was taken out, "
+            "a clock was wrong, or the log was not copied with them.",
+            "Copy NAME.attempts.jsonl with NAME.verdicts.json, both as `sparkwright gate` wrote "
+            "them; or run the gates again.",
         ),
         "verified-refused": Advice(
             "Not every required verdict about these bytes is a pass; the lines above say which, and"

@@ -93,12 +93,15 @@ class GateRule(_Record, frozen=True):
         optional: Checks that the gate can make and that no pass rests on.
         wanted: Checks that ``verified`` asks for besides; a pass without them is sound.
         gpu: Whether the gate counts only from a machine with the GPU of the policy.
+        attempts: A pass does not count after so many attempts of the same recipe that failed, did
+            not decide or were interrupted; None for any number.
     """
 
     checks: Texts
     optional: tuple[Text, ...] = ()
     wanted: tuple[Text, ...] = ()
     gpu: bool = False
+    attempts: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Override(_Record, frozen=True):

@@ -5,8 +5,8 @@ A gate after a failure is listed as not run. A gate that cannot run here stops n
 ladder with one is not a pass.
 
 Beside a wheel, ``NAME.verdicts.json`` holds the newest verdict of each gate and recipe.
-``NAME.attempts.jsonl`` has a line for each gate that began and for each verdict, so that
-interrupted gates count, and only grows.
+``NAME.attempts.jsonl`` has a line for each gate that began and for each that ended, so that
+interrupted gates count, and only grows. Its lines travel in the verdict document, too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
@@ -30,6 +31,7 @@ from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line, read_lines
 from sparkwright.gates.core.verdict import (
     FORMAT,
+    Attempt,
     Check,
     GateError,
     Ladder,
@@ -70,6 +72,9 @@ STOPPED = declare("ladder", role="reports")
 #: The check that binds what a server answers to the wheel that the verdict is about.
 WHEEL_SERVED = declare("wheel-served")
 
+#: Fields of a document, or of its verdicts, that it may lack; it was written before there were any.
+LATER = ("attempts", "model")
+
 #: Samples shown of a check that failed; ``--json`` prints all.
 SHOWN = 3
 
@@ -81,28 +86,9 @@ _ERRORS: Mapping[State, tuple[str, str]] = {
 }
 
 
-class Attempt(msgspec.Struct, frozen=True):
-    """
-    A line of the attempt log: a gate begins, or its verdict.
-
-    Attributes:
-        number: Of the run of the gates, from 1, counted for the bytes of the wheel.
-        wheel: The sha256 of the wheel.
-        gate: The gate.
-        recipe: The recipe that is served; empty without one.
-        verdict: None on the line of the beginning.
-    """
-
-    number: int
-    wheel: str
-    gate: str
-    recipe: str = ""
-    verdict: Verdict | None = None
-
-
 def attempts(folder: Path, wheel: str, gate: str, recipe: str) -> int:
     """
-    Return how often *gate* began for *recipe*, by the attempt logs in *folder*.
+    Return how often *gate* began for *recipe*, by the attempt logs and documents in *folder*.
 
     A gate that runs now counts; also one that was interrupted.
 
@@ -110,40 +96,55 @@ def attempts(folder: Path, wheel: str, gate: str, recipe: str) -> int:
         wheel: The sha256 of the wheel; lines about other bytes do not count.
 
     Raises:
-        file-invalid: A log has other contents.
+        file-invalid: A file has other contents.
     """
     return sum(
-        (line.gate, line.recipe, line.verdict) == (gate, recipe, None)
-        for line in read_logs(folder, wheel)
+        (line.gate, line.recipe, line.state) == (gate, recipe, None)
+        for line in read_attempts([folder], wheel)
     )
 
 
-def read_logs(folder: Path, wheel: str) -> list[Attempt]:
+def read_attempts(folders: Iterable[Path], wheel: str) -> list[Attempt]:
     """
-    Return the lines about the bytes *wheel*, a sha256, of all attempt logs in *folder*.
+    Return the attempts with the bytes *wheel*, a sha256, in all logs and documents in *folders*,
+    oldest first.
 
-    A copy of the wheel under another file name is the same wheel.
+    A copy of the wheel under another file name is the same wheel, and a document may come from
+    another machine.
 
     Raises:
-        file-invalid: A log has other contents.
+        file-invalid: A file has other contents.
     """
-    return [
-        line
-        for path in list_folder(folder, "*.attempts.jsonl")
-        for line in read_lines(path, Attempt, "attempt log")
-        if line.wheel == wheel
-    ]
+    lines = set[Attempt]()
+    for folder in folders:
+        for path in list_folder(folder, "*.attempts.jsonl"):
+            lines.update(read_lines(path, Attempt, "attempt log"))
+        for path in list_folder(folder, "*.verdicts.json"):
+            lines.update(_read_document(path).attempts)
+    return sorted((line for line in lines if line.wheel == wheel), key=lambda line: line.order)
+
+
+def verdict_digest(verdict: Verdict) -> str:
+    """Return the sha256 by which an attempt names its *verdict*."""
+    # Through its own type first, so that a count which is an integer here has the digest that it
+    # has after it was read as a number.
+    typed = msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict)
+    return sha256_bytes(canonical(typed))
 
 
 def document(verdicts: Ladder) -> dict[str, Any]:
     """Return *verdicts* as a JSON document, with the states that follow and a digest of it all."""
-    # Through its own type first, so that a count which is an integer here has the digest that it
-    # has after it was read as a number.
+    # As in `verdict_digest`.
     typed = msgspec.json.decode(msgspec.json.encode(verdicts), type=Ladder)
     fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(typed))
     for verdict, record in zip(verdicts.verdicts, fields["verdicts"], strict=True):
         record["state"] = verdict.state
     fields["state"] = verdicts.state
+    # Documents of before these fields stay what they are.
+    for record in (fields, *fields["verdicts"]):
+        for name in LATER:
+            if not record.get(name, "absent"):
+                del record[name]
     return {**fields, "digest": sha256_bytes(canonical(fields))}
 
 
@@ -162,12 +163,27 @@ def read_verdicts(data: bytes) -> Ladder:
     return verdicts
 
 
+def _read_document(path: Path) -> Ladder:
+    try:
+        return read_verdicts(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise FileError(
+            "file-invalid",
+            f"{path.name} is not a file that verdicts can be merged into.",
+            details=[str(error)],
+            todo="Move it away, or restore the file that `sparkwright gate` wrote.",
+        ) from error
+
+
 class VerdictFile:
     """
     The verdicts about *wheel* in the folder *output*, for one run of the gates.
 
+    Attempts that other logs or documents have are brought into its log.
+
     Args:
         stack: The stack whose policies judge.
+        beside: Another folder with attempts: that of the wheel.
 
     Attributes:
         path: The document.
@@ -179,14 +195,26 @@ class VerdictFile:
             the attempt log has other contents.
     """
 
-    def __init__(self, store: Store, output: Path, wheel: AuditedWheel, stack: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        output: Path,
+        wheel: AuditedWheel,
+        stack: str,
+        beside: Path | None = None,
+    ) -> None:
         self._store, self._wheel, self._stack = store, wheel, stack
         name = wheel.file.removesuffix(".whl")
         self.path = output / f"{name}.verdicts.json"
         self.log = output / f"{name}.attempts.jsonl"
         self.load()
-        lines = read_logs(output, wheel.sha256)
+        lines = read_attempts([output, *filter(None, [beside])], wheel.sha256)
+        own = read_lines(self.log, Attempt, "attempt log") if self.log.exists() else []
+        for line in lines:
+            if line not in own:
+                append_line(self.log, line)
         self.attempt = 1 + max((line.number for line in lines), default=0)
+        self._last = lines[-1] if lines else None
 
     def load(self) -> Ladder | None:
         """
@@ -195,38 +223,42 @@ class VerdictFile:
         Raises:
             file-invalid: The file is not what `store` writes, or its verdicts are of another stack.
         """
-        try:
-            stored = read_verdicts(self.path.read_bytes())
-            if not stored.wheel or stored.wheel.sha256 != self._wheel.sha256:
-                return None
-            if stored.stack != self._stack:
-                raise ValueError(f"its verdicts are of stack {stored.stack}, not {self._stack}")
-        except FileNotFoundError:
+        if not self.path.exists():
             return None
-        except (ValueError, RecursionError, OSError) as error:
-            raise FileError(
-                "file-invalid",
-                f"{self.path.name} is not a file that verdicts can be merged into.",
-                details=[str(error)],
-                todo="Move it away, or restore the file that `sparkwright gate` wrote.",
-            ) from error
+        stored = _read_document(self.path)
+        if not stored.wheel or stored.wheel.sha256 != self._wheel.sha256:
+            return None
+        if stored.stack != self._stack:
+            what = f"The verdicts in {self.path.name} are of another stack, {stored.stack}."
+            raise FileError("file-invalid", what, todo="Move it away, or name another --output.")
         return stored
 
-    def log_line(self, gate: str, recipe: str, verdict: Verdict | None = None) -> None:
-        """Log that *gate* begins, or its *verdict*."""
-        append_line(self.log, Attempt(self.attempt, self._wheel.sha256, gate, recipe, verdict))
+    def begin(self, gate: str, recipe: str, began: float) -> None:
+        """Log that *gate* begins."""
+        self._log(Attempt(self.attempt, self._wheel.sha256, gate, recipe, began))
+
+    def _log(self, line: Attempt) -> None:
+        after = sha256_bytes(canonical(self._last)) if self._last else ""
+        self._last = replace(line, after=after)
+        append_line(self.log, self._last)
 
     def store(self, now: Ladder) -> None:
         """
-        Log the last verdict of *now* if anything was measured and merge *now* into the document.
+        Log the last verdict of *now* if its gate began, and merge *now* into the document.
 
         Raises:
             file-invalid: As `load`.
         """
-        last = now.verdicts[-1]
+        verdict, line = now.verdicts[-1], self._last
         with self._store.lock("verdicts"):
-            if last.measured:
-                self.log_line(last.gate, last.recipe, last)
+            begun = (line.gate, line.recipe, line.began) if line and not line.state else None
+            if line and begun == (verdict.gate, verdict.recipe, verdict.began):
+                worst = verdict.worst_check
+                reason = f"{worst.name} ({worst.reason}): {worst.message}" if worst else ""
+                digest = verdict_digest(verdict)
+                self._log(replace(line, state=verdict.state, reason=reason, verdict=digest))
+            lines = read_attempts([self.path.parent], self._wheel.sha256)
+            now = replace(now, attempts=tuple(lines))
             if before := self.load():
                 now = merge(before, now)
             data = msgspec.json.format(msgspec.json.encode(document(now)), indent=1)
@@ -242,6 +274,7 @@ class Gate(msgspec.Struct, frozen=True):
         run: Return its checks; a failure of the set-up may raise.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
+        model: As `Verdict.model`.
         evidence: Return the sha256 of the file that holds its measurements, after it ran; empty
             without one.
     """
@@ -252,6 +285,7 @@ class Gate(msgspec.Struct, frozen=True):
     recipe: str = ""
     blocked: Check | None = None
     evidence: Callable[[], str] = str
+    model: str = ""
 
 
 def host_facts() -> dict[str, str]:
@@ -301,7 +335,7 @@ def climb(
             checks = (not_run("ladder", message, "earlier-failed"),)
         elif not gate.blocked:
             if file:
-                file.log_line(gate.name, gate.recipe)
+                file.begin(gate.name, gate.recipe, began)
             with console.step(f"{gate.name}: {GATES[gate.name]}"):
                 checks = gate.run()
         verdict = Verdict(
@@ -316,6 +350,7 @@ def climb(
             evidence=gate.evidence(),
             began=began,
             seconds=time.monotonic() - clock,
+            model=gate.model,
         )
         console.note(f"{gate.name}: {verdict.state} after {duration(verdict.seconds)}")
         ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code())

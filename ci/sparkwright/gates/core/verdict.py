@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.core.errors import Advice, SparkwrightError
@@ -148,6 +149,7 @@ class Verdict(msgspec.Struct, frozen=True):
         host: Facts of the machine by name (GPU, driver, versions); no host name, user or path.
         began: Seconds since 1970 at the beginning.
         seconds: How long it took.
+        model: The digest of the files of the model that was served; empty if they are unknown.
     """
 
     gate: str
@@ -161,11 +163,18 @@ class Verdict(msgspec.Struct, frozen=True):
     host: dict[str, str] = {}
     began: float = 0.0
     seconds: float = 0.0
+    model: str = ""
 
     @property
     def state(self) -> State:
         """The worst state of the required checks; ``not-run`` without any."""
         return worst(check.state for check in self.checks if check.required)
+
+    @property
+    def worst_check(self) -> Check | None:
+        """The first required check in the worst state; None if all pass, or there is none."""
+        checks = [check for check in self.checks if check.required and check.state != "pass"]
+        return min(checks, key=lambda check: ORDER.index(check.state), default=None)
 
     @property
     def label(self) -> str:
@@ -178,6 +187,38 @@ class Verdict(msgspec.Struct, frozen=True):
         return any(check.state != "not-run" for check in self.checks)
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """
+    A line of the attempt log: a gate begins, or ends.
+
+    Attributes:
+        number: Of the run of the gates, from 1, counted for the bytes of the wheel.
+        wheel: The sha256 of the wheel.
+        gate: The gate.
+        recipe: The recipe that is served; empty without one.
+        began: As `Verdict.began`.
+        state: None on the line of the beginning.
+        reason: The check that made it no pass, and why; empty for a pass and at the beginning.
+        verdict: The sha256 of the verdict; empty at the beginning.
+        after: The sha256 of the line before it; empty for the first.
+    """
+
+    number: int
+    wheel: str
+    gate: str
+    recipe: str = ""
+    began: float = 0.0
+    state: State | None = None
+    reason: str = ""
+    verdict: str = ""
+    after: str = ""
+
+    @property
+    def order(self) -> tuple[float, int, bool]:
+        """What lines are sorted by: oldest first, and an end after its beginning."""
+        return self.began, self.number, self.state is not None
+
+
 class Ladder(msgspec.Struct, frozen=True):
     """
     All verdicts about one wheel, one for each gate and recipe.
@@ -188,6 +229,7 @@ class Ladder(msgspec.Struct, frozen=True):
         verdicts: In the order of `GATES`, then by recipe.
         device_code: The wheel's device-code digest; empty if the audit did not run.
         format: Of this record.
+        attempts: Every attempt with the wheel that is known, on any machine, oldest first.
     """
 
     stack: str
@@ -195,6 +237,7 @@ class Ladder(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...]
     device_code: str = ""
     format: int = FORMAT
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def state(self) -> State:
@@ -218,6 +261,23 @@ class Ladder(msgspec.Struct, frozen=True):
             for gate, state in lowest.items()
         }
 
+    def outcomes(self, gate: str) -> dict[str, list[str]]:
+        """
+        Return how the attempts at *gate* ended, oldest first, by recipe: a state, or
+        ``interrupted``.
+        """
+        ends = {
+            (line.number, line.gate, line.recipe, line.began): line.state
+            for line in self.attempts
+            if line.state
+        }
+        outcomes: dict[str, list[str]] = {}
+        for line in self.attempts:
+            if line.gate == gate and line.state is None:
+                key = (line.number, line.gate, line.recipe, line.began)
+                outcomes.setdefault(line.recipe, []).append(ends.get(key, "interrupted"))
+        return outcomes
+
     @property
     def host(self) -> dict[str, str]:
         """The facts on which all verdicts agree that were measured with the wheel installed."""
@@ -235,14 +295,16 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
     """
     Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
 
-    Both are about one wheel and stack. A verdict that is not-run replaces none.
+    Both are about one wheel and stack, and *now* has all attempts. A verdict that is not-run
+    replaces none but another such.
     """
     verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
     for new in now.verdicts:
-        key = (new.gate, new.recipe)
-        verdicts[key] = verdicts.get(key, new) if new.state == "not-run" else new
+        old = verdicts.setdefault((new.gate, new.recipe), new)
+        if new.state != "not-run" or old.state == "not-run":
+            verdicts[new.gate, new.recipe] = new
     ordered = tuple(verdicts[key] for key in sorted(verdicts))
-    return Ladder(now.stack, now.wheel, ordered, now.device_code or before.device_code)
+    return replace(now, verdicts=ordered, device_code=now.device_code or before.device_code)
 
 
 def worst(states: Iterable[State]) -> State:
