@@ -121,11 +121,14 @@ def _served(tmp_path: Path) -> GateOptions:
     return GateOptions(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
 
 
-def test_a_model_without_a_floor_is_an_error_at_the_start(built: Built, served: GateOptions, tmp_path: Path) -> None:
-    """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
+def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
+    """G6 is not run, and says why before hours are spent; the gates around it are, and a model that has a floor is asked."""
     options = replace(served, against=tmp_path)
-    with built(options) as builder, refusal("recipe-unfit", match="G6 has no floor of gsm8k for a server without --recipe"):
-        builder.gate("G6")
+    with built(options) as builder:
+        blocked = [(name, gate.blocked and gate.blocked.reason) for name in ("G4", "G5", "G6", "G7") if (gate := builder.gate(name))]
+        assert blocked == [("G4", None), ("G5", None), ("G6", "floor-missing"), ("G7", None)]
+        assert {len(builder.gate(name).model) for name in ("G1", "G6")} == {0, 64}
+        assert builder.gate("G6").policy
     with refusal("not-provided"):
         built(replace(options, recipe="qwen3-30b-a3b-nvfp4"))
     with built(replace(options, serve=None, server=NOBODY, recipe="qwen3-30b-a3b-nvfp4")) as builder:

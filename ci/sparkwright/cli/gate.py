@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import wheel
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
+from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
-from sparkwright.core.files import list_folder
+from sparkwright.core.files import list_folder, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.release import policy
+from sparkwright.release import policy, request
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
@@ -44,13 +43,17 @@ _OPTIONS: options.Options = {
     },
     "--dry-run": {
         **options.FLAG,
-        "help": "only check that every recipe of --recipe 'NAME …' serves the vLLM of the stack; "
-        "start nothing (default: the first that does of each group of the release policy)",
+        "help": "only check that the recipes of --recipe 'NAME …' can reach --channel; start "
+        "nothing (default: the first of each group of the release policy that can be gated)",
+    },
+    "--gpu": {
+        "metavar": "CAPABILITY",
+        "help": "with --dry-run: of the machine that will gate, or `none` (default: this machine)",
     },
     "--channel": {
         "choices": ("candidate", "verified"),
         "default": "candidate",
-        "help": "with --dry-run: `verified` needs a recipe of each group (default: %(default)s)",
+        "help": "with --dry-run: the channel that is to be reached (default: %(default)s)",
     },
     "--server-user": {
         "metavar": "USER",
@@ -115,7 +118,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     )
     context = options.checkout(arguments)
     if arguments.dry_run:
-        return _check_recipes(context, arguments.recipe.split(), arguments.channel)
+        return _check_request(context, arguments)
     gate_options = replace(
         msgspec.convert(vars(arguments), GateOptions),
         texts=options.prompts(context, arguments),
@@ -132,43 +135,26 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     return None
 
 
-def _check_recipes(context: RunContext, names: Sequence[str], channel: str) -> dict[str, Any]:
+def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Return the recipes to gate, and the releases of the stack's grafted forks that each serves.
-
-    Args:
-        names: Empty for the first that serves them of each group of the release policy.
+    Return the request of *arguments*, and whether its verdicts are there and nothing has changed.
 
     Raises:
-        UsageError: There is no such recipe, or the channel ``verified`` needs another one.
-        recipe-unfit: A recipe does not know a release.
+        UsageError, request-unfit: As `request.require`.
     """
-    stack, root = context.project.stack, context.project.root
-    locked = {fork: context.lock.forks[fork].bases.values() for fork in context.forks}
-    versions = sorted({base.version for bases in locked.values() for base in bases})
-    # Of our wheel, which has what the official one may lack.
-    served = [f"{version}+{context.project.spec.label}" for version in versions]
-    groups = policy.load(root, context.project.spec.arch).file.groups
-    fitting = {
-        group: [name for name in members if all(map(recipes.load(root, name).find_variant, served))]
-        for group, members in groups.items()
-    }
-    names = names or list(dict.fromkeys(fits[0] for fits in fitting.values() if fits))
-    options.refuse((not names, f"No recipe of the release policy serves {stack}; name one."))
-    for recipe in [recipes.load(root, name) for name in names]:
-        for version in served:
-            recipe.variant(version)
-    lacking = [
-        f"{group}: {', '.join(fits) or f'no recipe serves {stack}'}"
-        for group, fits in fitting.items()
-        if not set(names) & set(fits)
-    ]
-    if lacking and channel == "verified":
-        what = "verified needs a recipe of each group of the release policy."
-        todo = "Name one of each group. If a group has none, only a candidate can be published."
-        raise UsageError("usage", what, details=lacking, todo=todo)
-    console.result(f"{stack} ({', '.join(versions)}) is served by {' '.join(names)}")
-    return {"recipes": names, "stack": stack, "versions": versions}
+    models, path = arguments.model_folder, arguments.wheel
+    gpus = [arguments.gpu] if arguments.gpu else [gpu.capability for gpu in host_info.gpus()]
+    names = arguments.recipe.split()
+    asked = request.require(context, names, arguments.channel, gpus=gpus, models=models)
+    versions = ", ".join(asked.versions)
+    console.result(f"{asked.stack} ({versions}) is served by {' '.join(asked.recipes)}")
+    settled = False
+    if models and path:
+        stored = ladder.read_documents(context.output, sha256_file(path))
+        verdicts = [verdict for each in stored for verdict in each.verdicts]
+        rules = policy.load(context.project.root, context.project.spec.arch)
+        settled = request.settled(verdicts, asked, rules, ladder.host_facts(), models)
+    return {**msgspec.structs.asdict(asked), "settled": settled}
 
 
 def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = False) -> Ladder:

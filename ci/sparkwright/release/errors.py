@@ -80,6 +80,12 @@ class ReleaseError(SparkwrightError):
             " verdict is odd, or too long.",
             "Correct what the line above names, and build or gate again.",
         ),
+        "request-unfit": Advice(
+            "What is asked for cannot end in that channel, whatever the gates find; nothing was "
+            "started.",
+            "Change what the lines above name, name other recipes, or ask for the channel "
+            "candidate.",
+        ),
         "set-unresolved": Advice(
             "No set of versions on the package index satisfies these wheels, or a package "
             "has no wheel with a sha256.",

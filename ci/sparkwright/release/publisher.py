@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True):
     Attributes:
         version: Of the timestamp metadata that offers it.
         already: The same wheels were published before, and nothing was done.
-        gated: What is published rests on every gate, by the policy of today.
+        gated: Every gate was tried with what is published, by the policy of today.
         sent: Files that were sent to GitHub, those that lay there already not included.
         missing: Wheel → what it lacks for ``verified``.
         fingerprint: Of root 1 of the index.
@@ -520,9 +520,9 @@ def _same_release(
 
 
 def _gated(proof: Proof, policy: ReleasePolicy) -> bool:
-    """Return whether *proof* rests on every gate, by the *policy* of today."""
-    states = [gate.state for gate in proof.gates]
-    return proof.policy == policy.digest and bool(states) and "not-run" not in states
+    """Return whether every gate was tried for *proof*, by the *policy* of today."""
+    untried = any(entry.reference == "not-climbed" for entry in proof.missing)
+    return proof.policy == policy.digest and bool(proof.gates) and not untried
 
 
 def _require_offered(entry: IndexEntry) -> None:

@@ -33,7 +33,12 @@ from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
-from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
+from sparkwright.gates.core.server_under_test import (
+    GateOptions,
+    ServerUnderTest,
+    model_digest,
+    same_wheel,
+)
 from sparkwright.gates.core.verdict import UNAVAILABLE, Check, GateError, invalid, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
@@ -129,7 +134,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
         Raises:
             UsageError: The policy has no such profile or task.
-            recipe-unfit: The recipe has no floor for the task.
             environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
         """
         options, policies = self._options, self._policies
@@ -139,32 +143,40 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             for text, names in NEEDS.get(name, {}).items()
             if not any(getattr(options, each) for each in names)
         ]
+        if name in ("G4", "G7"):
+            _require("--profile", options.profile, policies.generation.profiles)
+        if name == "G6":
+            _require("--task", options.task, policies.accuracy.tasks)
+        digest, blocked = "", None
         if lacking:
             message = f"to run it, name {'; and '.join(lacking)}"
-            return Gate(name, "", tuple, recipe, not_run(STOPPED[0].name, message, "not-asked"))
-        if name == "G0":
-            digest = self._audit.policy
-        elif name == "G8":
-            digest = self._experiment.digest
-        else:
-            if name in ("G4", "G7"):
-                _require("--profile", options.profile, policies.generation.profiles)
-            if name == "G6":
-                _require("--task", options.task, policies.accuracy.tasks)
-                if not self._recipe or options.task not in self._recipe.floors:
-                    raise recipes.RecipeError(
-                        "recipe-unfit",
-                        f"G6 has no floor of {options.task} for "
-                        f"{options.recipe or 'a server without --recipe'}.",
-                        todo="Measure a trusted wheel and add the floor to `floors` in the recipe; "
-                        "or choose another --task or --recipe, or --only without G6.",
-                    )
-            if name in SERVED and options.serve:
-                self.server.launch()
+            blocked = not_run(STOPPED[0].name, message, "not-asked")
+        elif name == "G6" and not (self._recipe and options.task in self._recipe.floors):
+            message = (
+                f"{options.recipe or 'a server without --recipe'} has no floor of {options.task}"
+            )
+            blocked = not_run(STOPPED[0].name, message, "floor-missing")
+        elif name in SERVED and options.serve:
+            self.server.launch()
+        if name not in ("G0", "G8"):
             settings = (options.flag, options.variable)
             digest = policies.digest(name, self._recipe, options.profile, settings)
-        evidence = (lambda: self.evidence) if name == "G8" else str
-        return Gate(name, digest, partial(self._checks, name), recipe, evidence=evidence)
+        elif not blocked:
+            digest = self._audit.policy if name == "G0" else self._experiment.digest
+        return Gate(
+            name,
+            digest,
+            partial(self._checks, name),
+            recipe,
+            blocked,
+            (lambda: self.evidence) if name == "G8" else str,
+            self._model if name in SERVED else "",
+        )
+
+    @cached_property
+    def _model(self) -> str:
+        folder = self._options.serve or self._options.model_folder
+        return model_digest(folder) if folder else ""
 
     def _checks(self, name: str) -> tuple[Check, ...]:
         if name not in SERVED or name == "G8":

@@ -60,6 +60,8 @@ SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 REASONS: Mapping[str, str] = {
     "earlier-failed": "An earlier gate failed or was invalid, and the ladder stops there. Fix that "
     "first, or continue with --keep-going.",
+    "floor-missing": "The recipe has no accuracy floor of the task, which verified asks for. "
+    "Measure a trusted wheel, and add the floor to `floors` in the recipe.",
     "not-asked": (
         "The command line does not name a wheel, server, log, reference or baseline "
         "that the gate needs. The row names the option."
@@ -119,9 +121,15 @@ def read_attempts(folders: Iterable[Path], wheel: str) -> list[Attempt]:
     for folder in folders:
         for path in list_folder(folder, "*.attempts.jsonl"):
             lines.update(read_lines(path, Attempt, "attempt log"))
-        for path in list_folder(folder, "*.verdicts.json"):
-            lines.update(_read_document(path).attempts)
+        for stored in read_documents(folder, wheel):
+            lines.update(stored.attempts)
     return sorted((line for line in lines if line.wheel == wheel), key=lambda line: line.order)
+
+
+def read_documents(folder: Path, wheel: str) -> list[Ladder]:
+    """Return the documents in *folder* about the bytes *wheel*, a sha256; raise `file-invalid`."""
+    ladders = [_read_document(path) for path in list_folder(folder, "*.verdicts.json")]
+    return [stored for stored in ladders if stored.wheel and stored.wheel.sha256 == wheel]
 
 
 def verdict_digest(verdict: Verdict) -> str:
@@ -357,6 +365,22 @@ def climb(
         if file:
             file.store(ladder)
     return ladder
+
+
+def unchanged(verdicts: Iterable[Verdict], gate: Gate, host: Mapping[str, str]) -> Verdict | None:
+    """
+    Return the verdict of *gate* among *verdicts*, if it would be judged now by the same policy,
+    with the same recipe and model, on the same machine.
+
+    Args:
+        host: Facts of this machine; facts of environments beside them do not count.
+    """
+    for verdict in verdicts:
+        same = (verdict.gate, verdict.recipe, verdict.model) == (gate.name, gate.recipe, gate.model)
+        judged = not gate.policy or verdict.policy == gate.policy
+        if same and judged and all(verdict.host.get(name) == host[name] for name in host):
+            return verdict
+    return None
 
 
 def show(ladder: Ladder) -> None:

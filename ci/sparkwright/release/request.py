@@ -1,0 +1,187 @@
+"""
+Decide in seconds whether a request to gate can end in a channel, before anything is built.
+
+``gate --dry-run``, the pipeline and the gate of a recipe decide by `require` alone, so that none of
+them promises what another one refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.recipes import preflight
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import Recipe, RecipeError
+from sparkwright.client.records import Channel, Missing, line
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
+from sparkwright.gates.core.ladder import SERVED, Gate, unchanged
+from sparkwright.gates.core.server_under_test import model_digest
+from sparkwright.gates.core.verdict import Verdict
+from sparkwright.release import policy as release_policy
+from sparkwright.release.errors import ReleaseError
+from sparkwright.release.policy import ReleasePolicy
+
+#: What stops a request for a candidate, too: its gates would be refused, or ask nothing.
+STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid", "not-provided")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """
+    What is asked of the gates.
+
+    Attributes:
+        recipes: The recipes to gate.
+        versions: The releases of vLLM that they serve.
+        missing: What keeps the result out of ``verified``, as far as that is known in advance.
+    """
+
+    recipes: tuple[str, ...]
+    stack: str
+    versions: tuple[str, ...]
+    missing: tuple[Missing, ...] = ()
+
+
+def require(
+    context: RunContext,
+    names: Sequence[str],
+    channel: Channel,
+    *,
+    gpus: Collection[str] | None = None,
+    models: Path | None = None,
+) -> Request:
+    """
+    Return the request for *channel*, if it can be reached.
+
+    Args:
+        names: The recipes; empty for the first of each group of the release policy that can be
+            gated.
+        gpus: Compute capabilities of the GPUs of the machine that will gate; None if unknown.
+        models: The folder on this machine that has a folder of each recipe's model, or that is the
+            model's; None if the models are elsewhere.
+
+    Raises:
+        UsageError: There is no such recipe, or none serves the stack.
+        request-unfit: The channel cannot be reached.
+    """
+    project, root = context.project, context.project.root
+    policy = release_policy.load(root, project.spec.arch)
+    bases = [base for fork in context.forks for base in context.lock.forks[fork].bases.values()]
+    versions = tuple(sorted({base.version for base in bases}))
+    unfit: dict[str, str] = {}
+    for name in {*names, *(name for group in policy.file.groups.values() for name in group)}:
+        unfit[name] = _unfit(recipes.load(root, name), versions, project.spec.label)
+    if not names:
+        fits = [
+            [name for name in group if not unfit[name]] for group in policy.file.groups.values()
+        ]
+        names = list(dict.fromkeys(group[0] for group in fits if group))
+    if not names:
+        what = f"No recipe of the release policy serves {project.stack}; name one."
+        raise UsageError("usage", what)
+    missing = list[Missing]()
+    for group, members in policy.file.groups.items():
+        if not any(name in names and not unfit[name] for name in members):
+            choice = "; ".join(f"{name} {unfit[name] and f'({unfit[name]})'}" for name in members)
+            missing.append(_missing("recipes", "group-missing", f"{group} needs one of: {choice}"))
+    for name in names:
+        if unfit[name]:
+            missing.append(_missing("G3", "recipe-unfit", unfit[name]))
+        missing += _recipe(policy, recipes.load(root, name), models)
+    gpu = policy.file.gpu
+    if gpus is not None and gpu not in gpus and any(r.gpu for r in policy.file.gates.values()):
+        text = f"gates count from a GPU of SM {gpu}; the machine has {', '.join(gpus) or 'none'}"
+        missing.append(_missing("G2", "machine-other", text))
+    stopping = [entry for entry in missing if channel == "verified" or entry.reference in STOPPING]
+    if stopping:
+        raise ReleaseError(
+            "request-unfit",
+            f"{project.stack} with {' '.join(names)} cannot reach the channel {channel}.",
+            details=[f"{entry.gate}: {entry.says} ({entry.reference})" for entry in stopping],
+            data={"missing": stopping},
+        )
+    for entry in missing:
+        console.note(f"not for verified: {entry.gate}: {entry.says} ({entry.reference})")
+    return Request(tuple(names), project.stack, versions, tuple(missing))
+
+
+def model_folder(models: Path, recipe: str) -> Path:
+    """Return the folder of the model of *recipe*: the one of its name in *models*, or *models*."""
+    return models / recipe if (models / recipe).is_dir() else models
+
+
+def settled(
+    verdicts: Sequence[Verdict],
+    request: Request,
+    policy: ReleasePolicy,
+    host: Mapping[str, str],
+    models: Path,
+) -> bool:
+    """
+    Return whether every gate of *request* has one of *verdicts*, whatever its state, and since then
+    neither policy, recipe, machine nor model changed.
+
+    Args:
+        host: Facts of this machine.
+        models: As of `require`.
+    """
+    digests = {name: model_digest(model_folder(models, name)) for name in request.recipes}
+    for gate in policy.file.required:
+        # The others may have run on another machine.
+        facts = host if policy.file.gates[gate].gpu else {}
+        served = request.recipes if gate in SERVED else ("",)
+        current = []
+        for name in served:
+            digest = policy.expected_digest(gate, request.stack, name)
+            wanted = Gate(gate, digest, tuple, name, model=digests.get(name, ""))
+            current.append(unchanged(verdicts, wanted, facts))
+        # One recipe is enough for G8.
+        if not (any(current) if gate == "G8" else all(current)):
+            return False
+    return True
+
+
+def _unfit(recipe: Recipe, versions: Sequence[str], label: str) -> str:
+    """Return why *recipe* cannot be gated: our wheel and the official one have to serve it."""
+    try:
+        for version in versions:
+            recipe.variant(f"{version}+{label}")
+            recipe.variant(version)
+    except RecipeError as error:
+        return " ".join((error.what, *error.details))
+    return ""
+
+
+def _recipe(policy: ReleasePolicy, recipe: Recipe, models: Path | None) -> Iterator[Missing]:
+    """Yield what *recipe*, or its model in *models*, lacks."""
+    wanted = policy.file.gates["G6"].wanted if "G6" in policy.file.required else ()
+    for task in (name.removesuffix("-floor") for name in wanted if name.endswith("-floor")):
+        if task not in recipe.floors:
+            text = f"{recipe.name} has no floor of {task}"
+            yield _missing("G6", "floor-missing", text)
+    if models is None:
+        return
+    folder = model_folder(models, recipe.name)
+    if not folder.is_dir():
+        yield _missing("G3", "model-missing", f"{recipe.name}: there is no folder {folder.name}")
+        return
+    try:
+        preflight.require_checkpoint(recipe, folder)
+    except (RecipeError, ModelError, SourceError) as error:
+        text = " ".join((error.what.replace(str(folder), folder.name), *error.details))
+        yield _missing("G3", error.reference, text)
+    total = int(psutil.virtual_memory().total // 1_000_000)
+    for finding in preflight.findings(recipe, None, total=total):
+        if finding.reference.startswith("memory"):
+            yield _missing("G3", "recipe-unfit", f"{recipe.name}: {finding.message}")
+
+
+def _missing(gate: str, reference: str, text: str) -> Missing:
+    return Missing(gate, "not-run", reference, line(text))
