@@ -1,14 +1,19 @@
 """
 ``sparkwright gate``: verdicts about a wheel and the server that runs it, bound to the wheel's
 bytes.
+
+With a recipe alone it does everything in one night (`sparkwright.gates.core.night`); with a server,
+or a model to serve from an environment, it runs single gates.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pwd
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +21,28 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import wheel
+from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load.load_generator_check import GeneratorPolicy
+from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import UNRESOLVED
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import host_info
-from sparkwright.cli import options
+from sparkwright.cli import evidence, options
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import list_folder, sha256_file
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.accuracy import harness
 from sparkwright.gates.core import ladder
+from sparkwright.gates.core import policy as policies
 from sparkwright.gates.core.builder import GateBuilder
+from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
-from sparkwright.gates.core.verdict import Ladder
-from sparkwright.release import policy, request
+from sparkwright.gates.core.verdict import GateError, Ladder
+from sparkwright.release import policy, request, staging
+from sparkwright.serving import models
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
@@ -43,8 +59,9 @@ _OPTIONS: options.Options = {
     },
     "--dry-run": {
         **options.FLAG,
-        "help": "only check that the recipes of --recipe 'NAME …' can reach --channel; start "
-        "nothing (default: the first of each group of the release policy that can be gated)",
+        "help": "start nothing: check that the recipes of --recipe 'NAME …' can reach --channel "
+        "(default: the first of each group of the release policy that can be gated), and print "
+        "what the night does in minutes if one recipe is named, and a wheel is there",
     },
     "--gpu": {
         "metavar": "CAPABILITY",
@@ -61,10 +78,16 @@ _OPTIONS: options.Options = {
         "verdict",
     },
     "--keep-going": {**options.FLAG, "help": "continue after a failure"},
+    "--hours": {
+        "type": options.number(float, 0.01, 1000, "hours"),
+        "metavar": "H",
+        "help": "hours that a night with --recipe may take; what is not reached is not-run",
+    },
     "--model-folder": {
         "type": Path,
         "metavar": "DIR",
-        "help": "folder of the model that --server serves",
+        "help": "folder of the recipe's model, or with a folder of the recipe's name (default: "
+        "this machine's model cache); or of the model that --server serves",
     },
     "--profile": {
         "default": "default",
@@ -74,9 +97,13 @@ _OPTIONS: options.Options = {
     "--against": {
         "type": Path,
         "metavar": "DIR",
-        "help": "reference of G3, G5 and G6: a folder written by --record",
+        "help": "a folder written by --record, instead of a reference that the night records",
     },
-    "--task": {"default": "gsm8k", "metavar": "NAME", "help": "task of G6 (default: gsm8k)"},
+    "--task": {
+        "default": "",
+        "metavar": "NAME",
+        "help": "task of G6 (default: gsm8k, unless the recipe has floors for others alone)",
+    },
     "--baseline": {"type": Path, "metavar": "WHEEL", "help": "the wheel that G8 compares with"},
     "--baseline-python": {
         "type": Path,
@@ -97,7 +124,12 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Run the gates, show and store their verdicts; raise unless all pass."""
+    """
+    Run the gates, show and store their verdicts; raise unless all pass.
+
+    Raises:
+        gate-unprepared: A night lacks something; the details name everything.
+    """
     options.refuse(
         (
             arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
@@ -108,6 +140,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
+            bool(arguments.baseline) != bool(arguments.baseline_python) and not arguments.serve,
+            "--baseline WHEEL and --baseline-python FILE belong together.",
+        ),
+        (
             arguments.record and not (arguments.wheel and arguments.serve),
             "--record DIR needs the WHEEL, and --serve DIR with --python FILE.",
         ),
@@ -117,14 +153,26 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ),
     )
     context = options.checkout(arguments)
-    if arguments.dry_run:
-        return _check_request(context, arguments)
+    arguments.task = arguments.task or _default_task(context, arguments.recipe)
     gate_options = replace(
         msgspec.convert(vars(arguments), GateOptions),
         texts=options.prompts(context, arguments),
     )
     if not arguments.wheel and not arguments.server:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
+    names = arguments.recipe.split()
+    alone = not (arguments.serve or arguments.server or arguments.record)
+    if arguments.dry_run:
+        document = _check_request(context, arguments)
+        if len(names) == 1 and alone and gate_options.wheel:
+            context = dataclasses.replace(context, offline=True)
+            night = _prepare(context, arguments, gate_options)
+            night.show_plan()
+            document["plan"] = night.plan()
+        return document
+    if names and alone:
+        _spend_night(context, arguments, gate_options)
+        return None
     if arguments.record:
         with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
@@ -133,6 +181,114 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
     return None
+
+
+def _default_task(context: RunContext, names: str) -> str:
+    """Return the task of G6 for the recipes *names*: gsm8k, unless they have floors of others."""
+    floors: dict[str, float] = {}
+    for name in names.split():
+        floors |= recipes.load(context.project.root, name).floors
+    return "gsm8k" if "gsm8k" in floors or not floors else next(iter(floors))
+
+
+def _spend_night(
+    context: RunContext, arguments: argparse.Namespace, gate_options: GateOptions
+) -> None:
+    began = time.time()
+    with context.store.lock("night", wait=False):
+        night = _prepare(context, arguments, gate_options)
+        report = night.run()
+        stem = report.wheel.removesuffix(".whl")
+        files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
+        bundle = night.page.with_suffix(".tar.gz")
+        evidence.pack(context.store, bundle, files, began)
+    ladder.show(night.ladder)
+    console.result(report.answer)
+    console.result(f"page: {night.page}")
+    console.result(f"evidence, which you may send: {bundle}")
+    documents = {"answer": report.answer, "page": str(night.page), "evidence": str(bundle)}
+    console.document({"ladder": ladder.document(night.ladder), **documents})
+    ladder.raise_for_state(night.ladder)
+
+
+def _prepare(
+    context: RunContext, arguments: argparse.Namespace, gate_options: GateOptions
+) -> Night:
+    """
+    Return the night of *gate_options*.
+
+    Raises:
+        gate-unprepared: The wheel, the model, the stock wheel, the accuracy harness, its data or
+            the load generator is missing; the details name all that are.
+    """
+    root, lacking = context.project.root, list[str]()
+    recipe = recipes.load(root, arguments.recipe)
+    names = gate_options.only or tuple(ladder.GATES)
+
+    def obtain(what: str, get: Callable[[], Any]) -> Any:
+        try:
+            return get()
+        except SparkwrightError as error:
+            # A dry run fetches nothing.
+            if not (arguments.dry_run and error.reference == "offline"):
+                texts = (f"{what}: {error.reference}: {error.what}", *error.details[:2], error.todo)
+                lacking.append(" ".join(texts))
+            return None
+
+    if not gate_options.wheel:
+        lacking.append(f"wheel: none in {context.output}. Build one: sparkwright build.")
+    model = obtain("model", lambda: _model_folder(recipe, arguments.model_folder))
+    obtain("request", lambda: request.require(context, [recipe.name], "candidate", models=model))
+    if arguments.baseline:
+        stock = sha256_file(arguments.baseline)
+    else:
+        base = obtain("stock wheel", lambda: staging.official_wheel(context))
+        stock = base.sha256 if base else ""
+    if "G6" in names and gate_options.task in recipe.floors:
+        task = policies.load(root).accuracy.tasks[gate_options.task]
+        harness_python = obtain("accuracy harness", lambda: harness.obtain(context))
+        if harness_python and task.dataset and not harness.has_data(context, task):
+            lacking.append(
+                f"data set: {task.dataset} ({task.subset}) is not in this machine's hub cache."
+            )
+    if "G8" in names:
+        rules = strict_yaml.load(root / "ci/gates/load_generator.yaml", GeneratorPolicy)
+        store, offline = context.store, context.offline
+        obtain(
+            "load generator",
+            lambda: vllm_bench.obtain(root, rules.stack, store, offline=offline),
+        )
+    if lacking:
+        what = f"The night of {recipe.name} lacks {len(lacking)} thing(s)."
+        raise GateError("gate-unprepared", what, details=lacking)
+    wheel = gate_options.wheel
+    assert wheel
+    return Night(
+        context,
+        replace(gate_options, serve=model),
+        stock,
+        lambda side: staging.environment(context, side, wheel),
+        hours=arguments.hours,
+        keep_going=arguments.keep_going,
+    )
+
+
+def _model_folder(recipe: recipes.Recipe, folder: Path | None) -> Path:
+    """
+    Return the folder of the model of *recipe*: in *folder*, or in this machine's model cache.
+
+    Raises:
+        model-missing: It is not there, or not whole.
+    """
+    name, revision, variables = recipe.model.repository, recipe.model.revision, dict(os.environ)
+    if folder:
+        own = folder / recipe.name
+        name, variables = str((own if own.is_dir() else folder).absolute()), {}
+    try:
+        return models.find(name, "" if revision == UNRESOLVED else revision, variables).path
+    except ModelError as error:
+        todo = f"Name its folder with --model-folder DIR, or fetch it: hf download {name}."
+        raise ModelError(error.reference, error.what, details=error.details, todo=todo) from error
 
 
 def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[str, Any]:

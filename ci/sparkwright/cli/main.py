@@ -44,9 +44,6 @@ COMMANDS = {
     "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
     "doctor": CommandInfo("doctor", "show what this machine has, lacks, and can do"),
     "demo": CommandInfo("demo", "run every stage on three miniature upstreams"),
-    "first-light": CommandInfo(
-        "first_light", "run all that one machine can, once, and make a page of it"
-    ),
     "lock": CommandInfo("stages", "resolve the stack to hashes, for review in git"),
     "fetch": CommandInfo("stages", "download and verify every locked source and tool"),
     "apply": CommandInfo("stages", "apply picks, patches and arch rules, exactly"),

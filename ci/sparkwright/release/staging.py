@@ -7,29 +7,34 @@ installation, in an index of their own whose keys are thrown away.
 
 from __future__ import annotations
 
-import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from uv import find_uv_bin
+from packaging.utils import canonicalize_name
 
+from sparkwright.bench.server import wheel_identity
+from sparkwright.builder import pylock, toolchain
 from sparkwright.client import install as client
 from sparkwright.client.environment import Prefix
 from sparkwright.client.index import Index, open_index
-from sparkwright.core import process
+from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client.records import Machine
 from sparkwright.core.console import console
 from sparkwright.core.errors import PythonError, UsageError
-from sparkwright.core.files import list_folder
+from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
-from sparkwright.release import keys, policy
+from sparkwright.forks.stack import FileLock, SourceError
+from sparkwright.gates.core.night import GateEnvironment
+from sparkwright.release import keys, locked_set, policy
 from sparkwright.release.publisher import Publisher
 
 #: The address of the index; no server answers there (RFC 2606).
@@ -86,17 +91,46 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
         return install(renew=True)
 
 
-def install_stock(context: RunContext, environment: Path) -> Path:
+def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
     """
-    Install the official wheel under the stack's graft, with what it requires, into *environment*.
-
-    Returns:
-        The wheel, in the folder ``wheel`` of the environment.
+    Return the environment ``ours``, of the set around the wheels beside *wheel*, or ``stock``,
+    of the official wheel and the other packages of that set. It is made unless one with the same
+    digest is whole, and again if a file of its wheel is missing or differs.
 
     Raises:
         not-provided: The stack has no official wheel for this machine.
-        offline, source-unreachable, source-mismatch, command-failed: It cannot be fetched or
-            installed.
+        UsageError, set-unresolved, command-failed, offline, source-unreachable, disk-full: It
+            cannot be made.
+    """
+    wheels = sorted(sha256_file(path) for path in list_folder(wheel.parent, "*.whl"))
+    base = official_wheel(context).sha256 if side == "stock" else ""
+    inputs = (side, wheels, base, context.machine, sys.version, _set_rule(context))
+    root = context.store.root / "environments" / f"{side}-{content_key('gate', inputs)[:16]}"
+    python, path = root / "current" / "bin" / "python", wheel
+    if side == "stock":
+        python = root / "bin" / "python"
+        path = root / "wheel" / official_wheel(context).filename
+    complete = root / "complete"
+    if complete.exists() and (not path.exists() or wheel_identity.mismatches(python, path)):
+        console.note(f"{root.name} was changed, and is made again")
+        complete.unlink()
+    with toolchain.fill_once(context.store, root) as lacking:
+        if lacking:
+            shutil.rmtree(root, ignore_errors=True)
+            if side == "ours":
+                install_built(context, wheel.parent, root)
+            else:
+                ours = environment(context, "ours", wheel)
+                install_stock(context, root, wheel_identity.site_packages(ours.python))
+    return GateEnvironment(python, path)
+
+
+def official_wheel(context: RunContext) -> FileLock:
+    """
+    Return the official wheel under the stack's graft.
+
+    Raises:
+        not-provided: The stack has none for this machine.
     """
     locked = [context.lock.forks[fork].bases.get(context.machine) for fork in context.forks]
     bases = [base for base in locked if base]
@@ -105,25 +139,51 @@ def install_stock(context: RunContext, environment: Path) -> Path:
             "not-provided",
             f"Stack {context.project.stack} has no official wheel for {context.machine}.",
         )
-    [base] = bases
+    return bases[0]
+
+
+def install_stock(context: RunContext, environment: Path, like: Path | None = None) -> Path:
+    """
+    Install the official wheel under the stack's graft into *environment*, which is made anew, with
+    a set that is locked by hash.
+
+    Args:
+        like: The site-packages of our environment, whose other packages are taken.
+
+    Returns:
+        The wheel, in the folder ``wheel`` of the environment.
+
+    Raises:
+        not-provided: The stack has no official wheel for this machine.
+        offline, source-unreachable, source-mismatch, set-unresolved, command-failed: It cannot be
+            fetched or installed.
+    """
+    base = official_wheel(context)
     path = package_index.obtain(
         context.store, base.name, base.filename, base.sha256, offline=context.offline
     )
-    variables = process.clean_environment(
-        UV_NO_CONFIG="1",
-        UV_INDEX_URL=package_index.index_url(),
-        HOME=os.environ.get("HOME", ""),
+    installed = metadata.distributions(path=[str(like)]) if like else ()
+    pins = [f"{each.name}=={each.version}" for each in installed if "+spark." not in each.version]
+    rule = _set_rule(context)
+    rule = replace(
+        rule,
+        pythons=(f"{sys.version_info.major}.{sys.version_info.minor}",),
+        requires=(*rule.requires, *sorted(pins)),
     )
-    with console.step(f"the stock {base.name} {base.version} in {environment}"):
-        process.run(
-            [
-                *(find_uv_bin(), "pip", "install", "--quiet", "--only-binary", ":all:"),
-                *("--python", environment / "bin" / "python", path),
-            ],
-            log=context.store.folder("logs") / "stock.log",
-            env=variables,
-        )
+    project = canonicalize_name(base.name)
+    own = {LockedWheel(project, base.version, base.filename, "", base.sha256): path}
+    machine: Machine = "x86_64" if context.machine == "x86_64" else "aarch64"
+    locked = locked_set.resolve(own, machine, rule, index_url=package_index.index_url())
+    with tempfile.TemporaryDirectory(prefix="stock-") as folder:
+        lock = Path(folder, "pylock.toml")
+        lock.write_bytes(locked.lock)
+        toolchain.install(context, environment, pylock.select(lock), f"the stock {base.name}")
     copy = environment / "wheel" / base.filename
     copy.parent.mkdir(exist_ok=True)
     shutil.copy2(path, copy)
     return copy
+
+
+def _set_rule(context: RunContext) -> policy.SetRule:
+    file = policy.load(context.project.root, context.project.spec.arch).file
+    return file.sets.get(context.project.stack, policy.SetRule())

@@ -260,6 +260,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return invalid(STOPPED[0].name, f"the server does not run: {server.failure}", server.reason)
 
     @cached_property
+    def contents(self) -> dict[str, str]:
+        """The digests of the wheels of ours in the environment that serves."""
+        python = self._options.python
+        site = wheel_identity.site_packages(python) if python else None
+        return wheel_identity.environment_contents(site) if site else {}
+
+    @cached_property
     def _served(self) -> Check:
         """Whether the server of the run serves the wheel that its verdicts are about."""
         options, name = self._options, "wheel-served"
@@ -334,15 +341,20 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return tuple(parts)
 
     def _parts(self) -> dict[str, Callable[[Path], object]]:
-        """Return the files of a reference, by name, and what writes each whole or not at all."""
+        """Return the files that gates compare with, and what writes each whole or not at all."""
         task, recipe = self._options.task, self._recipe
-        parts: dict[str, Callable[[Path], object]] = {LOGPROBS: self._record_distributions}
-        if recipe and self._options.python:
+        parts: dict[str, Callable[[Path], object]] = {}
+        if self._asked("G5", "G7"):
+            parts[LOGPROBS] = self._record_distributions
+        if recipe and self._options.python and self._asked("G3"):
             parts[BACKENDS] = self._record_backends
-        # Without a floor, G6 refuses the recipe.
-        if recipe is None or task in recipe.floors:
+        # Without a floor, G6 does not run.
+        if self._asked("G6") and (recipe is None or task in recipe.floors):
             parts[f"{task}.json"] = self._record_answers
         return parts
+
+    def _asked(self, *names: str) -> bool:
+        return not self._options.only or not set(names).isdisjoint(self._options.only)
 
     def _record_distributions(self, path: Path) -> None:
         client, identity = self.server.client(), self.server.identity

@@ -66,6 +66,10 @@ REASONS: Mapping[str, str] = {
         "The command line does not name a wheel, server, log, reference or baseline "
         "that the gate needs. The row names the option."
     ),
+    "budget-spent": "The time of --hours was spent, or less was left than the gate takes. Run the "
+    "same command again with more hours: what is finished is not repeated.",
+    "step-failed": "What the gate needs could not be made: an environment, the stock wheel's "
+    "reference or the gate's own set-up. Correct what the row says, and run the command again.",
 }
 
 #: The check by which the ladder reports, for any gate, that an option or an earlier gate stops it.

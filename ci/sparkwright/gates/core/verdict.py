@@ -402,6 +402,11 @@ class GateError(SparkwrightError):
             "only be published as a candidate.",
             exit_code=4,
         ),
+        "gate-unprepared": Advice(
+            "Something that a night of gates needs is missing: the wheel, the model, the official "
+            "wheel, the accuracy harness or its data, or the load generator. Nothing was started.",
+            "Provide what the lines above name, and run the command again.",
+        ),
         "gate-not-run": Advice(
             "No check failed, but a gate or one of its checks could not run here, so this is not a "
             "pass.",

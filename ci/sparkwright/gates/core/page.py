@@ -1,0 +1,185 @@
+"""The page of a night: the answer first, then ours against stock, then everything behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.bench.records import METRICS
+from sparkwright.bench.report.view import number
+from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.core import pages
+from sparkwright.core.console import duration
+from sparkwright.core.pages import Table
+from sparkwright.core.states import State
+from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core.verdict import Verdict, worst
+
+#: Checks that the answer names of a gate; the others are further down.
+NAMED = 3
+
+
+class NightStep(msgspec.Struct, frozen=True):
+    """
+    A step of a night.
+
+    Attributes:
+        message: One sentence: what was made, or why it is no pass.
+        seconds: How long it took. *expected_s*: the estimate before.
+        verdict: Of a gate; None for other steps.
+    """
+
+    name: str
+    state: State
+    message: str
+    seconds: float = 0.0
+    expected_s: float = 0.0
+    verdict: Verdict | None = None
+
+
+class NightReport(msgspec.Struct, frozen=True):
+    """
+    What a night found, so far.
+
+    Attributes:
+        recipe, title: Of the model.
+        wheel, sha256: Ours. *stock*: the sha256 of the stock wheel.
+        steps: Those that are finished, in their order.
+        asked: The gates of the night.
+        result: The measurements of G8; None without any.
+        observed: The facts about the stock wheel's server; empty if they were not recorded.
+        pace: As measured on the stock wheel; None if it was not.
+        hours: The budget; None without one.
+        seconds: That this run has taken.
+    """
+
+    recipe: str
+    title: str
+    stack: str
+    wheel: str
+    sha256: str
+    stock: str
+    steps: tuple[NightStep, ...]
+    asked: tuple[str, ...]
+    result: Result | None
+    observed: dict[str, Any]
+    pace: Pace | None
+    host: dict[str, str]
+    hours: float | None
+    seconds: float
+
+    @property
+    def state(self) -> State:
+        """The worst state of all gates; those that were not asked for are not-run."""
+        states = {step.name: step.state for step in self.steps}
+        return worst(states.get(name, "not-run") for name in GATES)
+
+    @property
+    def answer(self) -> str:
+        """Whether the wheel is verified for the recipe, or what is missing."""
+        if self.state == "pass":
+            return f"Verified: every gate passed for {self.recipe}."
+        return f"Not verified for {self.recipe}: {'; '.join(self._missing())}."
+
+    def _missing(self) -> Iterator[str]:
+        """Yield what keeps the wheel from being verified; gates of one cause are one text."""
+        steps = {step.name: step for step in self.steps}
+        failed = next((s for s in self.steps if s.name not in GATES and s.state == "fail"), None)
+        if failed:
+            yield f"{failed.name} could not be made ({failed.message})"
+        causes: dict[str, list[str]] = {}
+        for name in GATES:
+            step = steps.get(name)
+            if step is None:
+                cause = "not run yet" if name in self.asked else "not asked for"
+                causes.setdefault(cause, []).append(name)
+            elif step.state != "pass":
+                reasons = unmet(step.verdict) if step.verdict else []
+                cause = f"{step.state} ({'; '.join(reasons[:NAMED])})"
+                causes.setdefault(cause, []).append(name)
+        for cause, names in causes.items():
+            yield f"{', '.join(names)} {cause}"
+
+    @property
+    def ratios(self) -> Table:
+        """Ours against stock: a ratio with its interval for each cell and metric."""
+        rows = [
+            (cell.name, title, _ratio(series), _interval(series), _conclusion(series))
+            for cell, title, series in self._series()
+        ]
+        heads = ("Workload", "Metric", ">ours ÷ stock", ">95 % interval", "Says")
+        note = (
+            "Of the medians over the blocks of launches. Times below 1 and rates above 1 are ours."
+        )
+        return Table("Ours against the stock wheel", heads, rows, 5, note)
+
+    @property
+    def figures(self) -> Table:
+        """The absolute figures behind the ratios."""
+        rows = []
+        for cell, title, series in self._series():
+            _, unit, factor, _ = METRICS[series.metric]
+            values = [value and value * factor for value in (series.candidate, series.baseline)]
+            rows.append((cell.name, f"{title}, {unit}", *map(number, values)))
+        return Table("Absolute figures", ("Workload", "Metric", ">ours", ">stock"), rows, 4)
+
+    def _series(self) -> Iterator[tuple[CellResult, str, Series]]:
+        for cell in self.result.cells if self.result else ():
+            for series in cell.series:
+                if series.baseline and series.candidate and series.metric in METRICS:
+                    yield cell, METRICS[series.metric][0], series
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Facts of the stock wheel's server and the machine, by name."""
+        facts = dict(self.host)
+        for name, value in self.observed.items():
+            if isinstance(value, (str, int)):
+                facts[f"stock: {name}"] = str(value)
+        for name, value in self.observed.get("prefix_cache", {}).items():
+            facts[f"stock: prefix cache, {name}"] = str(value)
+        if self.pace:
+            facts["stock: start"] = duration(self.pace.start_s)
+            facts["stock: prefill"] = f"{number(self.pace.prefill_tokens_s)} tok/s, one request"
+            facts["stock: decode"] = f"{number(self.pace.decode_tokens_s)} tok/s, one request"
+        return facts
+
+
+def unmet(verdict: Verdict) -> list[str]:
+    """Return why *verdict* is no pass: the checks in its state, with their reasons."""
+    if verdict.state == "pass":
+        return []
+    return [
+        f"{check.message}: {check.reason}"
+        if check.name == "ladder"
+        else f"{check.name}: {check.reason}"
+        for check in verdict.checks
+        if check.required and check.state == verdict.state
+    ]
+
+
+def render(report: NightReport) -> str:
+    """Return the page of *report*: one file, without scripts."""
+    template = pages.environment("sparkwright.gates.core").get_template("night.html")
+    return template.render(report=report, gates=GATES, version=__version__, duration=duration)
+
+
+def _ratio(series: Series) -> str:
+    assert series.baseline
+    assert series.candidate
+    return f"{series.candidate / series.baseline:.4f}"
+
+
+def _interval(series: Series) -> str:
+    if series.low is None or series.high is None:
+        return "–"
+    return f"{series.low:.4f} to {series.high:.4f}"
+
+
+def _conclusion(series: Series) -> str:
+    decides = f"{series.state}: {series.conclusion}" if series.primary else "does not decide"
+    return decides.removesuffix(": ")
