@@ -221,6 +221,66 @@ def test_environment_holds_exactly_its_wheel(tmp_path: Path) -> None:
             version(python, "absent")
 
 
+#: What may happen to an environment at the start of its Python → what is said of it, and of which file.
+STARTUPS: dict[str, tuple[dict[str, str], str, str]] = {
+    "a folder and a harmless line": ({"more.pth": "/usr/share\nimport sys; sys.flags\n"}, "", ""),
+    "a .pth that rewrites the package": ({"evil.pth": "import widget.part; widget.part.VALUE = 2\n"}, "widget/part.py", "before anything imports it"),
+    "sitecustomize": ({"sitecustomize.py": "import widget.part; widget.part.VALUE = 2\n"}, "widget/part.py", "before anything imports it"),
+    "a hook": (
+        {"evil.pth": "import evil\n", "evil.py": """
+import importlib.machinery, sys
+class Loader(importlib.machinery.SourceFileLoader):
+    def get_data(self, path):
+        return super().get_data(path).replace(b"1", b"2")
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if name == "widget.part":
+            spec.loader = Loader(name, spec.origin)
+        return spec
+sys.meta_path.insert(0, Finder)
+"""}, "widget/part.py", "Loader imports it",
+    ),
+    "another folder": ({"evil.pth": "import sys; sys.path.insert(0, '{site}/other')\n", "other/widget/__init__.py": ""}, "widget/__init__.py", "is imported for it"),
+    "a changed import": (
+        {"evil.pth": "import builtins; builtins.__import__ = lambda *words, old=builtins.__import__, **more: old(*words, **more)\n"}, "import", "is replaced",
+    ),
+    "a thread": ({"evil.pth": "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"}, "import", "thread"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("startup", STARTUPS)
+def test_environment_that_rewrites_its_wheel_at_the_start_is_noticed(tmp_path: Path, startup: str) -> None:
+    """Every file of the wheel is there, and something else is imported."""
+    environment, sound = installers.environment(tmp_path / "environment"), widget(tmp_path / "sound")
+    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
+    site = next(environment.parents[1].glob("lib/python3.*/site-packages"))
+    files, name, says = STARTUPS[startup]
+    for file, text in files.items():
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_text(text.replace("{site}", str(site)))
+    seen = mismatches(environment, sound)
+    assert says in seen.get(name, ""), seen
+    assert bool(name) == bool(seen)
+
+
+def test_compiled_file_with_other_code_than_its_source_is_noticed(tmp_path: Path) -> None:
+    """Python trusts the time and the size that a compiled file states of its source; one that an installer made is sound."""
+    environment, sound = installers.environment(tmp_path / "environment"), widget(tmp_path / "sound")
+    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
+    module = next(environment.parents[1].glob("lib/python3.*/site-packages/widget/part.py"))
+    compiling = [str(environment), "-c", f"import py_compile; print(py_compile.compile({str(module)!r}))"]
+    for text, seen in (("VALUE = 1\n", {}), ("VALUE = 2\n", {"widget/part.py": "other code is imported"})):
+        state = module.stat()
+        module.write_text(text)
+        os.utime(module, ns=(state.st_atime_ns, state.st_mtime_ns))
+        subprocess.run(compiling, check=True, stdout=subprocess.DEVNULL)
+        module.write_text("VALUE = 1\n")
+        os.utime(module, ns=(state.st_atime_ns, state.st_mtime_ns))
+        assert mismatches(environment, sound) == seen
+
+
 # Logs of any size and shape.
 
 

@@ -366,7 +366,14 @@ def run_limited(
     return Ended(child.returncode, late, tail)
 
 
-def ask_python(failure: str, command: Sequence[str], *, memory: int = 4 << 20) -> str:
+def ask_python(
+    failure: str,
+    command: Sequence[str],
+    *,
+    memory: int = 4 << 20,
+    seconds: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """
     Return the last line that *command* prints, which runs a program that a user calls a Python;
     ``.pth`` files may print something before it.
@@ -374,12 +381,14 @@ def ask_python(failure: str, command: Sequence[str], *, memory: int = 4 << 20) -
     Args:
         failure: The message if there is no answer.
         memory: Megabytes of addresses that it may use; CUDA reserves much.
+        seconds: Within which it has to end.
+        env: As in `run_limited`.
 
     Raises:
         environment-unusable: The command fails, prints nothing, or does not end.
     """
     try:
-        ended = run_limited(command, Limits(60, memory, 1))
+        ended = run_limited(command, Limits(seconds, memory, 1), env=env)
         details = ended.tail.splitlines()
         if details and not ended.status:
             return details[-1]

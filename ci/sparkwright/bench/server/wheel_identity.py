@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +23,9 @@ from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
 MOST = 50
 #: Ends of files that Python would run or load if they lay among the wheel's files.
 LOADED = (".py", ".so", ".pth", ".pyd")
+#: The script that asks what an environment imports, and how long it may take: it compiles each
+#: module that has a compiled file; 2,600 files of vLLM take 13 s of CPU time.
+PROBE, PROBE_SECONDS = Path(__file__).with_name("import_probe.py"), 900
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
@@ -53,19 +58,46 @@ def version(python: Path, name: str = "vllm") -> str:
     raise PythonError("environment-unusable", f"{python} has no {name} installed.")
 
 
-def mismatches(python: Path, wheel: Path) -> dict[str, str]:
+def mismatches(
+    python: Path, wheel: Path, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """
     Return how the environment of *python* differs from *wheel*: file → ``missing`` (or not to
-    be read), ``differs`` or ``foreign``; empty if it does not.
+    be read), ``differs`` or ``foreign``, or how an import of it differs; empty if it does not.
 
-    Every byte is compared. Files that an installer adds to ``.dist-info``, scripts, which it
-    changes, and compiled Python do not count.
+    Every byte is compared. Files that an installer adds to ``.dist-info`` and scripts, which it
+    changes, do not count, and compiled Python counts by what it imports.
+
+    Args:
+        variables: Of the server; None for the caller's usual ones.
 
     Raises:
         environment-unusable: *python* is none.
         wheel-invalid: *wheel* is none.
     """
-    return dict(itertools.islice(_compare(wheel, site_packages(python)), MOST))
+    site = site_packages(python)
+    differing = dict(itertools.islice(_compare(wheel, site), MOST))
+    return differing or _imports(python, wheel, site, variables)
+
+
+def _imports(
+    python: Path, wheel: Path, site: Path, variables: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return how imports of the files of *wheel* differ from them; see `import_probe`."""
+    with zip_file(wheel) as archive:
+        members = zip_members(archive, wheel.name)
+    info = next((name.split("/")[0] for name in members if ".dist-info/" in name), "")
+    names = filter(None, (_installed_name(name, info) for name in members))
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="names-") as file:
+        file.write("\n".join(names))
+        file.flush()
+        # A server of another user is asked as this one; the startup files are the same.
+        words = [str(python.absolute()), "-P", str(PROBE), str(site), file.name]
+        answer = process.ask_python(
+            f"{python} cannot say what it imports.", words, seconds=PROBE_SECONDS, env=variables
+        )
+    faults: dict[str, str] = json.loads(answer)
+    return faults
 
 
 def environment_contents(site: Path) -> dict[str, str]:

@@ -36,6 +36,7 @@ from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     ServerUnderTest,
+    launch_plan,
     model_digest,
     same_wheel,
 )
@@ -271,9 +272,16 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """Whether the server of the run serves the wheel that its verdicts are about."""
         options, name = self._options, "wheel-served"
         if options.serve:
-            return same_wheel(options.wheel, options.python, name)
+            return self._same_wheel(options.wheel, options.python, name)
         message = "what a server that was not started here is installed from cannot be seen"
         return not_run(name, message, "wheel-unseen")
+
+    def _same_wheel(self, wheel: Path | None, python: Path | None, name: str) -> Check:
+        variables = None
+        if wheel and python:
+            plan = launch_plan(self._options, self._recipe, python, (), gated=True)
+            variables = plan.environment()
+        return same_wheel(wheel, python, name, variables)
 
     @cached_property
     def _audit(self) -> AuditReport:
@@ -301,8 +309,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
         return (
             *throughput.checks(result),
-            same_wheel(options.wheel, options.python, "candidate-wheel"),
-            same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
+            self._same_wheel(options.wheel, options.python, "candidate-wheel"),
+            self._same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
         )
 
     def record(self, folder: Path) -> tuple[Path, ...]:

@@ -46,9 +46,9 @@ REASONS: Mapping[str, str] = {
         "--serve and --python; without a WHEEL the server alone is judged."
     ),
     "wheel-not-served": (
-        "The environment that serves holds other files than the wheel, so no "
-        "answer is evidence about the wheel. Install the wheel into a fresh "
-        "environment."
+        "The environment that serves holds other files than the wheel, or imports something "
+        "else for them at its start (a .pth file, sitecustomize, a compiled file), so no "
+        "answer is evidence about the wheel. Install the wheel into a fresh environment."
     ),
 }
 
@@ -247,13 +247,24 @@ class ServerUnderTest:
         return next((process.pid for process in processes), None)
 
 
-def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
-    """Return the check *name*: the environment of *python* holds exactly the files of *wheel*."""
+def same_wheel(
+    wheel: Path | None,
+    python: Path | None,
+    name: str,
+    variables: Mapping[str, str] | None = None,
+) -> Check:
+    """
+    Return the check *name*: the environment of *python* holds exactly the files of *wheel*, and
+    imports them.
+
+    Args:
+        variables: Of the server that starts from it.
+    """
     if not wheel or not python:
         return not_run(name, "name the wheel and the Python of its environment", "not-asked")
-    if mismatches := wheel_identity.mismatches(python, wheel):
+    if mismatches := wheel_identity.mismatches(python, wheel, variables):
         samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
-        message = f"{len(mismatches)} file(s) of the environment are not the wheel's"
+        message = f"{len(mismatches)} file(s) of the environment are not the wheel's, or not used"
         return failed(name, message, "wheel-not-served", samples=samples)
     return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
 
