@@ -15,7 +15,7 @@ from sparkwright.core import pages
 from sparkwright.core.console import duration
 from sparkwright.core.pages import Table
 from sparkwright.core.states import State
-from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.ladder import GATES, STOPPED
 from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.verdict import Verdict, worst
 
@@ -153,13 +153,13 @@ def unmet(verdict: Verdict) -> list[str]:
     """Return why *verdict* is no pass: the checks in its state, with their reasons."""
     if verdict.state == "pass":
         return []
-    return [
-        f"{check.message}: {check.reason}"
-        if check.name == "ladder"
-        else f"{check.name}: {check.reason}"
-        for check in verdict.checks
-        if check.required and check.state == verdict.state
-    ]
+    texts = []
+    for check in verdict.checks:
+        if check.required and check.state == verdict.state:
+            # The step that failed says itself why.
+            tells = check.name == STOPPED[0].name and check.reason != "step-failed"
+            texts.append(f"{check.message if tells else check.name}: {check.reason}")
+    return texts
 
 
 def render(report: NightReport) -> str:

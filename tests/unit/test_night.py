@@ -1,0 +1,211 @@
+"""The night of `gate --recipe`: what lacks is named first, time that is spent is said, a kill costs the step alone, and the page answers first."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+from tests.support import refserved, standin, verdicts, wheels
+from tests.support.fake_openai_server import Behaviour
+from tests.unit.conftest import ROOT, Cli
+
+from sparkwright.cli import evidence, main
+from sparkwright.gates.core import page
+from sparkwright.gates.core.night import NightLine
+from sparkwright.gates.core.page import NightReport, NightStep
+from sparkwright.gates.core.verdict import Verdict, not_run, passed
+
+
+@pytest.fixture(name="words")
+def _words(tmp_path: Path) -> list[str]:
+    """Return a night of a small wheel, in environments whose vLLM is the reference server; its soak lasts for three seconds."""
+    project = refserved.project(tmp_path / "project")
+    for name in ("audit.yaml", "release.yaml"):
+        (project / "ci" / name).write_bytes((ROOT / "ci" / name).read_bytes())
+    soak = project / "ci" / "gates" / "soak.yaml"
+    soak.write_text(
+        re.sub("^seconds: 7200", "seconds: 3", soak.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
+    )
+    refserved.edit(soak, interval=1)
+    model = standin.model(tmp_path / "model")
+    ours, stock = (
+        str(refserved.environment(tmp_path / name, Behaviour(ttft=0.01, tpot=0.001)))
+        for name in ("ours", "stock")
+    )
+    wheel = str(wheels.plain(tmp_path, "tiny", "1.0"))
+    for name in ("ours", "stock"):
+        (site,) = (tmp_path / name).glob("lib/python3.*/site-packages")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+    return [
+        "gate", wheel, "--root", str(project), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out"), "--offline",
+        "--recipe", "toy-cpu", "--model-folder", str(model), "--python", ours, "--baseline", wheel, "--baseline-python", stock, "--keep-going",
+    ]  # fmt: skip
+
+
+def written(folder: Path) -> str:
+    """Return the page in the output folder of *folder*, as text."""
+    (path,) = (folder / "out").glob("*.toy-cpu.html")
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", path.read_text("utf-8")))
+
+
+def test_everything_that_a_night_lacks_is_named_at_once(cli: Cli, tmp_path: Path) -> None:
+    """The wheel, the model, the harness and the load generator, in one error, before anything starts."""
+    done = cli(
+        "gate",
+        "--root",
+        str(ROOT),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--output",
+        str(tmp_path / "out"),
+        "--offline",
+        "--recipe",
+        "toy-cpu",
+    )
+    assert (done.returncode, "gate-unprepared" in done.stderr) == (1, True)
+    named = re.findall(
+        r"^ +(wheel|model|accuracy harness|load generator): ", done.stderr, flags=re.MULTILINE
+    )
+    assert named == ["wheel", "model", "accuracy harness", "load generator"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_is_too_short_ends_in_a_page_of_rows_that_did_not_run(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Thirty-six seconds are less than any start of the stock wheel: each gate says so, and no server starts."""
+    with refusal("gate-not-run"):
+        main.run([*words, "--only", "G4", "--only", "G5", "--only", "G7", "--hours", "0.01"])
+    text = written(tmp_path)
+    assert text.count("budget-spent") >= 3
+    assert text.index("Not verified for toy-cpu") < text.index("Ours against stock")
+    assert not (tmp_path / "stock" / "launches").exists()
+
+
+def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Its death is the first line of the page; a gate that needs no reference has its verdict."""
+    (tmp_path / "stock" / "behaviour.json").unlink()
+    with refusal("measurement-invalid"):
+        main.run([*words, "--only", "G4", "--only", "G5"])
+    (journal,) = (tmp_path / "cache" / "night").glob("*/journal.jsonl")
+    lines = [
+        msgspec.json.decode(line, type=NightLine) for line in journal.read_bytes().splitlines()
+    ]
+    steps = {line.step.name: line.step for line in lines if line.step}
+    assert (steps["reference"].state, steps["G5"].state) == ("fail", "not-run")
+    assert "it ended by itself" in steps["reference"].message
+    assert steps["G5"].verdict
+    assert steps["G5"].verdict.checks[0].reason == "step-failed"
+    assert steps["G4"].verdict
+    assert steps["G4"].verdict.measured
+    assert "reference could not be made" in written(tmp_path)
+
+
+def test_a_killed_night_continues_behind_its_last_finished_step(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Killed while it soaks, the same command does not ask the text again; after the end of the night, what did not pass is tried again."""
+    command = [sys.executable, "-m", "sparkwright", *words, "--only", "G4", "--only", "G7"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as killed:
+        assert killed.stderr
+        assert any(line.startswith("G7: ") for line in killed.stderr)
+        killed.kill()
+    assert "G4" in written(tmp_path)
+
+    def run() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    resumed = run()
+    assert re.search(r"^G4: (invalid|fail), not repeated", resumed, flags=re.MULTILINE)
+    assert "G7: hours of mixed load" in resumed
+    assert "G4: the text that the server generates" in run()
+
+
+@pytest.fixture(name="report")
+def _report(tmp_path: Path) -> NightReport:
+    wheel = wheels.plain(tmp_path, "tiny", "1.0")
+    checks = {
+        "G4": passed("prompts", "12 of 12"),
+        "G7": not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent"),
+    }
+    steps = [
+        NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,)))
+        for name, check in checks.items()
+    ]
+    return NightReport(
+        "toy-cpu",
+        "Toy",
+        "2026.11",
+        wheel.name,
+        "a" * 64,
+        "b" * 64,
+        tuple(steps),
+        ("G4", "G7"),
+        verdicts.result(wheel),
+        {},
+        None,
+        {},
+        0.2,
+        9.0,
+    )
+
+
+def test_the_answer_comes_first_and_ratios_before_figures(report: NightReport) -> None:
+    """One file without scripts or addresses; gates of one cause are one text."""
+    html = page.render(report)
+    assert report.answer == (
+        "Not verified for toy-cpu: G0, G1, G2, G3, G5, G6, G8 not asked for; G7 not-run (G7 takes about 2 h, and 9 min are left: budget-spent)."
+    )
+    assert (
+        html.index(report.answer)
+        < html.index("Ours against the stock wheel")
+        < html.index("Absolute figures")
+    )
+    assert not re.search(r"<script|https?://", html)
+    ratio = report.ratios.rows[0][2]
+    series = (
+        next(s for cell in report.result.cells for s in cell.series if s.baseline)
+        if report.result
+        else None
+    )
+    assert series
+    assert series.candidate
+    assert series.baseline
+    assert float(ratio) == pytest.approx(series.candidate / series.baseline, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("log", "kept"),
+    [
+        ("GET https://me:pw@host.example/x", "GET https://host.example/x"),
+        ("HF_TOKEN=hf_abcdefghijklmnop", "HF_TOKEN=***"),
+        ('"api_key": "sk-1234"', '"api_key": "***"'),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("key ghp_abcdefghijklmnop here", "key *** here"),
+        ("the value is swordfish-9", "the value is ***"),
+        (
+            "output token throughput: 12 tok/s, max_tokens=5",
+            "output token throughput: 12 tok/s, max_tokens=5",
+        ),
+        (
+            "spark: HOME/models of sparkwright +spark.2026",
+            "HOST: ~/models of sparkwright +spark.2026",
+        ),
+    ],
+)
+def test_a_log_keeps_no_secret_and_names_neither_home_nor_machine(
+    log: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SECRET", "swordfish-9")
+    monkeypatch.setattr(platform, "node", lambda: "spark")
+    assert evidence.redacted(log.replace("HOME", str(Path.home()))) == kept
