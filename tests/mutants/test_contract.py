@@ -13,7 +13,8 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import BackendTable, ContractPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.core import observed
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -32,13 +33,12 @@ def judged(server: Server, baseline: Path | None = None) -> tuple[Check, ...]:
 @pytest.fixture(scope="module", name="sound")
 def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
-    path = tmp_path_factory.mktemp("baseline") / "backends.json"
+    path = tmp_path_factory.mktemp("baseline") / "observed.json"
     own = gate.profile(server, server.log.parent / "profiles")
     assert own
-    table = gate.kernels(kernel_trace.read(own), POLICY, CPU.contract)
-    gate.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), path)
+    observed.save(gate.record(POLICY, server.client(), server.log, own, ServerIdentity(wheel="a" * 64), CPU.name), path)
     checks = judged(server, baseline=path)
-    assert {"server", "kernels-attention", "kernels-linear", "backends", "version", "kv-cache"} <= named(checks, "pass")
+    assert {"server", "observed", "kernels-unknown", "kernels-attention", "kernels-linear", "backends", "version", "kv-cache"} <= named(checks, "pass")
     return checks
 
 

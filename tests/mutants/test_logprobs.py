@@ -27,7 +27,7 @@ from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
 
-OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {}, ("--enforce-eager",), {})
+OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {}, ("--enforce-eager",))
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
 POLICY = replace(strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy), texts=16, tokens=256, decode_texts=8, decode_prompt=64)
 #: A prompt that fills two blocks of the cache.
@@ -73,7 +73,7 @@ class JudgedServer(NamedTuple):
     def checks(self) -> dict[str, Check]:
         """Return what G5 says of the server."""
         _, policy, flags, left_out = SERVERS[self.name]
-        found = logprobs.run(policy, self.broken.client(), self.reference, served=ServerIdentity("c" * 64, "m" * 64, {}, flags, {}))
+        found = logprobs.run(policy, self.broken.client(), self.reference, served=ServerIdentity("c" * 64, "m" * 64, {}, flags))
         return {check.name: check for check in found if check.name not in left_out}
 
 

@@ -59,6 +59,7 @@ class ByteModelServer(loopback.Server):
         memory: Texts that are known by heart: the beginning, and what follows.
         damage: Changes the logits of a step.
         sharpen: The temperature that the sampler multiplies with the one it was asked for.
+        caches: Whether it says that it has a prefix cache.
         drafts: Whether tokens are drafted; *acceptance*: the share that is accepted.
         chats: The message that answers a chat, by its question; the second is how it ends.
         answer: Changes a complete reply that holds scores.
@@ -73,6 +74,7 @@ class ByteModelServer(loopback.Server):
         self.chats = dict(chats or {})
         self.damage: Damage = lambda logits, step: logits
         self.answer: Callable[[Message], object] = lambda reply: reply
+        self.caches, self.version = True, "0.0.0"
         self.sharpen, self.drafts, self.acceptance = 1.0, False, 0.8
         self.name, self.limit, self.shift = "bytes", 4096, 0
         self.counts, self.lock = Counter[str](), threading.Lock()
@@ -120,10 +122,12 @@ class _Handler(loopback.Handler):
     def do_GET(self) -> None:  # noqa: N802  http.server calls it so
         own = self.server
         if self.path == "/metrics":
-            counts = {"vllm:corrupted_requests_total": 0, "vllm:prefix_cache_hits_total": 0, **own.counts}
+            cache = f'vllm:cache_config_info{{block_size="{BLOCK}",enable_prefix_caching="{own.caches}"}}'
+            drafts = {"vllm:spec_decode_num_drafts_total": 0} if own.drafts else {}
+            counts = {"vllm:corrupted_requests_total": 0, "vllm:prefix_cache_hits_total": 0, cache: 1.0, **drafts, **own.counts}
             return self._send("".join(f"{name} {value}\n" for name, value in counts.items()), kind="text/plain")
         models = {"data": [{"id": own.name, "max_model_len": own.limit}]}
-        return self._send(models if self.path == "/v1/models" else {"version": "0.0.0"})
+        return self._send(models if self.path == "/v1/models" else {"version": own.version})
 
     def do_POST(self) -> None:  # noqa: N802  http.server calls it so
         request = json.loads(self.body())

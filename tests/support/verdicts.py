@@ -146,7 +146,8 @@ def _given(gate: str) -> tuple[str, ...]:
             return tuple(one.name for one in numerics.run({}, rules, (), Path(scratch)))
     if gate == "G3":
         contract = recipes.load(wheels.ROOT, RECIPE).contract
-        return tuple(f"kernels-{kind}" for kind in contract.layers) + tuple(f"line-{name}" for name in (*contract.layers, *contract.lines))
+        kernels = (*contract.serves, "unknown")
+        return tuple(f"kernels-{kind}" for kind in kernels) + tuple(f"line-{name}" for name in contract.lines)
     if gate == "G4":
         rules_of_g4 = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
         return tuple(f"context-{length}" for length in rules_of_g4.profiles["default"].context)

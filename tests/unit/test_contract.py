@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.refusals import refusal
+from tests.support.byte_model_server import ByteModelServer
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import LayerContract, Recipe
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.cherry_picks import patch
+from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import BackendTable, ContractPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.core import observed
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -28,7 +33,7 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolic
 #: The words of the compilation are those of a log in community-scripts/ProxmoxVED#2047.
 LOG = """\
 (EngineCore pid=2) INFO 11-21 22:31:50 [core.py:133] Initializing a V1 LLM engine (v0.33.0) with config: model='/m', \
-dtype=torch.bfloat16, quantization=modelopt_fp4, quantization_config=None, enforce_eager=False, kv_cache_dtype=fp8, device_config=cuda, s=0, \
+dtype=torch.bfloat16, max_seq_len=4096, enable_prefix_caching=True, quantization=modelopt_fp4, quantization_config=None, enforce_eager=False, kv_cache_dtype=fp8, device_config=cuda, s=0, \
 compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, 'debug_dump_path': None, 'splitting_ops': ['vllm::unified_attention'], \
 'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, 'cudagraph_num_of_warmups': 1, 'cudagraph_capture_sizes': [1, 2, 4, 8]}
 (Worker pid=3) INFO 11-21 22:31:51 [cuda.py:509] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'TRITON'].
@@ -44,14 +49,22 @@ per request: 24.75x
 ATTENTION = "void flashinfer::BatchPrefillWithPagedKVCacheKernel<KernelTraits<(int)0>>(Params)"
 LINEAR = "_ZN7cutlass13device_kernelINS_42MainloopSm120TmaWarpSpecializedBlockScaledILi3ELi3ENS5_IJNS_12float_e2m1_tENS_13float_ue4m3_tEEEE"
 MOE = "_ZN7cutlass13device_kernelINS1_17GroupProblemShapeINS1_47MainloopSm120ArrayTmaWarpSpecializedBlockScaledILi4ENS_12float_e2m1_tEEE"
+TRITON_EXPERTS, EMULATED = "fused_moe_kernel", "fused_moe_nvfp4_emulation_kernel"
 MARLIN = "void marlin_moe_wna16::Marlin<1125899906909960l, 256>(int4 const*)"
 SERVING = (ATTENTION, LINEAR, MOE, "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0")
 #: A file with tile sizes for experts, and its folder.
 TILES, CONFIGS = "E=8,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json", "/e/vllm/configs"
 
-_SEEN = "BatchPrefillWithPagedKVCacheKernel"
 _PLAIN = recipes.load(ROOT, "qwen3-30b-a3b-nvfp4")
-RECIPE = replace(_PLAIN, contract=replace(_PLAIN.contract, attention=LayerContract(_SEEN, _SEEN, "FLASHINFER")))
+#: With all layers but the experts' in FP4 alone, and the backend of the attention.
+RECIPE = replace(
+    _PLAIN,
+    contract=replace(
+        _PLAIN.contract,
+        serves={**_PLAIN.contract.serves, "linear": "native-fp4"},
+        lines={**_PLAIN.contract.lines, "attention": "FLASHINFER"},
+    ),
+)
 OWN = ServerIdentity(wheel="b" * 64, model="m")
 
 
@@ -71,19 +84,37 @@ def trace(path: Path, prefill: tuple[str, ...] = SERVING, decode: tuple[str, ...
     return path
 
 
+@pytest.fixture(scope="module", name="server", autouse=True)
+def _server() -> Iterator[ByteModelServer]:
+    """Return the server that answers, of the release that wrote the log."""
+    with ByteModelServer() as server:
+        server.version = "0.33.0"
+        SERVERS.append(server)
+        yield server
+        SERVERS.remove(server)
+
+
+SERVERS: list[ByteModelServer] = []
+
+
 def served(log: Path, **ended: str) -> Any:
-    """Return a server with that log, which does not answer; *ended* is why the gate ended it."""
-    client = Client("http://127.0.0.1:9")
-    return SimpleNamespace(log=log, client=lambda: client, **{"failure": "", "reason": "", **ended})
+    """Return the server with that log; *ended* is why the gate ended it."""
+    return SimpleNamespace(log=log, client=lambda: SERVERS[0].client, **{"failure": "", "reason": "", **ended})
 
 
 def judged(
-    folder: Path, text: str = LOG, recipe: Recipe = RECIPE, baseline: Path | None = None, profile: Path | None = None, **ended: str
+    folder: Path,
+    text: str = LOG,
+    recipe: Recipe = RECIPE,
+    baseline: Path | None = None,
+    profile: Path | None = None,
+    declared: tuple[DeclaredChange, ...] = (),
+    **ended: str,
 ) -> dict[str, Check]:
     """Return the checks of a log and a trace by name, but that of a server which answers."""
     log = folder / "server.log"
     log.write_text(text)
-    server, *checks = gate.run(POLICY, recipe, served(log, **ended), profile or trace(folder / "trace.json.gz"), OWN, baseline)
+    server, *checks = gate.run(POLICY, recipe, served(log, **ended), profile or trace(folder / "trace.json.gz"), OWN, baseline, declared)
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.reason in gate.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
     return {check.name: check for check in ([server, *checks] if ended else checks)}
@@ -96,7 +127,7 @@ def states(checks: dict[str, Check], *wanted: State) -> set[str]:
 def test_sound_server_passes(tmp_path: Path) -> None:
     checks = judged(tmp_path)
     assert states(checks, "fail", "invalid", "not-run") == set()
-    assert {"kernels-moe", "line-moe", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
+    assert {"observed", "kernels-unknown", "kernels-moe", "line-moe", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -182,9 +213,16 @@ def test_figures_of_the_cache_that_the_log_lacks_are_named(tmp_path: Path) -> No
 _PLAIN_KERNELS = (ATTENTION, LINEAR, MOE)
 #: What is wrong → the kernels of prefill and of decode, whether CUDA graphs launch them, the checks that fail, and a reason among theirs.
 TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, set[str], str]] = {
-    "silent Marlin": ((*SERVING, MARLIN), (*SERVING, MARLIN), True, {"no-fallback-kernel"}, "kernel-forbidden"),
+    "silent Marlin": ((*SERVING, MARLIN), (*SERVING, MARLIN), True, {"no-fallback-kernel", "kernels-moe"}, "kernel-forbidden"),
+    # 1 µs of the promised kernel beside a foreign one's time passed before.
+    "another class in 60 % of the experts' time": (
+        (*SERVING, MOE), (ATTENTION, LINEAR, SERVING[3], *[MOE] * 4, *[TRITON_EXPERTS] * 6), True, {"kernels-moe"}, "kernel-class",
+    ),
+    "emulated experts": (SERVING, (*SERVING, EMULATED), True, {"no-fallback-kernel", "kernels-moe"}, "kernel-forbidden"),
+    "kernels that no pattern knows": (SERVING, (*SERVING, "xyzzy_forward_v2"), True, {"kernels-unknown"}, "kernel-unknown"),
+    "layers that the recipe does not state": (SERVING, (*SERVING, "chunk_gated_delta_rule_fwd_kernel_h"), True, {"kernels-unknown"}, "kernel-unknown"),
     "Marlin in decode alone": (
-        SERVING, (ATTENTION, LINEAR, MARLIN), True, {"no-fallback-kernel", "kernels-moe", "profile-compile"}, "kernel-unseen",
+        SERVING, (ATTENTION, LINEAR, MARLIN), True, {"no-fallback-kernel", "kernels-moe", "profile-compile"}, "kernel-class",
     ),
     "no FP4 experts in prefill": ((ATTENTION, LINEAR), SERVING, True, {"kernels-moe"}, "kernel-unseen"),
     "nothing in decode": (
@@ -207,10 +245,50 @@ def test_kernels_decide_although_the_log_is_clean(fault: str, tmp_path: Path) ->
     assert reason in {checks[name].reason for name in failing}
 
 
-def test_contract_that_names_no_kernels_is_no_pass_and_shows_what_served(tmp_path: Path) -> None:
-    checks = judged(tmp_path, recipe=_PLAIN)
-    assert {name for name, check in checks.items() if check.reason == "contract-incomplete"} == {"line-attention", "kernels-attention"}
-    assert _SEEN in checks["kernels-attention"].message
+#: What the server answers → the fact that then contradicts the log.
+DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
+    "another release": ({"version": "0.32.0"}, "version"),
+    "another context": ({"limit": 2048}, "context"),
+    "no cache": ({"caches": False}, "prefix-cache"),
+}
+
+
+@pytest.mark.parametrize("fault", DISAGREEING)
+def test_server_whose_log_and_replies_disagree_is_no_evidence(fault: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, fact = DISAGREEING[fault]
+    for name, value in change.items():
+        monkeypatch.setattr(server, name, value)
+    check = judged(tmp_path)["observed"]
+    assert (check.state, check.reason, [sample.case for sample in check.samples]) == ("invalid", "facts-disagree", [fact])
+
+
+def test_facts_are_observed_and_not_typed(server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block of the log, the hits, the served name and the backends stand in the verdict; a prompt of three blocks and a half is repeated."""
+    line = "INFO [interface.py:1109] Setting attention block size to 16 tokens to ensure that\n"
+    check = judged(tmp_path, LOG + line)["observed"]
+    figures = {figure.name: figure.value for figure in check.figures}
+    assert (check.state, figures["block of the prefix cache"], figures["prompt that was repeated"], figures["tokens found of it"]) == ("pass", 16, 56, 48)
+    assert {("served name", "bytes"), ("attention", "FLASHINFER"), ("moe", "VLLM_CUTLASS")} <= {(sample.case, sample.actual) for sample in check.samples}
+    assert judged(tmp_path, LOG + line.replace("16", "544"))["observed"].reason == "facts-disagree"
+    sound = server.reuse
+    monkeypatch.setattr(server, "reuse", lambda salt, prompt: [sound(salt, prompt), server.counts.update({"vllm:prefix_cache_hits_total": 5})][0])
+    assert [sample.case for sample in judged(tmp_path)["observed"].samples] == ["hits"]
+
+
+def test_names_narrow_the_class(tmp_path: Path) -> None:
+    narrow = replace(RECIPE, contract=replace(RECIPE.contract, names={"attention": "TrtllmGen"}))
+    assert judged(tmp_path, recipe=narrow)["kernels-attention"].reason == "kernel-class"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state"),
+    [("native-fp4", "fail"), ("native-fp4+bf16", "pass"), ("weight-only|native-fp4+bf16", "pass"), ("native-fp4+bf16+weight-only", "fail"), ("bf16", "fail")],
+)
+def test_classes_of_a_sum_serve_together_and_each_takes_a_part(wanted: str, state: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, contract=replace(RECIPE.contract, serves={**RECIPE.contract.serves, "linear": wanted}))
+    kernels = (*SERVING, "nvjet_sm120_tst_16x64_64x16_4x2_h_bz_TNT")
+    check = judged(tmp_path, recipe=recipe, profile=trace(tmp_path / "t.gz", kernels, kernels))["kernels-linear"]
+    assert check.state == state
 
 
 def _annotated(label: str, dur: float) -> bytes:
@@ -242,11 +320,12 @@ def test_trace_is_bounded(bound: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def recorded(folder: Path, **changes: Any) -> Path:
-    """Write the backend table of the sound stock server, with *changes*, as a baseline."""
-    sound = gate.kernels(kernel_trace.read(trace(folder / "sound.gz")), POLICY, RECIPE.contract)
-    table = BackendTable(ServerIdentity(wheel="a" * 64, model="m"), RECIPE.name, {**sound, **changes.pop("kernels", {})})
-    gate.save(replace(table, **changes), folder / "backends.json")
-    return folder / "backends.json"
+    """Write the facts of the sound stock server, with *changes*, as a baseline."""
+    log, stock = folder / "stock.log", ServerIdentity(wheel="a" * 64, model="m")
+    log.write_text(LOG)
+    facts = gate.record(POLICY, SERVERS[0].client, log, trace(folder / "sound.gz"), stock, RECIPE.name)
+    observed.save(replace(facts, **changes), folder / "observed.json")
+    return folder / "observed.json"
 
 
 def test_variant_that_cublas_chooses_for_a_shape_is_no_other_kernel() -> None:
@@ -256,17 +335,58 @@ def test_variant_that_cublas_chooses_for_a_shape_is_no_other_kernel() -> None:
     assert [*map(kernel_trace.family, names)] == ["nvjet_sm90_tst", "nvjet_sm90_tst", "nvjet_sm90_qst"]
 
 
-def test_backend_table_has_a_kernel_for_each_layer_and_phase_and_a_changed_one_fails_unless_the_recipe_explains_it(tmp_path: Path) -> None:
+def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: Path) -> None:
+    """Each kind of layer has a class in each phase; the stock wheel had another in one of them."""
     baseline = recorded(tmp_path)
+    facts = observed.load(baseline)
+    layers = {f"{phase} {kind}" for phase in ("prefill", "decode") for kind in ("attention", "linear", "moe")}
+    assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     assert judged(tmp_path, baseline=baseline)["backends"].state == "pass"
-    table = json.loads(baseline.read_text())["kernels"]
-    assert set(table) == {f"{phase} {kind}" for phase in ("prefill", "decode") for kind in ("attention", "linear", "moe")}
-    assert "MainloopSm120ArrayTmaWarpSpecializedBlockScaled, float_e2m1_t" in table["decode moe"]
-    baseline = recorded(tmp_path, kernels={"prefill linear": "marlin::Marlin"})
+    baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
     check = judged(tmp_path, baseline=baseline)["backends"]
     assert (check.state, check.reason, check.samples[0].case) == ("fail", "backend-changed", "prefill linear")
     explained = replace(RECIPE, contract=replace(RECIPE.contract, changes={"prefill linear": "FP4 in place of Marlin"}))
     assert judged(tmp_path, recipe=explained, baseline=baseline)["backends"].state == "pass"
+    for recipe, layer, state in (("qwen3-*", "prefill linear", "pass"), ("qwen3-*", "", "pass"), ("qwen3-*", "decode linear", "fail"), ("gemma*", "", "fail")):
+        declared = DeclaredChange("kernels", recipe, layer, "FP4 in place of Marlin")
+        assert judged(tmp_path, baseline=baseline, declared=(declared,))["backends"].state == state
+
+
+def test_launches_with_other_classes_do_not_agree() -> None:
+    sound = {"decode moe": {"native-fp4": 1.0}}
+    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.95, "weight-only": 0.05}}).state == "pass"
+    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.4, "weight-only": 0.6}}).reason == "launches-differ"
+
+
+#: A patch that declares a change, as its trailer has it.
+PATCH = """\
+From: A <a@b.invalid>
+Date: Sun, 29 Nov 2026 12:00:00 +0000
+Subject: [PATCH] Read the scales
+
+Upstream-Status: Pending
+Reason: they are wrong
+Drop-When: upstream reads them
+{line}
+---
+diff --git a/x b/x
+index 7694e6f8bc46e17e25a5357913fb9a370fb92042..a3c3f6f16176e33c3df34eaa8bd799cabfa51083 100644
+--- a/x
++++ b/x
+@@ -1 +1 @@
+-a
++b
+"""
+
+
+def test_patch_declares_what_it_changes_or_is_refused() -> None:
+    """What, which recipes, perhaps of which layers, and why; nothing is guessed of another form."""
+    good = patch.parse("p", PATCH.format(line="Changes: kernels / nemotron-*: decode moe / b12x in place of Marlin").encode())
+    assert good.changes == (DeclaredChange("kernels", "nemotron-*", "decode moe", "b12x in place of Marlin"),)
+    assert (good.changes[0].concerns("kernels", "nemotron-3"), good.changes[0].concerns("distributions", "nemotron-3")) == (True, False)
+    for line in ("Changes: everything / * / because", "Changes: kernels / nemotron-*", "Changes: kernels"):
+        with refusal("patch-invalid"):
+            patch.parse("p", PATCH.format(line=line).encode())
 
 
 @pytest.mark.parametrize(
@@ -277,6 +397,7 @@ def test_backend_table_has_a_kernel_for_each_layer_and_phase_and_a_changed_one_f
         ({"identity": ServerIdentity("a" * 64, "other")}, "baseline-other-model"),
         ({"recipe": "toy-cpu"}, "baseline-other-model"),
         ({"format": 2}, "baseline-damaged"),
+        ({"classes": {}}, "baseline-damaged"),
     ],
 )
 def test_baseline_that_flatters_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
@@ -307,7 +428,7 @@ def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
-    """A profile that is unreadable is no good launch; a contract without kernels is for G3."""
-    launches: tuple[dict[str, Any], ...] = ({}, {"recipe": _PLAIN}, {"profile": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
+    """A profile that is unreadable is no good launch."""
+    launches: tuple[dict[str, Any], ...] = ({}, {"profile": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
     faults = [gate.contract_fault([*judged(tmp_path, **launch).values()]) for launch in launches]
-    assert [fault and fault.reason for fault in faults] == [None, None, "profile-unreadable", "backend-wrong"]
+    assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "backend-wrong"]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from scipy.special import rel_entr, softmax
+from tests.support import byte_model_server
 from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Step, ended, only
 
 from sparkwright.bench.server.client import ServerInvalid
@@ -32,7 +33,7 @@ POLICY = replace(
     strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml", LogprobsPolicy), texts=12, tokens=64, top=5, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4,
     corpus={f"genre {number}": (f"{number * 7919} cats sat on {number * 104729} mats in the rain.",) for number in range(12)},
 )  # fmt: skip
-OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",), {})
+OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
 CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 
@@ -58,10 +59,11 @@ def compared(
     tmp_path: Path,
     policy: LogprobsPolicy = POLICY,
     served: ServerIdentity = CANDIDATE,
+    **options: Any,
 ) -> dict[str, Check]:
     """Return the checks of *server*; each name and reason is declared."""
     distributions.save(against, tmp_path / "logprobs.json")
-    found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served)
+    found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"cached": True, **options})
     assert {check.name for check in found} == {"reference", "candidate", *logprobs.COMPARED, *logprobs.DECODED}
     assert all(check.reason in logprobs.REASONS for check in found if check.state != "pass")
     return {check.name: check for check in found}
@@ -163,14 +165,131 @@ def test_a_noisy_machine_widens_the_limit_on_itself_alone(known: Reference, serv
     assert (here.state, there.state) == ("pass", "fail")
 
 
-def test_a_server_without_a_prefix_cache_is_not_judged_by_one(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
-    """It counts as not run, unless the flags switch the cache off."""
-    server.reuse = lambda salt, prompt: 0  # type: ignore[method-assign]  # a server without a cache
-    found = compared(server, known, tmp_path)["cached-prefix"]
-    off = compared(server, known, tmp_path, served=replace(CANDIDATE, flags=("--no-enable-prefix-caching",)))["cached-prefix"]
+@pytest.mark.parametrize(
+    ("caches", "finds", "announced", "state", "required"),
+    [
+        (True, False, True, "fail", True),
+        (False, False, True, "fail", True),
+        (False, False, False, "pass", True),
+        (False, False, None, "not-run", True),
+        (True, True, False, "pass", True),
+    ],
+)
+def test_prefix_cache_is_used_or_its_absence_announced(
+    server: ByteModelServer,
+    known: Reference,
+    tmp_path: Path,
+    caches: bool,
+    finds: bool,
+    announced: bool | None,
+    state: str,
+    required: bool,
+) -> None:
+    """A cache that finds nothing fails; that there is none, the recipe has to say."""
+    server.caches = caches
+    if not finds:
+        server.reuse = lambda salt, prompt: 0  # type: ignore[method-assign]  # nothing is found
+    found = compared(server, known, tmp_path, cached=announced)["cached-prefix"]
 
-    assert (found.state, found.reason, found.required) == ("not-run", "prefix-cache-unused", True)
-    assert not off.required
+    assert (found.state, found.required) == (state, required)
+    assert found.state == "pass" or found.reason == "prefix-cache-unused"
+
+
+def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
+    known: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 544 tokens, as Qwen3-Next has on 0.33.0: 256 tokens never hit them, three blocks and a half do, in whole blocks."""
+    monkeypatch.setattr(byte_model_server, "BLOCK", 544)
+    with ByteModelServer() as server:
+        few = replace(POLICY, texts=8, decode_texts=8)
+        server.drafts = True
+        reference = logprobs.record(few, server.client, OFFICIAL)
+        found = compared(server, reference, tmp_path, few)
+
+    figures = {figure.name: figure.value for figure in found["cached-prefix"].figures}
+    assert {found[name].state for name in logprobs.CACHED} == {"pass"}
+    assert (figures["tokens of each prompt"], figures["tokens found in the cache"]) == (
+        3 * 544 + 272,
+        8 * 3 * 544,
+    )
+
+
+def test_cache_that_gives_a_block_beyond_the_shared_ones_fails(
+    server: ByteModelServer, known: Reference, tmp_path: Path
+) -> None:
+    """A prompt that leaves another one token before the edge of a block shares no block that ends there."""
+    sound = server.reuse
+
+    def generous(salt: str, prompt: list[int]) -> int:
+        found = sound(salt, prompt)
+        more = (
+            byte_model_server.BLOCK
+            if found and found + byte_model_server.BLOCK < len(prompt)
+            else 0
+        )
+        server.counts["vllm:prefix_cache_hits_total"] += more
+        return found + more
+
+    server.reuse = generous  # type: ignore[method-assign]
+    found = compared(server, known, tmp_path)
+
+    assert (found["shared-prefix"].state, found["shared-prefix"].reason) == (
+        "fail",
+        "cache-differs",
+    )
+
+
+#: The stock wheel reads a scale wrongly; what ours computes, and what the checks of the distributions say of it.
+REPAIRS: Mapping[str, tuple[float, str, str]] = {
+    "repaired": (1.0, "pass", ""),
+    "half repaired": (1.1, "pass", ""),
+    "as wrong as the stock wheel": (1.3, "pass", ""),
+    "worse": (1.8, "fail", "text-differs"),
+}
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+def test_repair_is_judged_by_a_precise_reference(
+    server: ByteModelServer, tmp_path: Path, repair: str
+) -> None:
+    """Ours may differ from a stock wheel that computes wrongly, not be further from the truth; undeclared, it fails."""
+    factor, state, reason = REPAIRS[repair]
+    server.damage = lambda logits, _: logits * 1.3
+    stock = logprobs.record(POLICY, server.client, OFFICIAL)
+    server.damage = lambda logits, _: logits
+    precise = logprobs.record(POLICY, server.client, replace(OFFICIAL, model="b" * 64))
+    server.damage = lambda logits, _: logits * factor
+    missing = compared(server, stock, tmp_path, repairs=["scales"])["divergence"]
+    (tmp_path / "precise").mkdir()
+    distributions.save(precise, tmp_path / "precise" / "logprobs.json")
+    declared, plain = compared(server, stock, tmp_path, repairs=["scales"]), compared(server, stock, tmp_path)
+
+    assert (missing.state, missing.reason) == ("not-run", "precise-missing")
+    assert (declared["divergence"].state, declared["divergence"].reason) == (state, reason)
+    assert (plain["divergence"].state == "pass") == (factor == 1.3)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"served": OFFICIAL}, "reference-is-candidate"),
+        (
+            {"served": replace(OFFICIAL, model="b" * 64, host={"gpu": "two"})},
+            "reference-is-candidate",
+        ),
+        ({"texts": [[1] * 64] * 12}, "reference-other-model"),
+    ],
+)
+def test_precise_reference_that_says_nothing_is_refused(
+    server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str
+) -> None:
+    """Served as the candidate is, on another machine, or of other texts."""
+    (tmp_path / "precise").mkdir()
+    precise = replace(known, **{"served": replace(OFFICIAL, model="b" * 64), **change})
+    distributions.save(precise, tmp_path / "precise" / "logprobs.json")
+    found = compared(server, known, tmp_path, repairs=["scales"])
+
+    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", expected)
 
 
 def scored(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], object]:
@@ -210,7 +329,7 @@ def test_an_answer_that_does_not_count_is_no_pass(
 
 @pytest.mark.parametrize(("change", "expected"), [
     ({"served": replace(OFFICIAL, wheel=CANDIDATE.wheel)}, "reference-is-candidate"),
-    *(({"served": replace(OFFICIAL, **{field: value})}, "reference-unnamed") for field, value in (("wheel", ""), ("model", ""), ("flags", None), ("backends", None))),
+    *(({"served": replace(OFFICIAL, **{field: value})}, "reference-unnamed") for field, value in (("wheel", ""), ("model", ""), ("flags", None))),
     ({"shape": (12, 63, 5, 8)}, "reference-damaged"),
     ({"shape": (12, 64, 4, 8)}, "reference-other-policy"),
     ({"floors": {"divergence": [0.0], "best-token": [0.0]}}, "reference-other-policy"),
@@ -223,7 +342,7 @@ def test_an_answer_that_does_not_count_is_no_pass(
 def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
     server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
-    """It names its wheel, model, flags and backends, is not the candidate's own, and its sizes agree."""
+    """It names its wheel, model and flags, is not the candidate's own, and its sizes agree."""
     found = compared(server, replace(known, **change), tmp_path)
 
     assert (found["reference"].state, found["reference"].reason) == ("invalid", expected)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import HeaderParser
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import ClassVar
 
@@ -69,6 +70,10 @@ _EMPTY = re.compile(rb"e69de29|0+$")
 #: A path as git quotes it.
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
 #: What git puts before a subject.
+_CHANGE = re.compile(
+    r"Changes: (?P<what>kernels|distributions) / (?P<recipes>[\w.*?-]+)"
+    r"(?:: (?P<layer>(?:prefill|decode) \w+))? / (?P<why>\S.*)"
+)
 _PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\]")
 #: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
 #: line; git takes it as context, too.
@@ -206,6 +211,28 @@ class Section(msgspec.Struct, frozen=True):
         return self.new or self.old
 
 
+class DeclaredChange(msgspec.Struct, frozen=True):
+    """
+    What a patch changes on purpose: its trailer ``Changes: WHAT / WHERE / WHY``.
+
+    Attributes:
+        what: ``kernels`` (G3: another class of kernels than with the stock wheel) or
+            ``distributions`` (G5: other numbers, since those of the stock wheel are wrong).
+        recipes: The recipes that it concerns, as a pattern of the shell.
+        layer: ``decode moe`` and the like, behind a ``:``; empty for all.
+        why: The reason.
+    """
+
+    what: str
+    recipes: str
+    layer: str
+    why: str
+
+    def concerns(self, what: str, recipe: str) -> bool:
+        """Return whether *recipe* is served otherwise, in *what*, by this change."""
+        return self.what == what and fnmatchcase(recipe, self.recipes)
+
+
 class Patch(msgspec.Struct, frozen=True):
     """
     A patch.
@@ -219,6 +246,7 @@ class Patch(msgspec.Struct, frozen=True):
         data: The diff.
         pick: Number of the pull request; 0 for a patch of ours.
         text: The header below the subject, trailers included.
+        changes: What it declares to change.
     """
 
     name: str
@@ -232,6 +260,7 @@ class Patch(msgspec.Struct, frozen=True):
     author: str = ""
     date: str = ""
     text: str = ""
+    changes: tuple[DeclaredChange, ...] = ()
 
 
 def parse(name: str, data: bytes) -> Patch:
@@ -239,8 +268,8 @@ def parse(name: str, data: bytes) -> Patch:
     Return the patch in *data*.
 
     Raises:
-        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown
-            Upstream-Status; or see `sections`.
+        patch-invalid: It is not a mail with a diff, lacks a trailer, has an unknown
+            Upstream-Status or a malformed Changes; or see `sections`.
     """
     _refuse_crlf(data.partition(b"\n")[0], name)
     top, _, body = data.partition(b"\n\n")
@@ -265,6 +294,14 @@ def parse(name: str, data: bytes) -> Patch:
             f"{name} has an unknown Upstream-Status.",
             details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
+    declared = [line for line in text.splitlines() if line.startswith("Changes: ")]
+    changes = [_CHANGE.fullmatch(line) for line in declared]
+    if None in changes:
+        raise PatchError(
+            "patch-invalid",
+            f"{name} declares a change in another form.",
+            details=[*declared, "Changes: kernels|distributions / RECIPE[: PHASE KIND] / WHY"],
+        )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     try:
         parts = sections(diff)
@@ -283,6 +320,7 @@ def parse(name: str, data: bytes) -> Patch:
         author=_decoded(str(message.get("From", ""))),
         date=str(message.get("Date", "")),
         text=text,
+        changes=tuple(DeclaredChange(**match.groupdict("")) for match in changes if match),
     )
 
 

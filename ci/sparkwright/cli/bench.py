@@ -24,12 +24,13 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report import output
 from sparkwright.bench.results import Kind, Result
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.server_under_test import GateOptions, launch_plan, served_name
+from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
@@ -205,21 +206,27 @@ def quick(
     elsewhere = bool(bench_options.server)
     machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
-    name = served_name(bench_options, recipe)
+    client = Client(bench_options.server, bench_options.model) if elsewhere else None
     with ExitStack() as stack:
         try:
             check_generator(generator, generator_policy)
         except LoadError as error:
             warnings.append(str(error))
-        url = bench_options.server
         if launch:
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:
                 raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
-            url = ours.url
+            client = ours.client()
+        assert client
+        try:
+            name = client.model()
+        except ServerInvalid as error:
+            raise GateError(
+                "measurement-invalid", f"{client.url} was not measured.", details=[str(error)]
+            ) from None
         load = LoadSpec(
-            url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
+            client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
             seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
             prompt_file=bench_options.texts if cell.texts else None, request_rate=rate,
             natural_length=natural,

@@ -135,7 +135,13 @@ MEASURING: Options = {
         "metavar": "NAME",
         "help": "name under which the model is served (default: its own)",
     },
-    "--server": {"metavar": "URL", "help": "a running server, instead of --serve"},
+    "--server": {
+        # OpenAI's clients are given the address with the version of the protocol.
+        "type": lambda url: url.rstrip("/").removesuffix("/v1"),
+        "default": "",
+        "metavar": "URL",
+        "help": "a running server, instead of --serve",
+    },
     "--output": {
         "type": Path,
         "metavar": "DIR",

@@ -32,8 +32,11 @@ Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
 #: What a model can do beside continuing a text; the gates test each ability that a recipe declares.
 Ability = Literal["chat", "tools", "reasoning", "structured", "images"]
 Pattern = Annotated[str, Meta(max_length=400)]
-#: The pattern of a kernel or backend that was not seen yet.
+#: A revision or an architecture that was not seen yet.
 UNRESOLVED = "unresolved"
+#: Kinds of layers, and the classes of kernels that serve them.
+LayerKind = Literal["attention", "linear", "moe", "gdn", "mamba"]
+KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|weight-only|emulated)"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
 #: Factor from a published unit to seconds or tokens per second.
 FACTORS = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}
@@ -115,60 +118,46 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(flags)
 
 
-class LayerContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What must serve one kind of layer. Each field is a regular expression, or ``unresolved`` before
-    it was seen; G3 does not pass then.
-
-    Attributes:
-        prefill: Found in the name of a kernel that a profile of a prefill step shows.
-        decode: Found in the name of a kernel that a profile of a decode step shows.
-        backend: Matches each name that vLLM's log gives whole; empty if vLLM logs none.
-    """
-
-    prefill: Pattern = UNRESOLVED
-    decode: Pattern = UNRESOLVED
-    backend: Pattern = UNRESOLVED
-
-    def __post_init__(self) -> None:
-        compile_patterns(self.prefill, self.decode, self.backend)
-
-
 class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What must serve a recipe: kernels in a profile first, and lines of vLLM's log beside them.
 
     Attributes:
-        attention: Of the attention layers.
-        linear: Of the dense layers.
-        moe: Of the experts; None for a model without experts.
+        serves: Kind of layer → class of the kernels that take nearly all of its time. Classes with
+            a ``+`` serve together, and each takes a part; with ``|`` either serves.
+        names: Kind of layer → regular expression found in the names of these kernels, to be
+            stricter than the class.
         lines: Name of a line of ``ci/gates/contract.yaml`` → regular expression that each of its
-            values matches whole.
-        allows: Fallback kernels of ``ci/gates/contract.yaml`` that the recipe is meant to use.
+            values matches whole; empty if vLLM logs none.
         forbidden: Regular expressions that no kernel's name may hold.
         harmless: Regular expressions of lines about a fallback that mean nothing here.
-        changes: ``decode moe`` and the like → why its kernel is another than in the baseline.
+        changes: ``decode moe`` and the like → why its class is another than with the stock wheel.
     """
 
-    attention: LayerContract
-    linear: LayerContract
-    moe: LayerContract | None = None
+    serves: Annotated[
+        dict[LayerKind, Annotated[str, Meta(pattern=rf"^{KERNEL_CLASS}([+|]{KERNEL_CLASS})*$")]],
+        Meta(min_length=1),
+    ]
+    names: dict[LayerKind, Pattern] = {}
     lines: dict[str, Pattern] = {}
-    allows: tuple[str, ...] = ()
     forbidden: tuple[Pattern, ...] = ()
     harmless: tuple[Pattern, ...] = ()
     changes: dict[
-        Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe)$")], str
+        Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba)$")], str
     ] = {}
 
     def __post_init__(self) -> None:
-        compile_patterns(*self.lines.values(), *self.forbidden, *self.harmless)
+        patterns = (*self.names.values(), *self.lines.values(), *self.forbidden, *self.harmless)
+        compile_patterns(*patterns)
+        if unstated := self.names.keys() - self.serves.keys():
+            raise ValueError(f"names: no class is stated for {', '.join(sorted(unstated))}")
 
-    @property
-    def layers(self) -> dict[str, LayerContract]:
-        """The kinds of layers that the model has."""
-        kinds = {"moe": self.moe, "attention": self.attention, "linear": self.linear}
-        return {kind: layer for kind, layer in kinds.items() if layer is not None}
+    def wanted(self, kind: str) -> tuple[str, str]:
+        """Return the classes and the pattern of names for the layers of *kind*; empty without."""
+        for stated, classes in self.serves.items():
+            if stated == kind:
+                return classes, self.names.get(stated, "")
+        return "", ""
 
 
 class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -319,6 +308,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tool_parser, reasoning_parser: vLLM's parsers of the model's answers; empty for none.
         published: Results of others.
         ours: Results of this project's gate; empty if it was not measured.
+        prefix_cache: The releases that have a prefix cache for this model, as a version specifier;
+            empty for all. Hybrid models have one from 0.26 on.
         floors: Task of G6 → the least share of correct answers.
         soak_seconds: Of G7, instead of those of ``ci/gates/soak.yaml``; 0 for these.
     """
@@ -340,10 +331,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
     published: tuple[PublishedReport, ...] = ()
     ours: tuple[PublishedReport, ...] = ()
+    prefix_cache: str = ""
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
     soak_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
+        SpecifierSet(self.prefix_cache)
         if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):
             raise ValueError("a result of ours names its wheel's sha256, and another's has none")
         if "tools" in self.abilities and not self.tool_parser:
@@ -385,6 +378,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the contract for the release *version*."""
         variant = self.find_variant(version)
         return (variant.contract if variant else None) or self.contract
+
+    def announces_cache(self, version: str) -> bool:
+        """Return whether the release *version* has a prefix cache by what the recipe states."""
+        variant = self.variant(version)
+        disabled = "--no-enable-prefix-caching" in variant.flags
+        return not disabled and Version(version).base_version in SpecifierSet(self.prefix_cache)
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""

@@ -1,40 +1,36 @@
 """
 Compare the kernels and settings that serve with the recipe's contract (G3).
 
-The log shows which kernels vLLM selected; a profile of one request shows which ran in prefill and
-decode. The profile decides; the log is checked, too.
+A profile of one request shows which kernels ran in prefill and decode: each kind of layer must be
+served by the class that the recipe states, for nearly all of its time, and as with the stock wheel
+unless the recipe or a patch says why. What the server states of itself (log, ``/v1/models``,
+``/metrics``) is part of the verdict, and has to agree.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
+from sparkwright.bench.recipes.recipe import KernelContract, Recipe
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.server_log import (
-    LogInvalid,
-    LogLines,
-    LogPattern,
-    compile_patterns,
-    scan,
-)
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_json
-from sparkwright.core.store import write_file
-from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.kernel_trace import KernelTrace, family
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.server_log import LogInvalid, LogLines, LogPattern, scan
+from sparkwright.cherry_picks.patch import DeclaredChange
+from sparkwright.gates.contract import kernel_classes, kernel_trace
+from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, family
+from sparkwright.gates.core import observed
+from sparkwright.gates.core.observed import ObservedServer, Pace, PrefixCache
 from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity
 from sparkwright.gates.core.verdict import (
     ORDER,
@@ -51,7 +47,19 @@ from sparkwright.gates.core.verdict import (
 
 #: Lines that the gate reads by name.
 LINES = frozenset(
-    {"version", "attention", "linear", "moe", "moe-tuned", "moe-untuned", "kv-gib", "kv-tokens"}
+    {
+        "version",
+        "attention",
+        "linear",
+        "moe",
+        "moe-tuned",
+        "moe-untuned",
+        "kv-gib",
+        "kv-tokens",
+        "context",
+        "prefix-cache",
+        "cache-block",
+    }
 )
 #: Check → the line that should not be in the log, the reason of its failure, and what a pass says.
 UNWANTED: Mapping[str, tuple[str, str, str]] = {
@@ -64,7 +72,7 @@ UNWANTED: Mapping[str, tuple[str, str, str]] = {
 
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
-    *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
+    *declare("observed", "line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("profile-graphs", "profile-compile", measured=True),
     *declare("log", role="reports"),
     *declare("moe-configuration", role="informs"),
@@ -85,9 +93,10 @@ REASONS: Mapping[str, str] = {
     "backend-refused": (
         "The server refused the backend that it was told to use, and used another without an error."
     ),
-    "backend-changed": "A layer is served by another kernel than in the baseline, and the recipe "
-    "does not explain it. Find out why, or explain it under `changes` of the recipe's contract.",
-    "baseline-damaged": "The baseline has no backend table that can be read. Record it again, "
+    "backend-changed": "Layers are served by another class of kernels than with the stock wheel, "
+    "and nothing explains it. Find out why, or explain it under `changes` of the recipe's contract "
+    "or by the trailer `Changes: kernels / RECIPE / WHY` of a patch.",
+    "baseline-damaged": "The baseline has no facts of a server with its kernels. Record it again, "
     "with its recipe.",
     "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel, or names "
     "none. Record it with the stock wheel or the last release.",
@@ -95,13 +104,10 @@ REASONS: Mapping[str, str] = {
     "Record it with these.",
     "compile-unseen": "The recipe is served by torch.compile, and the profile has no kernel that "
     "it made: each operation runs by itself.",
-    "contract-incomplete": (
-        "The recipe's contract does not say what must serve this, because "
-        "it was not measured. Read the kernels that the check shows, and "
-        "write their pattern into the recipe."
-    ),
     "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the "
     "kernels of the wheel.",
+    "facts-disagree": "The server's log, its replies and its counters contradict each other, so "
+    "none of them is evidence. Another server answers, or this release words them otherwise.",
     "fallback-unlisted": (
         "The server fell back to something, and the recipe does not list "
         "that as harmless. Find out what it means."
@@ -114,12 +120,17 @@ REASONS: Mapping[str, str] = {
     "use what replaced it.",
     "graphs-unseen": "The recipe is served by CUDA graphs, and none launched a kernel of a decode "
     "step: each launch costs the processor's time.",
-    "kernel-unseen": (
-        "No kernel of the profile is the one that the recipe names: it did not "
-        "run, whatever the log says."
-    ),
+    "kernel-unseen": "No kernel of the profile serves such layers: they did not run, whatever "
+    "the log says, or no pattern of ci/gates/contract.yaml knows the kernels (`kernels-unknown`).",
+    "kernel-class": "Kernels of the class that the recipe states take less of the layers' time "
+    "than they must: other kernels serve, whatever the log says.",
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
     "place of FP4 kernels.",
+    "kernel-unknown": "Too much of the time is by kernels that nothing judges. Give them a pattern "
+    "in ci/gates/contract.yaml, or state the kind of layer in the recipe.",
+    "not-observed": "The server could not be asked for its facts; the check `server` says why.",
+    "launches-differ": "Two launches of one wheel were served by other classes of kernels, so what "
+    "one of them shows is not true of the other. Look for a choice that is made at each start.",
     "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
     "Triton kernels run with general ones. Tune them (`sparkwright model tune`).",
     "profile-missing": (
@@ -139,22 +150,27 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kv_tolerance: Share by which the KV cache may differ from the recipe's plan.
         lines: Lines that state a choice; each pattern has a group *value*.
         unwanted: Lines that should not be there.
-        layer_kinds: Regular expressions by which a kernel belongs to a kind of layer, where the
-            recipe's contract names none; the first that matches counts.
-        fallback_kernels: Regular expressions of kernels that may only serve a recipe that allows
-            them.
+        share: Of the time of a kind of layer, by the class that the recipe states, at least.
+        part: The same of each class of a sum.
+        unknown: Share of a phase's time by kernels that nothing judges, at most.
+        change: By how much the share of a class may differ from the stock wheel's.
+        fallbacks: Classes that may only serve where the recipe states them.
+        kernels: How kernels are recognised; the first pattern that matches counts.
     """
 
     releases: str
     kv_tolerance: Annotated[float, Meta(gt=0, lt=1)]
     lines: dict[str, LogPattern]
     unwanted: dict[str, LogPattern]
-    layer_kinds: dict[str, str]
-    fallback_kernels: dict[str, str]
+    share: Annotated[float, Meta(gt=0.5, lt=1)]
+    part: Annotated[float, Meta(gt=0, lt=0.5)]
+    unknown: Annotated[float, Meta(gt=0, lt=1)]
+    change: Annotated[float, Meta(gt=0, lt=1)]
+    fallbacks: tuple[str, ...]
+    kernels: tuple[KernelPattern, ...]
 
     def __post_init__(self) -> None:
         SpecifierSet(self.releases)
-        compile_patterns(*self.layer_kinds.values(), *self.fallback_kernels.values())
         if missing := (LINES - set(self.lines)) | (
             {line for line, _, _ in UNWANTED.values()} ^ set(self.unwanted)
         ):
@@ -173,29 +189,28 @@ def profile(server: launch.Server, folder: Path) -> Path | None:
     return None
 
 
-def contract_fault(checks: Sequence[Check]) -> Check | None:
-    """
-    Return the check that speaks most against a launch; None if its kernels are the promised ones.
+def read_profile(path: Path | None) -> KernelTrace | Check:
+    """Return the kernels of the profile at *path*, or the check that says why there are none."""
+    name = "no-fallback-kernel"
+    if path is None:
+        return not_run(name, "there is no profile", "profile-missing")
+    try:
+        return kernel_trace.read(path)
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
 
-    A contract that names no kernels yet (`contract-incomplete`) is for G3 to report.
-    """
+
+def contract_fault(checks: Sequence[Check]) -> Check | None:
+    """Return the check that speaks most against a launch; None if it is as promised."""
     return min(
-        (
-            check
-            for check in checks
-            if check.required and check.state != "pass" and check.reason != "contract-incomplete"
-        ),
+        (check for check in checks if check.required and check.state != "pass"),
         key=lambda check: ORDER.index(check.state),
         default=None,
     )
 
 
 def check_contract(
-    policy: ContractPolicy,
-    contract: KernelContract,
-    log: Path,
-    trace: Path | None,
-    compare: Callable[[KernelTrace], Check] | None = None,
+    policy: ContractPolicy, contract: KernelContract, log: Path, trace: KernelTrace | Check
 ) -> tuple[Check, ...]:
     """
     Return the checks of a launch against the *contract* of its recipe.
@@ -204,10 +219,9 @@ def check_contract(
 
     Args:
         log: What the server printed.
-        trace: A profile of one request; None without one.
-        compare: A further check of the profile, if there is one.
+        trace: As `read_profile` returns it.
     """
-    kernel_checks = _kernel_checks(policy, contract, trace, compare)
+    kernel_checks = _kernel_checks(policy, contract, trace)
     try:
         lines = scan(log, policy.lines | policy.unwanted)
     except LogInvalid as error:
@@ -215,9 +229,11 @@ def check_contract(
             invalid("log", f"the log cannot be used: {error}", "log-unreadable"),
             *kernel_checks,
         )
-    wanted = {kind: layer.backend for kind, layer in contract.layers.items()} | contract.lines
     return (
-        *(_line(name, pattern, lines.get(name, LogLines())) for name, pattern in wanted.items()),
+        *(
+            _line(name, pattern, lines.get(name, LogLines()))
+            for name, pattern in contract.lines.items()
+        ),
         *(_unwanted(name, lines, contract.harmless) for name in UNWANTED),
         *kernel_checks,
     )
@@ -230,6 +246,7 @@ def run(
     trace: Path | None,
     identity: ServerIdentity,
     baseline: Path | None = None,
+    declared: Sequence[DeclaredChange] = (),
 ) -> tuple[Check, ...]:
     """
     Return the checks of a server of *recipe*.
@@ -237,29 +254,171 @@ def run(
     Args:
         trace: See `profile`.
         identity: The wheel and the model that it serves.
-        baseline: A recorded backend table; None if no baseline was named.
+        baseline: The facts recorded of the stock wheel; None if no baseline was named.
+        declared: The changes that patches of the stack declare.
     """
+    serves, kernels = _serves(server), read_profile(trace)
     try:
         lines = scan(server.log, policy.lines | policy.unwanted)
     except LogInvalid:  # `check_contract` reports it
-        return (_serves(server), *check_contract(policy, recipe.contract, server.log, trace))
+        return (serves, *check_contract(policy, recipe.contract, server.log, kernels))
     contract = recipe.contract_for(next(iter(lines["version"].values), ""))
-
-    compare = partial(
-        check_backends,
-        policy=policy,
-        contract=contract,
-        identity=identity,
-        recipe=recipe.name,
-        baseline=baseline,
-    )
+    reasons = {
+        change.layer: change.why for change in declared if change.concerns("kernels", recipe.name)
+    }
+    facts: ObservedServer | Check = not_run("observed", "it could not be asked", "not-observed")
+    try:
+        if serves.state == "pass":
+            facts = observe(policy, server.client(), lines, kernels, identity, recipe.name)
+    except ServerInvalid as error:
+        facts = invalid("observed", error.message, error.reason)
     return (
-        _serves(server),
+        serves,
         _version(policy, lines["version"]),
-        *check_contract(policy, contract, server.log, trace, compare),
+        facts if isinstance(facts, Check) else _observed(facts, lines),
+        *check_contract(policy, contract, server.log, kernels),
+        *(
+            [
+                _backends(
+                    policy, kernels, identity, recipe.name, baseline, contract.changes | reasons
+                )
+            ]
+            if isinstance(kernels, KernelTrace)
+            else []
+        ),
         _kv(policy, recipe, lines),
-        *([_configuration(lines)] if contract.moe else []),
+        *([_configuration(lines)] if "moe" in contract.serves else []),
     )
+
+
+def observe(
+    policy: ContractPolicy,
+    client: Client,
+    lines: Mapping[str, LogLines],
+    trace: KernelTrace | Check,
+    identity: ServerIdentity,
+    recipe: str,
+) -> ObservedServer:
+    """
+    Return the facts of the server that *client* asks, for the recipe named *recipe*.
+
+    Args:
+        lines: Of its log; empty without one.
+        trace: As `read_profile` returns it.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should.
+    """
+    kernels = [] if isinstance(trace, Check) else kernel_classes.classify(trace, policy.kernels)
+    block, limit = observed.cache_block(client.metrics()), client.max_model_len()
+    cache = PrefixCache(0, 0, 0, 0)
+    if block:
+        length = observed.prompt_length(block, 3, limit - 1)
+        text = " ".join(str(number) for number in range(length))
+        cache = observed.repeat(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
+    families = kernel_classes.shares(
+        [kernel._replace(name=family(kernel.name)) for kernel in kernels], "name"
+    )
+    unknown: dict[str, float] = {
+        phase: kernel_classes.time_share(kernels, phase, [k for k in kernels if not k.kind])
+        for phase in PHASES
+    }
+    return ObservedServer(
+        identity,
+        recipe,
+        client.model(),
+        client.version(),
+        limit,
+        cache,
+        any(name.startswith(observed.DRAFTS) for name in client.metrics()),
+        {name: tuple(found.values) for name, found in lines.items() if found.values},
+        families,
+        kernel_classes.shares(kernels, "label"),
+        unknown,
+    )
+
+
+def record(
+    policy: ContractPolicy,
+    client: Client,
+    log: Path | None,
+    trace: Path | None,
+    identity: ServerIdentity,
+    recipe: str,
+) -> ObservedServer:
+    """
+    Return the facts of the stock wheel's server, for ``observed.json``.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should, or its log cannot be read.
+    """
+    try:
+        lines = scan(log, policy.lines) if log else {}
+    except LogInvalid as error:
+        raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
+    return observe(policy, client, lines, read_profile(trace), identity, recipe)
+
+
+def same_launches(
+    policy: ContractPolicy,
+    first: Mapping[str, Mapping[str, float]],
+    now: Mapping[str, Mapping[str, float]],
+) -> Check:
+    """Return whether a launch has the classes of kernels of the *first* one of the same wheel."""
+    changed = kernel_classes.changes(first, now, policy.change)
+    if changed:
+        samples = [Sample(layer, actual=text) for layer, text in changed.items()]
+        message = f"another launch had other kernels: {', '.join(changed)}"
+        return invalid("kernels-launches", message, "launches-differ", samples=samples)
+    message = "this launch has the kernels of the first one"
+    return passed("kernels-launches", message, figures=[Figure("kinds and phases", len(now))])
+
+
+def estimate(_: ContractPolicy, pace: Pace) -> float:
+    """Return the seconds that the gate takes of a server that runs: a profile, and two prompts."""
+    # A profile of some seconds is written and read in about half a minute (docs/rehearsal: G3).
+    return 30 + 3 * 2048 / pace.prefill_tokens_s + 8 / pace.decode_tokens_s
+
+
+def _observed(facts: ObservedServer, lines: Mapping[str, LogLines]) -> Check:
+    """Return whether what the server states of itself agrees, with the facts as evidence."""
+    cache = facts.prefix_cache
+    stated = {
+        "version": facts.version,
+        "context": str(facts.max_model_len),
+        "prefix-cache": str(cache.block > 0),
+        "cache-block": str(cache.block) if cache.block else None,
+    }
+    samples = [
+        Sample(name, value, ", ".join(lines[name].values))
+        for name, value in stated.items()
+        if value is not None and lines[name].values and {*lines[name].values} != {value}
+    ]
+    if cache.block and (cache.hits % cache.block or cache.hits > cache.prompt):
+        samples.append(Sample("hits", f"blocks of {cache.block} tokens", f"{cache.hits} tokens"))
+    figures = [
+        Figure("longest request", facts.max_model_len, "tokens"),
+        Figure("block of the prefix cache", cache.block, "tokens"),
+        Figure("prompt that was repeated", cache.prompt, "tokens"),
+        Figure("tokens looked up of it", cache.queries, "tokens"),
+        Figure("tokens found of it", cache.hits, "tokens"),
+    ]
+    if samples:
+        message = f"{', '.join(sample.case for sample in samples)}: log and replies disagree"
+        return invalid("observed", message, "facts-disagree", figures=figures, samples=samples)
+    facts_of_log = {name: ", ".join(values) for name, values in facts.backends.items()}
+    shown = {"served name": facts.name, "drafts": str(facts.drafts), **facts_of_log}
+    message = (
+        f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; "
+        + (
+            f"of a repeated prompt of {cache.prompt:,} tokens {cache.hits:,} were cached, "
+            f"in blocks of {cache.block}"
+            if cache.block
+            else "there is no prefix cache"
+        )
+    )
+    texts = [Sample(name, "", value[:200]) for name, value in shown.items()]
+    return passed("observed", message, figures=figures, samples=texts)
 
 
 def _configuration(lines: Mapping[str, LogLines]) -> Check:
@@ -311,9 +470,6 @@ def _version(policy: ContractPolicy, lines: LogLines) -> Check:
 def _line(kind: str, pattern: str, lines: LogLines) -> Check:
     """Return whether every value of a line is the one that the contract wants."""
     name, logged = f"line-{kind}", ", ".join(lines.values) or "not in the log"
-    if pattern == UNRESOLVED:
-        message = f"the contract does not say what serves {kind}, which is {logged}"
-        return not_run(name, message, "contract-incomplete")
     samples = [Sample("log", pattern, text) for text in lines.texts[:5]]
     # Without a line only an empty pattern is right, and no pattern that matches anything.
     matches = all(re.fullmatch(pattern, value) for value in lines.values)
@@ -345,36 +501,26 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
 
 
 def _kernel_checks(
-    policy: ContractPolicy,
-    contract: KernelContract,
-    path: Path | None,
-    compare: Callable[[KernelTrace], Check] | None,
+    policy: ContractPolicy, contract: KernelContract, trace: KernelTrace | Check
 ) -> list[Check]:
-    """Return the checks that the profile at *path* decides."""
-    name = "no-fallback-kernel"
-    if path is None:
-        return [not_run(name, "there is no profile", "profile-missing")]
-    try:
-        trace = kernel_trace.read(path)
-    except ServerInvalid as error:
-        return [invalid(name, error.message, error.reason)]
-    excluded = [
-        *(text for key, text in policy.fallback_kernels.items() if key not in contract.allows),
-        *contract.forbidden,
+    """Return the checks that the profile decides."""
+    if isinstance(trace, Check):
+        return [trace]
+    kernels = kernel_classes.classify(trace, policy.kernels)
+    excluded = kernel_classes.fallbacks(kernels, contract, policy.fallbacks)
+    excluded += [
+        kernel
+        for kernel in kernels
+        if any(re.search(pattern, kernel.name) for pattern in contract.forbidden)
     ]
-    samples = [
-        Sample(phase, actual=f"{kernel[:200]} ({microseconds:.0f} µs)")
-        for phase, counted in trace.items()
-        for kernel, microseconds in counted.most_common()
-        if any(re.search(pattern, kernel) for pattern in excluded)
-    ]
+    samples = _samples(excluded)
     shown = samples[0].actual if samples else "none"
     message = f"kernels of the profile that the recipe excludes: {shown}"
-    checks = [judged(name, message, "kernel-forbidden", not samples, samples=samples)]
-    table = kernels(trace, policy, contract)
-    checks += [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
-    if compare:
-        checks.append(compare(trace))
+    checks = [
+        judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
+    ]
+    checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
+    checks.append(_unknown(policy, contract, kernels))
     if "captured" in contract.lines:
         checks.append(
             _profiled(
@@ -405,22 +551,64 @@ def _profiled(name: str, reason: str, what: str, count: int) -> Check:
     )
 
 
-def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[str, str]) -> Check:
-    """Return whether a kernel of the contract serves this kind of layer in both phases."""
-    name, samples = f"kernels-{kind}", list[Sample]()
-    for phase, kernels in trace.items():
-        pattern = getattr(layer, phase)
-        if pattern == UNRESOLVED:
-            served = table.get(f"{phase} {kind}", "an unknown kernel")
-            message = f"the contract names no kernel of {kind}; served in {phase} by {served}"
-            return not_run(name, message[:600], "contract-incomplete")
-        matching = [kernel for kernel in kernels if re.search(pattern, kernel)]
-        if not matching:
-            message = f"none of {len(kernels)} kernels of {phase} is {pattern}"
-            shown = [Sample(phase, pattern, kernel[:200]) for kernel, _ in kernels.most_common(10)]
-            return failed(name, message, "kernel-unseen", samples=shown)
-        samples.append(Sample(phase, pattern, matching[0][:200]))
-    return passed(name, f"{kind} is served by the kernels of the contract", samples=samples)
+def _samples(kernels: Iterable[ClassifiedKernel], expected: str = "") -> list[Sample]:
+    """Return *kernels* as samples of a check."""
+    return [
+        Sample(
+            kernel.layer,
+            expected,
+            f"{kernel.label or 'unknown'}: {kernel.name[:200]} ({kernel.microseconds} µs)",
+        )
+        for kernel in kernels
+    ]
+
+
+def _layer(
+    policy: ContractPolicy,
+    contract: KernelContract,
+    kind: str,
+    kernels: Sequence[ClassifiedKernel],
+) -> Check:
+    """Return whether the class of the contract serves this kind of layer in both phases."""
+    name, (wanted, pattern) = f"kernels-{kind}", contract.wanted(kind)
+    figures, samples = list[Figure](), list[Sample]()
+    for phase in PHASES:
+        own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
+        if not own:
+            others = [kernel for kernel in kernels if kernel.phase == phase]
+            message = f"none of {len(others)} kernels of {phase} serves {kind}"
+            shown = _samples(others[:10], wanted)
+            return failed(name, message, "kernel-unseen", figures=figures, samples=shown)
+        share = kernel_classes.served_share(own, wanted, pattern, policy.part)
+        figures.append(
+            Figure(f"{phase} by {wanted}", 100 * share, "%", len(own), bound=100 * policy.share)
+        )
+        samples += _samples(own[:5], f"{wanted} {pattern}".strip())
+    shares = ", ".join(f"{figure.value:.0f} % of {figure.name}" for figure in figures)
+    good = all(figure.value >= 100 * policy.share for figure in figures)
+    return judged(name, f"time of {kind}: {shares}", "kernel-class", good, figures, samples)
+
+
+def _unknown(
+    policy: ContractPolicy, contract: KernelContract, kernels: Sequence[ClassifiedKernel]
+) -> Check:
+    """Return whether the kernels that nothing judges take little of the time."""
+    figures, samples = list[Figure](), list[Sample]()
+    unjudged = kernel_classes.unjudged(kernels, contract)
+    for phase in PHASES:
+        share = kernel_classes.time_share(kernels, phase, unjudged)
+        figures.append(
+            Figure(
+                f"{phase} by kernels that nothing judges",
+                100 * share,
+                "%",
+                bound=100 * policy.unknown,
+            )
+        )
+        samples += _samples([kernel for kernel in unjudged if kernel.phase == phase][:10])
+    message = ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures)
+    good = all(figure.value <= 100 * policy.unknown for figure in figures)
+    return judged("kernels-unknown", message, "kernel-unknown", good, figures, samples)
 
 
 def _numbers(lines: LogLines) -> list[float]:
@@ -449,89 +637,50 @@ def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -
     return judged("kv-cache", message, "kv-outside-plan", good, figures)
 
 
-class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The kernels of one server, stored as the baseline of a recipe.
-
-    Attributes:
-        identity: The wheel, the model and the machine.
-        recipe: Name of the recipe.
-        kernels: ``decode moe`` and the like → `family` of the kernel that took most of the time.
-    """
-
-    identity: ServerIdentity
-    recipe: str
-    kernels: Annotated[dict[str, str], Meta(min_length=1)]
-    format: Literal[1] = 1
-
-
-def save(table: BackendTable, path: Path) -> None:
-    """Write *table* to *path*, whole or not at all."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
-
-
-def shares(
-    trace: KernelTrace, policy: ContractPolicy, contract: KernelContract
-) -> dict[str, Counter[str]]:
-    """Return ``decode moe`` and the like → the kernels of that kind with their microseconds."""
-    layers: dict[str, Counter[str]] = {}
-    for phase, kernels in trace.items():
-        own = {kind: getattr(layer, phase) for kind, layer in contract.layers.items()}
-        patterns = [entry for entry in own.items() if entry[1] != UNRESOLVED]
-        patterns += policy.layer_kinds.items()
-        for name, microseconds in kernels.items():
-            kind = next((kind for kind, pattern in patterns if re.search(pattern, name)), None)
-            if kind in contract.layers:
-                layers.setdefault(f"{phase} {kind}", Counter())[family(name)] += microseconds
-    return dict(sorted(layers.items()))
-
-
-def kernels(trace: KernelTrace, policy: ContractPolicy, contract: KernelContract) -> dict[str, str]:
-    """Return ``decode moe`` and the like → the kernel that took most of the time."""
-    layers = shares(trace, policy, contract)
-    return {layer: counted.most_common(1)[0][0] for layer, counted in layers.items()}
-
-
-def check_backends(
-    trace: KernelTrace,
+def _backends(
     policy: ContractPolicy,
-    contract: KernelContract,
+    trace: KernelTrace,
     identity: ServerIdentity,
     recipe: str,
     baseline: Path | None,
+    reasons: Mapping[str, str],
 ) -> Check:
     """
-    Return the check ``backends``: whether each layer has the kernel of the *baseline*.
+    Return the check ``backends``: whether layers have the classes of kernels of the *baseline*.
 
-    A change that `KernelContract.changes` explains passes, and is shown.
+    Args:
+        reasons: ``decode moe`` and the like, or empty for all → why it may differ.
     """
-    name, table = "backends", kernels(trace, policy, contract)
-    microseconds = shares(trace, policy, contract)
+    name, kernels = "backends", kernel_classes.classify(trace, policy.kernels)
+    classes = kernel_classes.shares(kernels, "label")
     figures = [
-        Figure(f"{layer}: {kernel}"[:200], 100 * times[kernel] / max(times.total(), 1), "%")
-        for (layer, kernel), times in zip(table.items(), microseconds.values(), strict=True)
+        Figure(f"{layer}: {label}", 100 * share, "%")
+        for layer, shares in classes.items()
+        for label, share in shares.items()
     ]
     if baseline is None:
         message = "name --against a folder that --record wrote, to compare its server's kernels"
         return Check(name, "not-run", message, "not-asked", False, tuple(figures))
     try:
-        recorded = read_json(baseline, BackendTable)
-    except FileError:
-        return invalid(name, f"{baseline.name} is no backend table", "baseline-damaged")
+        recorded = observed.load(baseline)
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
+    if not recorded.classes:
+        return invalid(name, f"{baseline.name} has no kernels", "baseline-damaged")
     if recorded.identity.wheel in ("", identity.wheel):
         message = "the baseline is the candidate itself, or does not name its wheel"
         return invalid(name, message, "baseline-is-candidate")
     if recorded.recipe != recipe or identity.model not in ("", recorded.identity.model):
         message = f"the baseline is of {recorded.recipe}, or of other weights"
         return invalid(name, message, "baseline-other-model")
+    changed = kernel_classes.changes(recorded.classes, classes, policy.change)
     samples = [
-        Sample(layer, recorded.kernels.get(layer, "none"), table.get(layer, "none"))
-        for layer in sorted({*table, *recorded.kernels})
-        if recorded.kernels.get(layer) != table.get(layer)
+        Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)
+        for layer, text in changed.items()
     ]
-    changed = [sample.case for sample in samples]
     message = (
-        f"of {len(table)} kernels, others than in the baseline: {', '.join(changed) or 'none'}"
+        f"of {len(classes)} kinds and phases, in other classes than with the stock wheel: "
+        f"{', '.join(changed) or 'none'}"
     )
-    explained = set(changed) <= set(contract.changes)
+    explained = "" in reasons or changed.keys() <= reasons.keys()
     return judged(name, message, "backend-changed", explained, figures, samples)

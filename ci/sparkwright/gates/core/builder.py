@@ -19,6 +19,8 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
+from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
@@ -30,9 +32,9 @@ from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.gate import BackendTable
-from sparkwright.gates.core import policy
+from sparkwright.gates.core import observed, policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
+from sparkwright.gates.core.observed import OBSERVED
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     ServerUnderTest,
@@ -50,8 +52,8 @@ from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Experiment
 
-#: Files in the folder that ``--record`` writes, beside the answers to the task.
-BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
+#: A file in the folder that ``--record`` writes, beside `OBSERVED` and the answers to the task.
+LOGPROBS = "logprobs.json"
 
 #: Seconds of the shortest soak: a crash of a reported image came 20 minutes after its start.
 SOAK_LEAST_S = 1800.0
@@ -208,7 +210,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     server.started,
                     contract.profile(server.started, self._profiles),
                     server.identity,
-                    options.against / BACKENDS if options.against else None,
+                    options.against / OBSERVED if options.against else None,
+                    self._declared,
                 )
             case "G4":
                 return generation.run(
@@ -221,7 +224,16 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             case "G5" if options.against:
                 reference = options.against / LOGPROBS
                 return logprobs.run(
-                    policies.logprobs, server.client(), reference, served=server.identity
+                    policies.logprobs,
+                    server.client(),
+                    reference,
+                    served=server.identity,
+                    cached=self._announces_cache(),
+                    repairs=[
+                        change.why
+                        for change in self._declared
+                        if change.concerns("distributions", options.recipe)
+                    ],
                 )
             case "G6" if options.against and recipe:
                 return accuracy.run(
@@ -284,6 +296,22 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return same_wheel(wheel, python, name, variables)
 
     @cached_property
+    def _declared(self) -> tuple[DeclaredChange, ...]:
+        """What the patches of the stack change on purpose."""
+        root, stack = self._context.project.root, self._context.project.stack
+        folders = [root / "forks" / stack / fork for fork in self._context.forks]
+        patches = [patch for folder in folders for patch in series.load(folder)]
+        return tuple(change for patch in patches for change in patch.changes)
+
+    def _announces_cache(self) -> bool | None:
+        """Return whether the recipe states a prefix cache; None without a recipe and its Python."""
+        if not self._recipe or not self._options.python:
+            return None
+        disabled = "--no-enable-prefix-caching" in self._options.flag
+        version = wheel_identity.version(self._options.python)
+        return not disabled and self._recipe.announces_cache(version)
+
+    @cached_property
     def _audit(self) -> AuditReport:
         assert self._options.wheel
         # What the gate cannot see is not-run, which publishes nothing.
@@ -316,7 +344,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
         Write what gates compare with into *folder*, and return the files: the server's
-        distributions and, for a recipe, its backends; and its answers, unless the recipe has no
+        distributions, the facts about it and its answers, these unless the recipe has no
         floor for the task. A file that is there is not written again.
 
         Raises:
@@ -354,8 +382,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         parts: dict[str, Callable[[Path], object]] = {}
         if self._asked("G5", "G7"):
             parts[LOGPROBS] = self._record_distributions
-        if recipe and self._options.python and self._asked("G3"):
-            parts[BACKENDS] = self._record_backends
+        if self._asked("G3"):
+            parts[OBSERVED] = self._record_facts
+
         # Without a floor, G6 does not run.
         if self._asked("G6") and (recipe is None or task in recipe.floors):
             parts[f"{task}.json"] = self._record_answers
@@ -368,13 +397,17 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         client, identity = self.server.client(), self.server.identity
         distributions.save(logprobs.record(self._policies.logprobs, client, identity), path)
 
-    def _record_backends(self, path: Path) -> None:
-        assert self._recipe
-        assert self._options.python
-        trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
-        own = self._recipe.contract_for(wheel_identity.version(self._options.python))
-        kernels = contract.kernels(trace, self._policies.contract, own)
-        contract.save(BackendTable(self.server.identity, self._recipe.name, kernels), path)
+    def _record_facts(self, path: Path) -> None:
+        server, options = self.server, self._options
+        facts = contract.record(
+            self._policies.contract,
+            server.client(),
+            server.started.log,
+            kernel_trace.record(server.client(), self._profiles),
+            server.identity,
+            options.recipe,
+        )
+        observed.save(facts, path)
 
     def _record_answers(self, path: Path) -> None:
         task, server = self._options.task, self.server

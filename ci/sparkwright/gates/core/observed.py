@@ -27,6 +27,8 @@ OBSERVED = "observed.json"
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
 CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+#: Its counter of drafts, which is there if tokens are drafted.
+DRAFTS = "vllm:spec_decode_num_drafts_total"
 #: Its configuration, in the labels of a metric (`CacheConfig.metrics_info`, 0.20.1 to 0.33.0).
 _CACHE = "vllm:cache_config_info{"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -148,6 +150,20 @@ def cache_block(metrics: Mapping[str, float]) -> int:
     return max(map(int, sizes))
 
 
+def prompt_length(block: int, blocks: int, room: int) -> int:
+    """
+    Return the tokens of a prompt of *blocks* and a half, or of fewer that fit into *room*.
+
+    Raises:
+        ServerInvalid: Not even one block and a half fit (``prompt-too-long``).
+    """
+    count = min(blocks, (room - block // 2) // block)
+    if count < 1:
+        message = f"a block of the prefix cache has {block} tokens, and a request {room} at most"
+        raise ServerInvalid("prompt-too-long", message)
+    return count * block + block // 2
+
+
 def repeat(client: Client, tokens: list[int], salt: str) -> PrefixCache:
     """Send the prompt *tokens* twice under *salt*, and return what the second one found."""
     block = cache_block(client.metrics())
@@ -173,6 +189,6 @@ def load(path: Path) -> ObservedServer:
     """
     try:
         return read_json(path, ObservedServer)
-    except FileError as error:
-        message = f"{path.name} holds no facts of a server: {error.what}"
+    except FileError:
+        message = f"{path.name} holds no facts of a server"
         raise ServerInvalid("baseline-damaged", message) from None

@@ -64,7 +64,8 @@ class GateOptions(msgspec.Struct, frozen=True):
         server_user: The user that it runs as; empty for that of the gate.
         flag, variable: Further arguments and environment variables of that server.
         server: URL of a running server.
-        model: The name under which the model is served; empty for its own.
+        model: The name under which the model is served; empty for its own, or for the only one that
+            *server* lists.
         model_folder: The model's files, if they are not *serve*; their digest names the model.
         recipe: How the model is served (``ci/recipes``).
         profile: Of G4: the kind of model.
@@ -136,12 +137,6 @@ def launch_plan(
     return plan
 
 
-def served_name(options: GateOptions, recipe: recipes.Recipe | None) -> str:
-    """Return the name under which the model of *options* is served."""
-    default = recipes.served_name(recipe, options.serve) if options.serve else "model"
-    return options.model or default
-
-
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     Facts about a server that it cannot tell itself.
@@ -151,14 +146,12 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: A digest of the model's files; empty if unknown, which is the digest of no reference.
         host: Facts of the machine that bear on the numbers (GPU, driver), by name.
         flags: Arguments of ``vllm serve``; None if unknown.
-        backends: The backends of the recipe's contract, by kind of layer; None without a recipe.
     """
 
     wheel: str = ""
     model: str = ""
     host: dict[str, str] = {}
     flags: tuple[str, ...] | None = None
-    backends: dict[str, str] | None = None
 
 
 class ServerUnderTest:
@@ -231,15 +224,12 @@ class ServerUnderTest:
         """What is known of the server from outside."""
         folder = self._options.serve or self._options.model_folder
         wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
-        flags, backends = None, None
+        flags = None
         if self._options.serve and self._options.python:
             # Those of the gates themselves name a folder of this machine.
             flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
-            if self._recipe:
-                contract = self._recipe.contract_for(wheel_identity.version(self._options.python))
-                backends = {kind: layer.backend for kind, layer in contract.layers.items()}
         model = model_digest(folder) if folder else ""
-        return ServerIdentity(wheel, model, self._host, flags, backends)
+        return ServerIdentity(wheel, model, self._host, flags)
 
     def pid(self) -> int | None:
         """Return the process of the server that we started; None for one that ran already."""

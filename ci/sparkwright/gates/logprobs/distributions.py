@@ -7,7 +7,7 @@ vocabulary is partitioned, the divergence of the groups is at most that of the t
 
 A reference is what one server reported for every position of the texts, and how well it agrees with
 itself. It is recorded once, as two servers rarely fit on one GPU. The file names the wheel, its
-flags and backends and the model, and is read as untrusted.
+flags and the model, and is read as untrusted.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         decode_texts: How many texts are continued.
         decode_prompt, decode_tokens: Tokens of each prompt and of each continuation.
         decode_batch: The concurrency of the batched modes.
+        cached_blocks: Whole blocks of the prefix cache in a prompt for it, and half of one more.
         kl_max, kl_floors: The mean lower bound of KL is at most the larger of *kl_max* nat and
             *kl_floors* times the A/A floor.
         text_max: The largest mean of one text, likewise.
@@ -191,6 +192,7 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_prompt: Annotated[int, Meta(ge=2)]
     decode_tokens: Annotated[int, Meta(ge=2)]
     decode_batch: Annotated[int, Meta(ge=2)]
+    cached_blocks: Annotated[int, Meta(ge=2, le=16)]
     kl_max: Positive
     kl_floors: Annotated[float, Meta(ge=1)]
     text_max: Positive
@@ -231,7 +233,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What a server reported.
 
     Attributes:
-        served: Its wheel, flags, backends, model and machine.
+        served: Its wheel, flags, model and machine.
         name: The model's name, as the server has it.
         shape: `LogprobsPolicy.shape`.
         texts: Token ids, a row per text.

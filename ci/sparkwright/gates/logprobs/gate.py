@@ -6,9 +6,14 @@ and a kernel that is a little wrong everywhere is seen although greedy answers s
 reference scores twice; its distance from itself (A/A) is the floor of what can be asked.
 
 Prefill alone does not show damage in decode or in the prefix cache. So the candidate also generates
-tokens (greedy and sampled, alone and in a batch, with a cold and with a cached prefix), and the
-distribution behind each is compared with the one that prefill, without the cache, gives for the
-same tokens. Each limit is compared with an interval; texts that do not decide are inconclusive.
+tokens (greedy and sampled, alone and in a batch, with a cold prompt and with one that the cache has
+in whole or in part), and the distribution behind each is compared with the one that prefill,
+without the cache, gives for the same tokens. Prompts for the cache have several of its blocks, of
+the size that the server states. Each limit is compared with an interval; texts that do not decide
+are inconclusive.
+
+A patch may repair numbers that the stock wheel has wrong, and declares that. Then a recorded
+reference of high precision decides: the candidate may not be further from it than the stock wheel.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.states import State
+from sparkwright.gates.core import observed
+from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
@@ -48,18 +55,21 @@ from sparkwright.gates.logprobs.distributions import (
     Scores,
 )
 
-#: How tokens are generated, by check: temperature, concurrency 1 or the policy's, prefix cached.
-MODES: Mapping[str, tuple[float, bool, bool]] = {
-    "decode-greedy": (0.0, False, False),
-    "decode-sampled": (1.0, False, False),
-    "decode-greedy-batch": (0.0, True, False),
-    "decode-sampled-batch": (1.0, True, False),
-    "cached-prefix": (0.0, False, True),
+#: How tokens are generated, by check: the temperature, and concurrency 1 or the policy's.
+MODES: Mapping[str, tuple[float, bool]] = {
+    "decode-greedy": (0.0, False),
+    "decode-sampled": (1.0, False),
+    "decode-greedy-batch": (0.0, True),
+    "decode-sampled-batch": (1.0, True),
 }
+
+#: The same after a prompt that the prefix cache has in whole, or up to a place around the edge of a
+#: block.
+CACHED = ("cached-prefix", "shared-prefix")
 
 #: The checks after those of the reference and of the candidate's answers.
 COMPARED = ("divergence", "best-token", "perplexity")
-DECODED = (*MODES, "sampling", "acceptance")
+DECODED = (*MODES, *CACHED, "sampling", "acceptance")
 
 CHECKS = (*declare("reference", *COMPARED, *DECODED, measured=True), *declare("candidate"))
 
@@ -71,7 +81,7 @@ REASONS: Mapping[str, str] = {
     "1). Take another reference.",
     "reference-damaged": "The recorded reference cannot be read or was cut short. Record it again.",
     "reference-unnamed": (
-        "The reference lacks its wheel, flags, backends or model digest, so "
+        "The reference lacks its wheel, flags or model digest, so "
         "it may be the candidate's. Record it with WHEEL, --serve and "
         "--recipe."
     ),
@@ -110,18 +120,23 @@ REASONS: Mapping[str, str] = {
         "draft model or its kernels differ."
     ),
     "no-speculation": "Neither server drafts tokens, so there is no acceptance to compare.",
+    "precise-missing": "A patch declares to repair what the stock wheel computes, and the "
+    "reference has no folder `precise`. Record there the same model served in BF16, or by an "
+    "independent path, on this machine: --record DIR/precise --only G5.",
     "reference-without-speculation": "The candidate drafts tokens and the reference does not. "
     "Record the reference with the recipe's flags.",
-    "prefix-cache-unused": "The server found no prefix in its cache. Check its flags and "
-    "--enable-prefix-caching.",
+    "prefix-cache-unused": "The server has no prefix cache, and its recipe does not announce that "
+    "(`prefix_cache`); or it found nothing of prompts of several blocks. Check its flags.",
     "texts-do-not-decide": "The interval holds the limit. Score more texts (`texts` in the policy) "
     "or make the reference steadier.",
     "not-measured": "An earlier check of this gate ended before this could be measured.",
 }
 
+#: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0.
+LARGE_BLOCK = 560
+
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-CACHE_HITS = "vllm:prefix_cache_hits_total"
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -131,12 +146,16 @@ class Decoded(msgspec.Struct, frozen=True):
     Attributes:
         kl: Per text, the mean lower bound of KL in nat.
         scores: The distributions behind the generated tokens.
+        prompt: Tokens of a prompt.
+        shared: Tokens of whole blocks that the prompts share with stored ones.
         cache_hits: Tokens that were found in the prefix cache meanwhile.
         acceptance: The accepted share of the drafted tokens; None if none was drafted.
     """
 
     kl: Floats
     scores: Scores
+    prompt: int
+    shared: int
     cache_hits: float
     acceptance: float | None
 
@@ -152,7 +171,8 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     rows = _score(policy, texts, server)
     first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
     kl, other, _ = _distances(policy, first, second).T
-    decoded = {name: _decode(policy, texts, server, name) for name in MODES}
+    cached = CACHED if observed.cache_block(server.metrics()) else ()
+    decoded = {name: _decode(policy, texts, server, name) for name in (*MODES, *cached)}
     modes = {name: mode.kl for name, mode in decoded.items()}
     distances = {"divergence": kl, "best-token": other, **modes}
     floors = {name: values.tolist() for name, values in distances.items()}
@@ -168,18 +188,27 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
 
 
 def run(
-    policy: LogprobsPolicy, candidate: Client, against: Path, *, served: ServerIdentity
+    policy: LogprobsPolicy,
+    candidate: Client,
+    against: Path,
+    *,
+    served: ServerIdentity,
+    cached: bool | None = None,
+    repairs: Sequence[str] = (),
 ) -> tuple[Check, ...]:
     """
     Return the checks of the gate, which ends at the first reply that does not count.
 
     Args:
         candidate: The server of the candidate, whose identity is *served*.
-        against: The file of the reference.
+        against: The file of the reference; one of high precision is in the folder ``precise``
+            beside it.
+        cached: Whether the recipe announces a prefix cache; None without a recipe.
+        repairs: What patches repair of the distributions of the stock wheel.
     """
     results = dict[str, Check]()
     try:
-        for check in _judged(policy, candidate, against, served):
+        for check in _judged(policy, candidate, against, served, cached, repairs):
             results[check.name] = check
         results["candidate"] = passed(
             "candidate", "The candidate gave a distribution at each position."
@@ -194,8 +223,25 @@ def run(
     return tuple(results.values())
 
 
+def estimate(policy: LogprobsPolicy, pace: Pace) -> float:
+    """Return the seconds that the gate takes, with blocks of a hybrid model for the cache."""
+    scored = policy.texts * policy.tokens
+    # Each prompt is read once, and once more with the tokens that were generated after it.
+    plain = 2 * len(MODES) * policy.decode_texts * policy.decode_prompt
+    cached = 3 * len(CACHED) * policy.decode_texts * policy.cached_blocks * LARGE_BLOCK
+    generated = (len(MODES) + len(CACHED)) * policy.decode_texts * policy.decode_tokens
+    requests = policy.texts + 3 * (len(MODES) + len(CACHED)) * policy.decode_texts
+    prefill = (scored + plain + cached) / pace.prefill_tokens_s
+    return prefill + generated / pace.decode_tokens_s + requests / pace.requests_s
+
+
 def _judged(
-    policy: LogprobsPolicy, candidate: Client, against: Path, served: ServerIdentity
+    policy: LogprobsPolicy,
+    candidate: Client,
+    against: Path,
+    served: ServerIdentity,
+    cached: bool | None,
+    repairs: Sequence[str],
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
     reference = distributions.load(against)
@@ -212,6 +258,25 @@ def _judged(
     # The floor of another machine says nothing about this one.
     own = float(reference.served.host == served.host)
     floors = {name: own * np.array(values) for name, values in reference.floors.items()}
+    if repairs:
+        yield from _repaired(policy, reference, expected, measured, against, served)
+    else:
+        yield from _compared(policy, expected, measured, floors)
+    decoded = dict[str, Decoded]()
+    for name in MODES:
+        mode = decoded[name] = _decode(policy, reference.texts, candidate, name)
+        reasons = ("decode-differs", "decode-differs")
+        yield _kl_check(policy, name, reasons, mode.kl, floors[name])
+    for name in CACHED:
+        yield _cached(policy, reference.texts, candidate, name, floors, served, cached)
+    yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
+    yield _acceptance(policy, reference.acceptance, decoded["decode-greedy"].acceptance)
+
+
+def _compared(
+    policy: LogprobsPolicy, expected: Scores, measured: Scores, floors: Mapping[str, Floats]
+) -> Iterator[Check]:
+    """Yield the checks of the candidate's scores against those *expected* of the stock wheel."""
     kl, other, shift = _distances(policy, expected, measured).T
     yield _kl_check(
         policy, "divergence", ("distribution-differs", "text-differs"), kl, floors["divergence"]
@@ -221,22 +286,97 @@ def _judged(
         policy, "best-token", "share of other best tokens", other, min(policy.other_best_max, limit)
     )
     yield _mean_check(policy, "perplexity", "change of ln perplexity", shift, policy.perplexity_max)
-    decoded = dict[str, Decoded]()
-    for name in MODES:
-        mode = decoded[name] = _decode(policy, reference.texts, candidate, name)
-        if name == "cached-prefix" and not mode.cache_hits:
-            # Without a prefix cache by design there is nothing to compare.
-            yield not_run(
-                name,
-                "The server found no prefix in its cache.",
-                "prefix-cache-unused",
-                required="--no-enable-prefix-caching" not in (served.flags or ()),
-            )
-        else:
-            reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-            yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
-    yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
-    yield _acceptance(policy, reference.acceptance, decoded["decode-greedy"].acceptance)
+
+
+def _repaired(
+    policy: LogprobsPolicy,
+    reference: Reference,
+    stock: Scores,
+    measured: Scores,
+    against: Path,
+    served: ServerIdentity,
+) -> Iterator[Check]:
+    """Yield the same checks against a reference of high precision, from which *stock* is so far."""
+    path = against.parent / "precise" / against.name
+    if not path.exists():
+        for name in COMPARED:
+            yield not_run(name, "There is no reference of high precision.", "precise-missing")
+        return
+    precise = distributions.load(path)
+    if precise.shape != reference.shape or precise.texts != reference.texts:
+        message = "the precise reference has another tokenizer, other texts or another policy"
+        raise ServerInvalid("reference-other-model", message)
+    identity = precise.served
+    if identity.host != served.host or (identity.model, identity.flags) == (
+        served.model, served.flags,
+    ):  # fmt: skip
+        message = "the precise reference is of another machine, or was served as the candidate is"
+        raise ServerInvalid("reference-is-candidate", message)
+    exact = _sound(policy, precise.rows)
+    kl, other, shift = np.abs(_distances(policy, exact, measured)).T
+    stock_kl, stock_other, stock_shift = np.abs(_distances(policy, exact, stock)).T
+    further = kl - stock_kl
+    if bad := [int(index) for index in np.argsort(-further) if further[index] > policy.text_max]:
+        samples = [
+            Sample(f"text {index}", f"{stock_kl[index]:.4g} nat", f"{kl[index]:.4g} nat")
+            for index in bad
+        ]
+        message = f"{len(bad)} of {len(kl)} texts are further from the precise ones than stock's."
+        yield failed("divergence", message, "text-differs", samples=samples)
+    else:
+        yield _mean_check(
+            policy, "divergence", "KL in nat beyond the stock wheel's, from the precise reference",
+            further, policy.kl_max, "distribution-differs", either=False,
+        )  # fmt: skip
+    yield _mean_check(
+        policy, "best-token", "share of other best tokens beyond the stock wheel's",
+        other - stock_other, policy.other_best_rise, either=False,
+    )  # fmt: skip
+    yield _mean_check(
+        policy, "perplexity", "change of ln perplexity beyond the stock wheel's",
+        shift - stock_shift, policy.perplexity_max, either=False,
+    )  # fmt: skip
+
+
+def _cached(
+    policy: LogprobsPolicy,
+    texts: Sequence[list[int]],
+    server: Client,
+    name: str,
+    floors: Mapping[str, Floats],
+    served: ServerIdentity,
+    announced: bool | None,
+) -> Check:
+    """Return whether tokens after blocks of the prefix cache are those after a cold prompt."""
+    block = observed.cache_block(server.metrics())
+    if not block and announced is None:
+        return not_run(
+            name,
+            "The server has no prefix cache.",
+            "prefix-cache-unused",
+            required="--no-enable-prefix-caching" not in (served.flags or ()),
+        )
+    if not block:
+        message = "There is no prefix cache in this configuration"
+        message += ", and the recipe announces one." if announced else ", as the recipe announces."
+        figures = [Figure("block of the prefix cache", 0, "tokens")]
+        return judged(name, message, "prefix-cache-unused", not announced, figures)
+    mode = _decode(policy, texts, server, name)
+    figures = [
+        Figure("block of the prefix cache", block, "tokens"),
+        Figure("tokens of each prompt", mode.prompt, "tokens", policy.decode_texts),
+        Figure("tokens found in the cache", mode.cache_hits, "tokens", bound=mode.shared),
+    ]
+    # An unshared block that was found is another prompt's.
+    least = policy.decode_texts * block if name == "cached-prefix" else 0
+    reason = "prefix-cache-unused" if mode.cache_hits < least else "cache-differs"
+    if not least <= mode.cache_hits <= mode.shared:
+        message = f"{mode.cache_hits:g} tokens were found in the cache, of {mode.shared} shared."
+        return failed(name, message, reason, figures=figures)
+    check = _kl_check(
+        policy, name, ("cache-differs", "cache-differs"), mode.kl, floors.get(name, np.zeros(1))
+    )
+    return msgspec.structs.replace(check, figures=(*check.figures, *figures))
 
 
 def _check_reference(policy: LogprobsPolicy, reference: Reference, served: ServerIdentity) -> Check:
@@ -245,7 +385,7 @@ def _check_reference(policy: LogprobsPolicy, reference: Reference, served: Serve
     wheel by this policy, and agrees with itself.
     """
     identity = reference.served
-    required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
+    required = {name: getattr(identity, name) for name in ("wheel", "model", "flags")}
     if missing := [name for name, value in required.items() if value in ("", None)]:
         raise ServerInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
     if identity.wheel == served.wheel:
@@ -254,14 +394,15 @@ def _check_reference(policy: LogprobsPolicy, reference: Reference, served: Serve
         )
     if (
         reference.shape != policy.shape
-        or {*reference.floors} != {"divergence", "best-token", *MODES}
+        or {*reference.floors} - {*CACHED} != {"divergence", "best-token", *MODES}
     ):  # fmt: skip
         raise ServerInvalid(
             "reference-other-policy", "it has other texts, tokens or logarithms than the policy"
         )
     floor, other = (fmean(reference.floors[name]) for name in ("divergence", "best-token"))
     # A reference that is damaged in decode would widen the limits for the same damage.
-    decoded = max(fmean(reference.floors[name]) for name in MODES)
+    modes = reference.floors.keys() - {"divergence", "best-token"}
+    decoded = max(fmean(reference.floors[name]) for name in modes)
     message = (
         f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens, and its "
         f"generated tokens from prefill by {decoded:.2g} nat"
@@ -319,16 +460,20 @@ def _decode(
     policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
 ) -> Decoded:
     """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
-    temperature, batched, cached = MODES[name]
+    temperature, batched = MODES.get(name, (0.0, False))
+    stored = list[list[int]]()
     prompts = [text[: policy.decode_prompt] for text in texts[: policy.decode_texts]]
+    shared = 0
+    if name in CACHED:
+        stored, prompts, shared = _cached_prompts(policy, texts, server, name)
     shared_salt = uuid.uuid4().hex
 
     def generate(number: int) -> Completion:
         # A block of the cache is found only under the salt that it was stored with. With one salt
         # for all, a cache that mixes prompts up gives a prompt the blocks of another.
-        salt, prompt = shared_salt if cached else uuid.uuid4().hex, prompts[number]
-        if cached:
-            server.complete(prompt, max_tokens=1, cache_salt=salt)
+        salt, prompt = shared_salt if stored else uuid.uuid4().hex, prompts[number]
+        if stored:
+            server.complete(stored[number], max_tokens=1, cache_salt=salt)
         answer = server.complete(
             prompt,
             max_tokens=policy.decode_tokens,
@@ -350,7 +495,8 @@ def _decode(
     with ThreadPoolExecutor(policy.decode_batch if batched else 1) as pool:
         completions = list(pool.map(generate, range(len(prompts))))
     after = server.metrics()
-    growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in (CACHE_HITS, ACCEPTED, DRAFTED)]
+    keys = (observed.CACHE_HITS, ACCEPTED, DRAFTED)
+    growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in keys]
     generated, recomputed = list[Row](), list[Row]()
     for prompt, completion in zip(prompts, completions, strict=True):
         generated += zip(completion.tokens, completion.logprobs, strict=True)
@@ -359,7 +505,45 @@ def _decode(
     scores, expected = _sound(policy, generated), _sound(policy, recomputed)
     kl = distributions.lower_bound(expected, scores, policy.top)
     means = kl.reshape(len(prompts), -1).mean(axis=1)
-    return Decoded(means, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
+    acceptance = growth[1] / growth[2] if growth[2] else None
+    return Decoded(means, scores, len(prompts[0]), shared, growth[0], acceptance)
+
+
+def _cached_prompts(
+    policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
+) -> tuple[list[list[int]], list[list[int]], int]:
+    """
+    Return prompts that are stored in the cache first, those that then find them there, and how many
+    tokens of whole blocks each of these shares with its own, together.
+    """
+    block = observed.cache_block(server.metrics())
+    room = server.max_model_len() - policy.decode_tokens
+    length = observed.prompt_length(block, policy.cached_blocks, room)
+    prompts = []
+    for number in range(policy.decode_texts):
+        parts = [texts[(number + part) % len(texts)] for part in range(1 + length // policy.tokens)]
+        prompts.append([token for part in parts for token in part][:length])
+    later = prompts
+    if name == "shared-prefix":
+        later = []
+        for number, prompt in enumerate(prompts):
+            # It leaves its own one token before, at or after the edge of a block.
+            edge = block * (1 + number // 3 % (length // block)) + number % 3 - 1
+            later.append([*prompt[:edge], *reversed(prompt[edge:])])
+    shared, sent = 0, list[list[int]]()
+    for pair in zip(prompts, later, strict=True):
+        for prompt in pair:
+            common = max((_common(old, prompt) for old in sent), default=0)
+            # Of a prompt, at least one token is computed.
+            shared += min(common, length - 1) // block * block
+            sent.append(prompt)
+    return prompts, later, shared
+
+
+def _common(first: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    pairs = enumerate(zip(first, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(other)))
 
 
 def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
@@ -381,7 +565,7 @@ def _kl_check(
     That one text is damaged is no accident of the choice of texts, so there is no interval.
     """
     mean_max, text_max = policy.kl_max, policy.text_max
-    if name in MODES:
+    if name in MODES or name in CACHED:
         mean_max, text_max = policy.decode_kl_max, policy.decode_text_max
     limit = max(text_max, policy.kl_floors * float(floor.max()))
     if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
@@ -400,11 +584,22 @@ def _kl_check(
 
 
 def _mean_check(
-    policy: LogprobsPolicy, name: str, label: str, values: Floats, limit: float, reason: str = ""
+    policy: LogprobsPolicy,
+    name: str,
+    label: str,
+    values: Floats,
+    limit: float,
+    reason: str = "",
+    *,
+    either: bool = True,
 ) -> Check:
-    """Return whether the mean of *values*, one per text, lies within *limit* of 0."""
+    """
+    Return whether the mean of *values*, one per text, is at most *limit*; with *either*, on both
+    sides of 0.
+    """
     low, high = distributions.limits(values, policy.confidence)
-    low, high = max(low, -high), max(high, -low)
+    if either:
+        low, high = max(low, -high), max(high, -low)
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     figure = Figure(label, mean, "", len(values), spread, limit)
     state: State = "pass" if high <= limit else "fail" if low > limit else "inconclusive"
@@ -413,7 +608,8 @@ def _mean_check(
     }  # fmt: skip
     return decided(
         name,
-        f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}.",
+        f"{label}: {mean:.4g}, {'in size ' if either else ''}from {low:.4g} to {high:.4g}; "
+        f"the limit is {limit:.4g}.",
         state,
         reasons,
         [figure],

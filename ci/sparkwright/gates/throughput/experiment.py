@@ -33,14 +33,13 @@ from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract import kernel_trace
+from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     launch_plan,
     model_digest,
-    served_name,
 )
 from sparkwright.gates.core.verdict import Check, GateError
 from sparkwright.gates.throughput import paired_differences
@@ -115,6 +114,8 @@ class Experiment:
         self._blocks, self._generator = blocks, generator
         root = context.project.root
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
+        #: Of the first launch of each side, as `kernel_classes.shares`.
+        self._classes = dict[Side, dict[str, dict[str, float]]]()
         self._logs = context.store.folder("logs", "throughput")
         self._profiles = self._logs / "profiles"
         gates = root / "ci" / "gates"
@@ -155,11 +156,12 @@ class Experiment:
         """
         options, store, policy = self._options, self._context.store, self.policy
         # A digest of the model's files, or its name at a server that runs.
-        name = served_name(options, self._recipe)
-        model = model_digest(options.serve) if options.serve else name
-        if not self._plans:
+        if self._plans:
+            name = self._plans["candidate"].name
+        else:
             try:
-                version = Client(options.server, name).version()
+                client = Client(options.server, options.model)
+                name, version = client.model(), client.version()
             except ServerInvalid as error:
                 raise GateError(
                     "measurement-invalid",
@@ -167,6 +169,7 @@ class Experiment:
                     details=[str(error)],
                 ) from None
             self._subjects = {"candidate": Subject(options.server, version=version)}
+        model = model_digest(options.serve) if options.serve else name
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, self._generator_policy.stack, store,
             offline=self._context.offline,
@@ -295,9 +298,16 @@ class Experiment:
     ) -> Check | None:
         """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
         assert isinstance(server, Server)
-        trace = contract.profile(server, self._profiles)
-        kernels = recipe.contract_for(self._subjects[side].version)
-        checks = contract.check_contract(self._contract_policy, kernels, server.log, trace)
+        policy, subject = self._contract_policy, self._subjects[side]
+        trace = contract.read_profile(contract.profile(server, self._profiles))
+        checks = contract.check_contract(
+            policy, recipe.contract_for(subject.version), server.log, trace
+        )
+        if not isinstance(trace, Check):
+            kernels = kernel_classes.classify(trace, policy.kernels)
+            classes = kernel_classes.shares(kernels, "label")
+            earlier = self._classes.setdefault(side, classes)
+            checks = (*checks, contract.same_launches(policy, earlier, classes))
         for path in self._profiles.rglob("*.json*"):  # some tens of megabytes for each launch
             path.unlink()
         if side != "candidate":
