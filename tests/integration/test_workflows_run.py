@@ -133,19 +133,20 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab, host: githubapi.Worl
 
     The status page shows the release.
     """
-    # As verified: refused by the decision, before anything is signed.
+    # As verified: refused by the machine that would gate, before anything is built.
     before = git(lab.public, "rev-parse", "published:index")
     results = lab.pipeline(channel="verified")
-    # There is no model to serve.
-    reference = "Record the stock wheel's answers as the reference"
-    assert lab.failed == [("gate", reference), ("decide", "Decide")], workflows.told(lab.world.steps)
-    assert (results["approve"], results["publish"], results["record"]) == ("skipped", "skipped", "success")
-    assert "verified-refused" in lab.said("decide", "Decide")
+    ready = "This machine can gate what is asked for"
+    assert lab.failed == [("ready", ready)], workflows.told(lab.world.steps)
+    assert (results["build"], results["publish"], results["record"]) == ("skipped", "skipped", "success")
+    assert "request-unfit" in lab.said("ready", ready)
     assert git(lab.public, "rev-parse", "published:index") == before
 
+    # There is no model to serve.
     results = lab.pipeline()
+    assert lab.failed[-1] == ("gate", "Has anything changed since the last verdicts")
     assert results == {
-        "request": "success", "build": "success", "audit": "success", "gate": "failure", "decide": "success", "approve": "success",
+        "request": "success", "ready": "skipped", "build": "success", "audit": "success", "gate": "failure", "decide": "success", "approve": "success",
         "publish": "success", "publish/sign": "success", "publish/push": "success", "record": "success",
     }, workflows.told(lab.world.steps)  # fmt: skip
     assert not re.search(r"/mini_.*\.whl$", git(lab.public, "ls-tree", "-r", "--name-only", "published"), re.MULTILINE)
@@ -211,7 +212,7 @@ def test_wheels_that_passed_what_their_policy_asks_are_verified(demo_session: Ru
     lab = Lab(tmp_path, demo, {ADDRESS: host.api, UPLOADS: host.uploads})
     del lab.world.variables["LAB_REPOSITORY"]
     results = lab.pipeline(channel="verified")
-    assert {key for key, result in results.items() if result != "success"} == {"gate"}, workflows.told(lab.world.steps)
+    assert {key for key, result in results.items() if result != "success"} == {"ready", "gate"}, workflows.told(lab.world.steps)
     assert (results["gate"], lab.failed) == ("skipped", [])
     # A dry run makes no index, so it has no fingerprint to show.
     assert "fingerprint" not in lab.said("decide", "Decide")

@@ -135,7 +135,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
             "--server-user is the gate's own user.",
         ),
-        (arguments.server_user and not arguments.serve, "--server-user belongs to --serve."),
+        (
+            arguments.server_user and not (arguments.serve or arguments.recipe),
+            "--server-user belongs to --serve, or to a night of a --recipe.",
+        ),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),

@@ -131,9 +131,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def gate(self, name: str) -> Gate:
+    def gate(self, name: str, blocked: Check | None = None) -> Gate:
         """
         Return the gate *name*, ready to run.
+
+        Args:
+            blocked: Why it cannot run, if that is known.
 
         Raises:
             UsageError: The policy has no such profile or task.
@@ -150,16 +153,16 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             _require("--profile", options.profile, policies.generation.profiles)
         if name == "G6":
             _require("--task", options.task, policies.accuracy.tasks)
-        digest, blocked = "", None
-        if lacking:
+        digest = ""
+        no_floor = name == "G6" and not (self._recipe and options.task in self._recipe.floors)
+        if lacking and not blocked:
             message = f"to run it, name {'; and '.join(lacking)}"
             blocked = not_run(STOPPED[0].name, message, "not-asked")
-        elif name == "G6" and not (self._recipe and options.task in self._recipe.floors):
-            message = (
-                f"{options.recipe or 'a server without --recipe'} has no floor of {options.task}"
-            )
+        elif no_floor and not blocked:
+            subject = options.recipe or "a server without --recipe"
+            message = f"{subject} has no floor of {options.task}"
             blocked = not_run(STOPPED[0].name, message, "floor-missing")
-        elif name in SERVED and options.serve:
+        elif name in SERVED and options.serve and not blocked:
             self.server.launch()
         if name not in ("G0", "G8"):
             settings = (options.flag, options.variable)

@@ -30,7 +30,7 @@ from sparkwright.core.store import append_line, read_lines
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder, page, policy
 from sparkwright.gates.core.builder import SOAK_LEAST_S, GateBuilder
-from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, Gate, VerdictFile
+from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile
 from sparkwright.gates.core.observed import OBSERVED, Pace, measure_pace
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
@@ -351,8 +351,7 @@ class Night:
     def _climb(
         self, builder: GateBuilder, name: str, file: VerdictFile, blocked: Check | None
     ) -> Verdict:
-        recipe = self._recipe.name if name in SERVED else ""
-        gate = Gate(name, "", tuple, recipe, blocked) if blocked else builder.gate(name)
+        gate = builder.gate(name, blocked)
         stored = None if blocked or self._options.fresh else file.load()
         earlier = stored and ladder.unchanged(stored.verdicts, gate, self._host)
         if earlier and earlier.state == "pass":
