@@ -180,11 +180,11 @@ def test_other_prompts_are_another_experiment(place: Path) -> None:
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
-        result = answered(place, GateOptions(server=server.url, model="reference", workload=CELLS), blocks=1)
+        result = answered(place, GateOptions(server=server.url, workload=CELLS), blocks=1)
     assert (result.candidate.label, [leg.launch for leg in result.legs]) == (server.url, [0])
     assert result.cells[0].series[0].candidate
     with refusal("measurement-invalid", match=server.url):
-        answered(place, GateOptions(server=server.url, model="reference", workload=CELLS))
+        answered(place, GateOptions(server=server.url, workload=CELLS))
 
 
 @pytest.mark.parametrize(

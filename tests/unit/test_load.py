@@ -263,6 +263,23 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     assert "200 requests per second, any number at a time, answers of natural length" in shown
 
 
+@pytest.mark.parametrize(("path", "words"), [("", []), ("/v1", []), ("/v1/", ["--model", "acme/odd-name"])])
+def test_server_that_runs_is_asked_for_the_name_of_its_model(
+    path: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was `model` unless it was typed, and an address as OpenAI's clients have it failed."""
+    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
+    with started(Behaviour(ttft=0.01, tpot=0.001, name="acme/odd-name")) as server:
+        arguments = main.parse([
+            "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+            "--output", str(tmp_path / "out"), "--server", server.url + path, "--workload", "8/16 c1", *words,
+        ])  # fmt: skip
+        arguments.run(arguments)
+    [written] = (tmp_path / "out").rglob("*odd-name.quick.json")
+    assert msgspec.json.decode(written.read_bytes())["quick"]["runs"] >= 2
+
+
 QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
 
 
