@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.support import byte_model_server
 from tests.support.byte_model_server import ByteModelServer, Damage, Message, ended, only
 
 from sparkwright.bench.recipes import recipe as recipes
@@ -137,6 +138,15 @@ def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, mutant: str) -> N
     found = judged(fleet)[name]
 
     assert (found.state, found.reason) == ("fail", reason)
+
+
+def test_prefix_hit_of_deep_decode_has_whole_blocks_however_large(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hybrid models have blocks of 544 tokens, and a prompt of 512 found none of them."""
+    monkeypatch.setattr(byte_model_server, "BLOCK", 96)
+    fleet.server.damage = only(lambda step: step.cached >= 96 and step.decoded > 100)
+    found = judged(fleet)["deep-decode"]
+
+    assert (found.state, found.reason) == ("fail", "deep-damage")
 
 
 @pytest.mark.parametrize(("relaunched", "cause", "launches"), [

@@ -21,6 +21,7 @@ from sparkwright.bench.recipes.recipe import Ability, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import console, one_line
+from sparkwright.gates.core import observed
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -354,7 +355,13 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
     agree with itself.
     """
     deep, salt = policy.deep, uuid.uuid4().hex
-    prompt = client.tokenize(long_text(policy.line, deep.prompt))[: deep.prompt]
+    length, block = deep.prompt, observed.cache_block(client.metrics())
+    if block and length < block * 2:
+        # Blocks of a hybrid model are so large that the prompt would have none in the cache.
+        room = client.max_model_len() - kind.deep
+        with contextlib.suppress(ServerInvalid):
+            length = max(length, observed.prompt_length(block, 2, room))
+    prompt = client.tokenize(long_text(policy.line, length))[:length]
     every = min(deep.every, kind.deep // 8)
     depths = dict[str, int]()
     for variant in ("prefix miss", "prefix hit"):
