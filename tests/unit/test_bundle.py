@@ -98,6 +98,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("extra/package/__init__.py", "WORD = 'extra'\n"), ("spec.yaml", SPEC), ("site/torch.py", TORCH)):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
+    wheel.with_name(f"{wheel.stem}.attempts.jsonl").write_text("earlier attempts\n")
     contents = ("--add", f"dist/{wheel.name}={wheel}", "--add", f"sites/extra={folder}/extra")
     assert main.main(["release", "bundle", f"{folder}/spec.yaml", "--output", f"{folder}/bundle", "--part", "0.03", *contents]) == 0
     script = folder / "bundle" / "bundle_host.py"
@@ -118,7 +119,7 @@ def results(root: Path) -> dict[str, Any]:
 
 def test_bundle_is_set_up_and_its_commands_run_once(host: Host, tmp_path: Path) -> None:
     """
-    The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started. A folder
+    The wheel comes out byte by byte, with what the gates wrote beside it, a command with a result does not run again, and one that hangs ends with all that it started. A folder
     without its last mark is no bundle that is set up: setup is begun again.
     """
     assert len(json.loads((host.bundle / "bundle.json").read_text())["parts"]) > 2
@@ -129,6 +130,7 @@ def test_bundle_is_set_up_and_its_commands_run_once(host: Host, tmp_path: Path) 
     host.set_up()
     name = "tiny-1-py3-none-any.whl"
     assert (host.root / "dist" / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert (host.root / "dist" / "tiny-1-py3-none-any.attempts.jsonl").read_text() == "earlier attempts\n"
     assert host.script("run", host.root) == (0, "", "")
     first = results(host.root)
     ended = {name: (each["status"], each["late"]) for name, each in first.items()}

@@ -122,7 +122,8 @@ def pack(
     Write the bundle of *spec* to the folder *output*; ``bundle.json`` comes last.
 
     Args:
-        contents: Files and folders, by their paths in the unpacked bundle.
+        contents: Files and folders, by their paths in the unpacked bundle. What the gates wrote
+            beside a wheel goes with it, so that its attempts count there, too.
         part_bytes: The size of a part.
         trim: Leave out the device code in folders that the GPU of *spec* does not take; wheels
             stay as they are, since verdicts name their bytes.
@@ -138,6 +139,7 @@ def pack(
     """
     _require_complete(spec, contents)
     _require_torch(spec, contents)
+    contents = {**contents, **dict(_attempts(contents))}
     output.mkdir(parents=True, exist_ok=True)
     if foreign := [path.name for path in output.iterdir() if not PART.fullmatch(path.name)]:
         raise BundleError("bundle-root-taken", f"{output} is not empty.", details=foreign[:10])
@@ -160,6 +162,15 @@ def pack(
     data = msgspec.json.encode({**msgspec.to_builtins(spec), "parts": parts})
     (output / "bundle.json").write_bytes(data)
     return [("bundle.json", sha256_bytes(data), len(data)), *parts]
+
+
+def _attempts(contents: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+    """Yield the verdicts and the attempt logs beside the wheels of *contents*, by their paths."""
+    for name, path in contents.items():
+        for suffix in (".verdicts.json", ".attempts.jsonl") if path.suffix == ".whl" else ():
+            beside = path.with_name(f"{path.stem}{suffix}")
+            if beside.exists():
+                yield str(PurePosixPath(name).with_name(beside.name)), beside
 
 
 def _write(contents: Mapping[str, Path], sink: IO[bytes], trim: tuple[int, int] | None) -> None:
