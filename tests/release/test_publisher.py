@@ -18,8 +18,10 @@ from tests.support import githubapi, processes, publisher, tufindex, verdicts, w
 from tests.support.foldertree import files, tree
 from tests.support.publisher import IndexOwner
 
+from sparkwright.bench.server import wheel_identity
 from sparkwright.client.records import FileEdit, TextChange
 from sparkwright.core.files import sha256_file
+from sparkwright.forks.stack import FileLock
 from sparkwright.release import keys, locked_set, staging
 from sparkwright.release.policy import ReleasePolicy
 
@@ -272,3 +274,37 @@ def test_set_around_built_wheels_is_current(owner: IndexOwner) -> None:
         assert staging.install_built(context, owner.folder / name, gate)["state"] == "installed"
         [info] = (gate / "current").glob("lib/*/site-packages/vllm-*.dist-info")
         assert f"+spark.{version}" in info.name
+
+
+def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
+    stock: IndexOwner, owner: IndexOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours is the locked set; the stock one has the official wheel with the same other packages, by hash."""
+    (ray,) = (stock.folder / "packages" / "files").glob("ray-*.whl")
+    official = publisher.offer(
+        stock.folder / "packages", wheels.plain(owner.folder / "made", "vllm", "0.33.0", requires=["ray"])
+    )
+    lock = FileLock("vllm", "0.33.0", official.name, sha256_file(official), official.stat().st_size)
+    monkeypatch.setattr(staging, "official_wheel", lambda _: lock)
+    context = dataclasses.replace(owner.publisher().context, offline=False)
+    (wheel,) = (owner.folder / "next").glob("vllm-*.whl")
+
+    for side, version in (("ours", "+spark.2026.11.2"), ("stock", "0.33.0")):
+        made = staging.environment(context, side, wheel)
+        site = wheel_identity.site_packages(made.python)
+        assert version in wheel_identity.version(made.python)
+        assert not wheel_identity.mismatches(made.python, made.wheel)
+        assert wheel_identity.version(made.python, "ray") == ray.name.split("-")[1]
+        before = (site / "vllm" / "__init__.py").stat().st_ino
+        assert staging.environment(context, side, wheel) == made
+        assert (site / "vllm" / "__init__.py").stat().st_ino == before
+
+        (site / "vllm" / "__init__.py").unlink()
+        assert staging.environment(context, side, wheel) == made
+        assert not wheel_identity.mismatches(made.python, made.wheel)
+
+        root = next(path for path in made.python.parents if path.parent.name == "environments")
+        (root / "complete").unlink()
+        (left := root / "left-by-a-kill").touch()
+        assert staging.environment(context, side, wheel) == made
+        assert not left.exists()

@@ -171,7 +171,8 @@ def install_stock(context: RunContext, environment: Path, like: Path | None = No
         requires=(*rule.requires, *sorted(pins)),
     )
     project = canonicalize_name(base.name)
-    own = {LockedWheel(project, base.version, base.filename, "", base.sha256): path}
+    address = path.as_uri()
+    own = {LockedWheel(project, base.version, base.filename, address, base.sha256): path}
     machine: Machine = "x86_64" if context.machine == "x86_64" else "aarch64"
     locked = locked_set.resolve(own, machine, rule, index_url=package_index.index_url())
     with tempfile.TemporaryDirectory(prefix="stock-") as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from sparkwright.core.pages import Table
 from sparkwright.core.states import State
 from sparkwright.gates.core.ladder import GATES, STOPPED
 from sparkwright.gates.core.observed import Pace
-from sparkwright.gates.core.verdict import Verdict, worst
+from sparkwright.gates.core.verdict import ORDER, Verdict, worst
 
 #: Checks that the answer names of a gate; the others are further down.
 NAMED = 3
@@ -101,7 +101,9 @@ class NightReport(msgspec.Struct, frozen=True):
                 reasons = unmet(step.verdict) if step.verdict else []
                 cause = f"{step.state} ({'; '.join(reasons[:NAMED])})"
                 causes.setdefault(cause, []).append(name)
-        for cause, names in causes.items():
+        # Failures first, and what nobody asked for last.
+        ranks = [*ORDER[:3], "not-run", "not run yet", "not asked for"]
+        for cause, names in sorted(causes.items(), key=lambda item: _rank(ranks, item[0])):
             yield f"{', '.join(names)} {cause}"
 
     @property
@@ -147,6 +149,10 @@ class NightReport(msgspec.Struct, frozen=True):
             facts["stock: prefill"] = f"{number(self.pace.prefill_tokens_s)} tok/s, one request"
             facts["stock: decode"] = f"{number(self.pace.decode_tokens_s)} tok/s, one request"
         return facts
+
+
+def _rank(ranks: Sequence[str], cause: str) -> int:
+    return next(number for number, rank in enumerate(ranks) if cause.startswith(rank))
 
 
 def unmet(verdict: Verdict) -> list[str]:

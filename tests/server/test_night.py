@@ -1,0 +1,78 @@
+"""One night with the real vLLM on the CPU, killed in each step: what was finished stays, and the page has every gate."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support import refserved
+from tests.support.processes import heard
+
+from sparkwright.gates.core.night import NightLine
+
+pytestmark = [pytest.mark.server, pytest.mark.network]
+
+ROOT = Path(__file__).parents[2]
+#: Lines that a night prints while it is in a step, in their order; it is killed at each.
+STEPS = ("  start the server: ", "record logprobs.json", "record backends.json", "G3: ", "G4: ", "G5: ", "G7: ")
+GATES = ("G3", "G4", "G5", "G7")
+
+
+def edited_copy(python: Path, folder: Path) -> tuple[Path, Path]:
+    """Return the Python of a copy of its environment in which a module of vLLM has a further line, and the wheel that holds that."""
+    environment = python.parents[1]
+    # Links: an environment has gigabytes.
+    shutil.copytree(environment, folder, symlinks=True, copy_function=lambda old, new: Path(new).hardlink_to(old))
+    (official,) = (environment / "wheel").glob("*.whl")
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    wheel = folder / "dist" / official.name
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(official) as old, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new:
+        for member in old.infolist():
+            data = old.read(member)
+            if member.filename == "vllm/__init__.py":
+                data += b"# ours\n"
+                (site / member.filename).unlink()
+                (site / member.filename).write_bytes(data)
+            new.writestr(member, data)
+    return folder / "bin" / "python", wheel
+
+
+def test_a_night_that_is_killed_in_each_step_ends_with_all_its_verdicts(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """Each run continues behind what was finished: each gate has one verdict, the reference is recorded once, and nothing half-written is taken for whole."""
+    project = refserved.project(tmp_path / "project")
+    for name in ("audit.yaml", "release.yaml"):
+        shutil.copy(ROOT / "ci" / name, project / "ci" / name)
+    soak = project / "ci" / "gates" / "soak.yaml"
+    soak.write_text(re.sub("^seconds: 7200", "seconds: 20", soak.read_text("utf-8"), flags=re.MULTILINE), "utf-8")
+    refserved.edit(soak, interval=5)
+    python, wheel = edited_copy(vllm_python, tmp_path / "ours")
+    (stock,) = (vllm_python.parents[1] / "wheel").glob("*.whl")
+    only = [word for gate in GATES for word in ("--only", gate)]
+    command = [
+        sys.executable, "-m", "sparkwright", "gate", str(wheel), "--recipe", "toy-cpu", "--model-folder", str(toy), "--root", str(project),
+        "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out"), "--python", str(python), "--baseline", str(stock),
+        "--baseline-python", str(vllm_python), "--keep-going", *only,
+    ]  # fmt: skip
+    for step in STEPS:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heard) as night:  # noqa: PLW1509
+            assert night.stderr
+            assert any(line.startswith(step) for line in night.stderr), step
+            night.kill()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+
+    (journal,) = (tmp_path / "cache" / "night").glob("*/journal.jsonl")
+    lines = [msgspec.json.decode(line, type=NightLine) for line in journal.read_bytes().splitlines()]
+    gates = [line.step.name for line in lines if line.step and line.step.verdict]
+    assert gates == list(GATES)
+    assert [line.ended for line in lines].count(True) == 1
+    assert "record logprobs.json" not in done.stderr
+    (html,) = (tmp_path / "out").glob("*.toy-cpu.html")
+    assert all(f"<summary>{gate} toy-cpu" in html.read_text("utf-8") for gate in GATES)
