@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.server, pytest.mark.network]
 
 ROOT = Path(__file__).parents[2]
 #: Lines that a night prints while it is in a step, in their order; it is killed at each.
-STEPS = ("  start the server: ", "record logprobs.json", "record backends.json", "G3: ", "G4: ", "G5: ", "G7: ")
+STEPS = ("  start the server: ", "record logprobs.json", "record observed.json", "G3: ", "G4: ", "G5: ", "G7: ")
 GATES = ("G3", "G4", "G5", "G7")
 
 
