@@ -32,7 +32,7 @@ COMMANDS = {
     "build": "Make the audited wheels in dist/ (hours; can be stopped and resumed).",
     "audit": "Read the machine code inside finished wheels and check it by ci/audit.yaml.",
     "gate": "Test a wheel and the server that runs it, gate by gate.",
-    "bench": "Measure how fast a model is served, or calibrate this machine for the gate.",
+    "bench": "Measure how fast a model is served.",
     "publish": "Publish wheels that passed as a release of the index in --at.",
     "install": "Install a release into an environment of its own.",
     "serve": "Serve a model by its recipe from the current release, or from --python.",

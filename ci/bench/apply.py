@@ -20,13 +20,19 @@ TRAILERS = "Upstream-Status: Inappropriate\nReason: something to apply\nDrop-Whe
 
 def made(objects: Objects, tree: str, count: int) -> tuple[list[tuple[bytes, Patch]], str]:
     """Return *count* patches of one line each, in files all over vLLM's Python, and the tree that they give."""
-    paths = [path for path in sorted(objects.paths(tree)) if path.startswith("vllm/") and path.endswith(".py") and "__init__" not in path]
+    paths = [
+        path
+        for path in sorted(objects.paths(tree))
+        if path.startswith("vllm/") and path.endswith(".py") and "__init__" not in path
+    ]
     found = []
     for number, path in enumerate(paths[:: len(paths) // count][:count]):
         lines = (objects.blob(tree, path) or b"").split(b"\n")
         lines.insert(len(lines) // 2, b"# changed by patch %d" % number)
         after = objects.with_files(tree, {path: b"\n".join(lines)})
-        mail = (HEAD.format(number=number) + TRAILERS).encode() + patch.render(objects, tree, after, context=1)
+        mail = (HEAD.format(number=number) + TRAILERS).encode() + patch.render(
+            objects, tree, after, context=1
+        )
         found.append((mail, patch.parse(f"{number:03}.patch", mail)))
         tree = after
     return found, tree
@@ -38,7 +44,14 @@ objects = context.objects
 base = fetch.fetch(context, "vllm").tree
 patches, expected = made(objects, base, 20)
 folder = Path(tempfile.mkdtemp())
-env = {**os.environ, **{f"GIT_{role}_{field}": "bench" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}}
+env = {
+    **os.environ,
+    **{
+        f"GIT_{role}_{field}": "bench"
+        for role in ("AUTHOR", "COMMITTER")
+        for field in ("NAME", "EMAIL")
+    },
+}
 env["GIT_CONFIG_GLOBAL"] = os.devnull
 for mail, one in patches:
     (folder / one.name).write_bytes(mail)
@@ -46,7 +59,9 @@ for mail, one in patches:
 
 def git(place: Path, *words: str) -> str:
     """Run git as a user does, and return what it prints."""
-    return subprocess.run(["git", *words], cwd=place, env=env, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=place, env=env, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def ours() -> None:
@@ -78,6 +93,10 @@ def both() -> None:
 
 
 there = checkout()
-cases = {"object database": ours, "git am in a checkout that is there": lambda: am(there), "checkout and git am": both}
+cases = {
+    "object database": ours,
+    "git am in a checkout that is there": lambda: am(there),
+    "checkout and git am": both,
+}
 measure.compare("20 patches onto vLLM", cases, options)
 shutil.rmtree(folder)

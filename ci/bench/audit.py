@@ -64,7 +64,9 @@ options = measure.arguments(__doc__ or "")
 options.runs = min(options.runs, 3)
 context = measure.context(options)
 locked = context.lock.forks["vllm"].bases[context.machine]
-base = package_index.obtain(context.store, locked.name, locked.filename, locked.sha256, offline=True)
+base = package_index.obtain(
+    context.store, locked.name, locked.filename, locked.sha256, offline=True
+)
 programs = toolchain.obtain(context).cuda / "bin"
 rules: AuditPolicy = policy.load(context.project.audit_file, context.project.spec.arch)
 scratch = context.store.folder("work")
@@ -97,16 +99,25 @@ def ours(libraries: dict[str, Path]) -> None:
 def listed(libraries: dict[str, Path]) -> None:
     """List the names of their cubins."""
     for path in libraries.values():
-        subprocess.run([programs / "cuobjdump", "--list-elf", path], check=False, capture_output=True)
+        subprocess.run(
+            [programs / "cuobjdump", "--list-elf", path], check=False, capture_output=True
+        )
 
 
 with tempfile.TemporaryDirectory(dir=scratch) as folder:
     libraries = unpacked(Path(folder))
-    cases = {"sparkwright, without disassembly": lambda: ours(libraries), "cuobjdump --list-elf": lambda: listed(libraries)}
+    cases = {
+        "sparkwright, without disassembly": lambda: ours(libraries),
+        "cuobjdump --list-elf": lambda: listed(libraries),
+    }
     measure.compare(f"{len(libraries)} libraries of {base.name}", cases, options)
 console.result(f"budget: {RATIO:g} times the list, so at least {1 / RATIO:.2f} in the last column")
 
 with Peak() as peak:
-    whole = {"sparkwright audit": lambda: wheel.audit(base, rules, lambda: programs, scratch=scratch, judged="any")}
+    whole = {
+        "sparkwright audit": lambda: wheel.audit(
+            base, rules, lambda: programs, scratch=scratch, judged="any"
+        )
+    }
     measure.compare(f"audit of {as_size(base.stat().st_size)}", whole, options, budget=SECONDS)
 console.result(f"budget: {as_size(MEMORY)}; most of all processes at once: {as_size(peak.bytes)}")

@@ -23,7 +23,11 @@ context = measure.context(options)
 costs = Costs.of(context, options.fork).recorded
 if not costs:
     sys.exit(f"{context.store.root} has no record of {options.fork}; build it first.")
-nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(context.project) if name == "nvidia-cuda-nvcc")
+nvcc = next(
+    filename.split("-")[1]
+    for name, filename, _ in pylock.wheels(context.project)
+    if name == "nvidia-cuda-nvcc"
+)
 shipped = ShippedCosts(
     host=f"{os.cpu_count()} cores, {host_info.processor()}",
     toolchain=f"CUDA {nvcc}, {toolchain.compiler(context)}",
@@ -31,7 +35,9 @@ shipped = ShippedCosts(
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     units={},
 )
-console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.ninja.")
+console.result(
+    "# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.ninja."
+)
 console.result(strict_yaml.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
 for unit, cost in sorted(costs.items()):
     console.result(f"      {unit}: [{cost.seconds:.1f}, {cost.megabytes}]")

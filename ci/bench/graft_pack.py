@@ -13,7 +13,9 @@ from sparkwright.forks import package_index
 options = measure.arguments(__doc__ or "")
 context = measure.context(options)
 locked = context.lock.forks["vllm"].bases[context.machine]
-base = package_index.obtain(context.store, locked.name, locked.filename, locked.sha256, offline=True)
+base = package_index.obtain(
+    context.store, locked.name, locked.filename, locked.sha256, offline=True
+)
 
 
 def ours() -> None:
@@ -25,11 +27,16 @@ def ours() -> None:
 def theirs() -> None:
     """Unpack and pack again with zipfile, as `wheel unpack` and `wheel pack` do."""
     folder = context.store.folder("work", "bench")
-    with zipfile.ZipFile(base) as source, zipfile.ZipFile(folder / base.name, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(base) as source,
+        zipfile.ZipFile(folder / base.name, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     (folder / base.name).unlink()
 
 
 options.runs = min(options.runs, 3)
-measure.compare("repack the vLLM wheel", {"copy compressed members": ours, "recompress": theirs}, options)
+measure.compare(
+    "repack the vLLM wheel", {"copy compressed members": ours, "recompress": theirs}, options
+)

@@ -1,29 +1,36 @@
 """
-How a lab of 1 to 20 Sparks waits and compiles: a queue of gates simulated over years, and recorded units on the cores of several machines.
+A night of gates on a Spark in minutes, and how a lab of 1 to 20 Sparks waits for such gates: a queue simulated over years.
 
-The work of compiling is what the stack's ``costs.yaml`` recorded; how long a gate lasts and how often one is asked for are options, as
-they are a lab's own. Prints the table of docs/explanation/scaling.md, the same every time.
+A step lasts as long as its gate estimates for the model's pace, or as docs/rehearsal recorded it on an H100; the pace and how often gates
+are asked for are options, as they are a lab's own. Prints the tables of docs/explanation/scaling.md, the same every time.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import importlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 import measure
-from sparkwright.builder.ninja import ShippedFile
+from sparkwright.bench.recipes import workloads
+from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
+from sparkwright.gates.core import policy
+from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.night import REHEARSED
+from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 SPARKS = (1, 2, 4, 8, 20)
 #: Days that are simulated, with a fixed seed.
 DAYS = 20_000
-CORES = 20
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -41,20 +48,6 @@ class Waiting(msgspec.Struct, frozen=True):
     late: float
 
 
-class Compiling(msgspec.Struct, frozen=True):
-    """
-    One number of machines that compile.
-
-    Attributes:
-        seconds: Until the last unit is done, longest first (Graham's bound: at most 4/3 of the best).
-        bound: What no order can beat: the work shared by all cores, or the longest unit.
-    """
-
-    machines: int
-    seconds: float
-    bound: float
-
-
 def arrivals(random_: random.Random, nightly: int, daily: float, days: int) -> Iterator[float]:
     """Yield hours at which gates are asked for: *nightly* at two o'clock, and by people *daily* times, at any of eight hours of the day."""
     for day in range(days):
@@ -66,7 +59,9 @@ def arrivals(random_: random.Random, nightly: int, daily: float, days: int) -> I
         yield from (24 * day + hour for hour in sorted(hours))
 
 
-def waiting(sparks: int, gate: float, pair: float, nightly: int, daily: float, days: int = DAYS) -> Waiting:
+def waiting(
+    sparks: int, gate: float, pair: float, nightly: int, daily: float, days: int = DAYS
+) -> Waiting:
     """
     Return how gates of *gate* hours wait for one of *sparks*; the share *pair* of them takes two at once, where there are two.
 
@@ -104,66 +99,114 @@ def carried(sparks: int, gate: float, pair: float, nightly: int) -> int:
     return low
 
 
-def compiling(seconds: Sequence[float], machines: int, cores: int) -> Compiling:
-    """Return how long units of *seconds* take on all cores of *machines*, the longest first."""
-    ends = [0.0] * (machines * cores)
-    for one in sorted(seconds, reverse=True):
-        heapq.heapreplace(ends, ends[0] + one)
-    bound = max(sum(seconds) / len(ends), *seconds)
-    return Compiling(machines, round(max(ends), 1), round(bound, 1))
+def night(
+    root: Path, weights_gb: float, disk: float, decode: float, prefill: float
+) -> list[tuple[str, float]]:
+    """
+    Return the steps of a recipe's night and their hours: by the estimate of each gate, or as docs/rehearsal recorded it.
 
-
-def tables(
-    gate: float, pair: float, nightly: int, daily: float, seconds: Sequence[float]
-) -> tuple[list[Waiting], list[int], list[Compiling]]:
-    """Return what waits, what is carried, and what compiling takes, for each size of a lab."""
-    return (
-        [waiting(sparks, gate, pair, nightly, daily) for sparks in SPARKS], [carried(sparks, gate, pair, nightly) for sparks in SPARKS],
-        [compiling(seconds, count, CORES) for count in SPARKS],
-    )  # fmt: skip
+    Args:
+        disk: GB of weights that are read in a second. *decode*, *prefill*: tokens in a second.
+    """
+    pace = Pace(weights_gb / disk + REHEARSED["start"], prefill, decode, 2.0)
+    policies, rules = (
+        policy.load(root),
+        strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy),
+    )
+    seconds = {name: REHEARSED[name] for name in ("ours", "stock", *GATES)}
+    for name in GATES:
+        if name == "G8":
+            loads = workloads.load(root)
+            cells = workloads.deciding(loads.cells(rules.workloads), DECIDES)
+            seconds[name] = throughput.estimate(rules, pace, cells, loads.rule)
+        elif name != "G0":
+            package = policy.PACKAGES[name]
+            estimate = getattr(
+                importlib.import_module(f"sparkwright.gates.{package}.gate"), "estimate", None
+            )
+            if estimate:
+                seconds[name] = estimate(getattr(policies, package), pace)
+    seconds["G7"] += policies.soak.shortest
+    # The stock wheel is asked what G3 to G6 compare with.
+    reference = pace.start_s + sum(seconds[name] for name in ("G3", "G4", "G5", "G6"))
+    steps = {
+        "both environments": seconds.pop("ours") + seconds.pop("stock"),
+        "stock wheel recorded": reference,
+    }
+    steps |= {
+        "server of ours": pace.start_s,
+        **{f"{name}, {GATES[name]}": seconds[name] for name in GATES},
+    }
+    return [(name, value / 3600) for name, value in steps.items()]
 
 
 def _hours(value: float) -> str:
     return "grows" if value == float("inf") else f"{value:.1f}"
 
 
-def rows(found: tuple[list[Waiting], list[int], list[Compiling]]) -> list[list[str]]:
-    """Return the table that docs/explanation/scaling.md shows, a row for each size of a lab."""
-    return [
-        [str(one.sparks), f"{one.share:.0%}", _hours(one.mean), _hours(one.late), str(most), f"{two.seconds:.0f}", f"{two.bound:.0f}"]
-        for one, most, two in zip(*found, strict=True)
-    ]
-
-
-def units(root: Path, stack: str) -> list[float]:
-    """Return the recorded seconds of every unit of vLLM."""
-    shipped = strict_yaml.load(root / "build" / stack / "costs.yaml", ShippedFile).forks["vllm"]
-    return [seconds for seconds, _ in shipped.units.values()]
-
-
-COLUMNS = [">Sparks", ">busy", ">mean wait, h", ">95 of 100, h", ">gates a day", ">compile, s", ">bound, s"]
-STACK = "2026.11"
+#: What the recipes with drafts add to the cells that decide.
+DECIDES: dict[str, tuple[Metric, ...]] = {
+    "1024/256 c1": ("drafts",),
+    "8192/16 c1": ("ttft",),
+    "32768/16 c1": ("ttft",),
+}
+GROUPS = 2
 #: What docs/explanation/scaling.md assumes, and says that it does.
-GATE, PAIR, NIGHTLY, DAILY = 22.0, 0.1, 2, 1.0
+PAIR, DAILY = 0.1, 1.0
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the steps of a night, and how gates of that length wait."""
 
     def more(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--gate", type=float, default=GATE, help="hours that a gate lasts (an assumption: not measured on a Spark)")
-        parser.add_argument("--pair", type=float, default=PAIR, help="share of gates that take two Sparks")
-        parser.add_argument("--nightly", type=int, default=NIGHTLY, help="gates that begin every night")
-        parser.add_argument("--daily", type=float, default=DAILY, help="gates that people ask for in a working day")
+        parser.add_argument("--weights", type=float, default=23.0, help="GB of the model")
+        parser.add_argument(
+            "--disk",
+            type=float,
+            default=1.0,
+            help="GB that the disk reads in a second (not measured on a Spark)",
+        )
+        parser.add_argument(
+            "--decode", type=float, default=40.0, help="tokens of an answer in a second"
+        )
+        parser.add_argument(
+            "--prefill",
+            type=float,
+            default=4000.0,
+            help="tokens of a prompt in a second (8192 in 2.07 s: seed report 000)",
+        )
+        parser.add_argument(
+            "--pair", type=float, default=PAIR, help="share of gates that take two Sparks"
+        )
+        parser.add_argument(
+            "--daily", type=float, default=DAILY, help="gates that people ask for in a working day"
+        )
 
     options = measure.arguments(__doc__ or "", more)
-    seconds = units(options.root, STACK)
-    found = tables(options.gate, options.pair, options.nightly, options.daily, seconds)
-    asked = f"gates of {options.gate:g} h, {options.nightly} a night, {options.daily:g} a day"
-    title = f"{len(seconds)} units, {sum(seconds):.0f} s of CPU; {asked}"
+    steps = night(options.root, options.weights, options.disk, options.decode, options.prefill)
+    hours = sum(value for _, value in steps)
     console.json = options.json
-    console.table(title, COLUMNS, rows(found), result=True)
-    console.document({"waiting": found[0], "carried": found[1], "compiling": found[2]})
+    title = f"a recipe: {hours:.1f} h; a release of {GROUPS} groups: {GROUPS * hours:.1f} h"
+    console.table(
+        title,
+        ["step", ">minutes"],
+        [[name, f"{60 * value:.0f}"] for name, value in steps],
+        result=True,
+    )
+    rows = [waiting(sparks, hours, options.pair, GROUPS, options.daily) for sparks in SPARKS]
+    most = [carried(sparks, hours, options.pair, GROUPS) for sparks in SPARKS]
+    lines = [
+        [str(row.sparks), f"{row.share:.0%}", _hours(row.mean), _hours(row.late), str(count)]
+        for row, count in zip(rows, most, strict=True)
+    ]
+    title = f"gates of {hours:.1f} h, {GROUPS} a night, {options.daily:g} a day"
+    console.table(
+        title,
+        [">Sparks", ">busy", ">mean wait, h", ">95 of 100, h", ">gates a day"],
+        lines,
+        result=True,
+    )
+    console.document({"night": dict(steps), "hours": hours, "waiting": rows, "carried": most})
     console.finish()
 
 

@@ -13,7 +13,9 @@ options = measure.arguments(__doc__ or "")
 context = measure.context(options)
 # A build that is not finished would be made by the first run: an hour of compiling, timed as a build with nothing to do.
 if missing := [fork for fork in context.forks if pipeline.current(context, fork) is None]:
-    sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {context.project.stack} is not built in {context.store.root}.")
+    sys.exit(
+        f"Nothing to measure: {', '.join(missing)} of stack {context.project.stack} is not built in {context.store.root}."
+    )
 tools = toolchain.obtain(context)
 settings = toolchain.settings(context, "vllm")
 folder = Workspace(context, tools, "vllm").build
@@ -29,7 +31,10 @@ def run(command: list[str]) -> None:
 
 measure.compare(
     "nothing changed",
-    {"sparkwright build (three wheels and their audit)": lambda: run(ours), "cmake --build (two libraries)": lambda: run(theirs)},
+    {
+        "sparkwright build (three wheels and their audit)": lambda: run(ours),
+        "cmake --build (two libraries)": lambda: run(theirs),
+    },
     options,
     budget=1.0,
 )

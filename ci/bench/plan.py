@@ -29,4 +29,9 @@ def theirs() -> None:
 
 
 with context.store.lock(Workspace.name(context, "vllm")):
-    measure.compare("plan vLLM", {"plan, before and after": ours, "one configure, no judgement": theirs}, options, budget=180.0)
+    measure.compare(
+        "plan vLLM",
+        {"plan, before and after": ours, "one configure, no judgement": theirs},
+        options,
+        budget=180.0,
+    )

@@ -40,9 +40,15 @@ PUBLISH, READ = 3.0, 2.0
 
 def release(number: int, wheels: int = 10) -> tuple[Release, dict[ReleaseFile, bytes]]:
     """Return a release, and what its wheels hold."""
-    stack, made = f"2026.{number % 4:02}", f"2026-11-22T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z"
+    stack, made = (
+        f"2026.{number % 4:02}",
+        f"2026-11-22T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z",
+    )
     name, contents, own = f"{stack}.{number + 1}", {}, []
-    speeds = tuple(Speed(f"{1024 << place % 4}/1024 c{place}", "tpot", "pass", 0.98, 0.97, 0.99) for place in range(12))
+    speeds = tuple(
+        Speed(f"{1024 << place % 4}/1024 c{place}", "tpot", "pass", 0.98, 0.97, 0.99)
+        for place in range(12)
+    )
     gates = tuple(GateResult(gate, title, "pass") for gate, title in GATES.items())
     missing = (Missing("G6", "not-run", "not-climbed", "the gate was not run with these bytes"),)
     for place in range(wheels):
@@ -60,7 +66,14 @@ def release(number: int, wheels: int = 10) -> tuple[Release, dict[ReleaseFile, b
             )
         )  # fmt: skip
     packages = {f"package-{place}": f"{place}.0" for place in range(150)}
-    lock = ReleaseLock(name="pylock.aarch64.toml", size=1, sha256="0" * 64, machine="aarch64", pythons=("3.12",), packages=packages)
+    lock = ReleaseLock(
+        name="pylock.aarch64.toml",
+        size=1,
+        sha256="0" * 64,
+        machine="aarch64",
+        pythons=("3.12",),
+        packages=packages,
+    )
     return Release(name=name, stack=stack, made=made, wheels=tuple(own), locks=(lock,)), contents
 
 
@@ -72,7 +85,13 @@ def add(folder: Path, held: keys.Keys, numbers: range, *, files: bool) -> None:
             made, contents = release(number)
             for file, data in contents.items() if files else ():
                 change.put(file, data)
-            state = ReleaseState(stack=made.stack, made=made.made, channel="candidate", machines=("aarch64",), pythons=("3.12",))
+            state = ReleaseState(
+                stack=made.stack,
+                made=made.made,
+                channel="candidate",
+                machines=("aarch64",),
+                pythons=("3.12",),
+            )
             change.set_release(made, state)
     pages.write(IndexFolder(folder))
 

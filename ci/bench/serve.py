@@ -41,7 +41,9 @@ def packages(python: Path, count: int, files: int) -> None:
         info = site / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "RECORD").write_text("".join(f"{name}/module{place}.py,,\n" for place in range(each)))
+        (info / "RECORD").write_text(
+            "".join(f"{name}/module{place}.py,,\n" for place in range(each))
+        )
 
 
 def started(machine: standin.Machine, command: list[str]) -> float:
@@ -85,7 +87,9 @@ def main() -> int:
     about = f"{platform.machine()}, {os.cpu_count()} cores"
     title = f"to vLLM's process, {options.packages} packages with {options.files} files ({options.runs} runs; {about})"
     console.table(title, ["", ">seconds", ">range", ">times ours"], rows, result=True)
-    console.result(f"start: {ours:.2f} s, promised {START:g}: {'kept' if ours <= START else 'BROKEN'}")
+    console.result(
+        f"start: {ours:.2f} s, promised {START:g}: {'kept' if ours <= START else 'BROKEN'}"
+    )
     console.document({"machine": about, "seconds": found, "promised": START})
     console.finish()
     return int(ours > START)

@@ -430,7 +430,9 @@ def decisions(figures: list[Any]) -> list[Any]:
             at = slower[-1]
             part = (ratios[at] - 1) / (ratios[at] - ratios[at + 1])
             crossing = shares[at] + part * (shares[at + 1] - shares[at])
-        result.append({**dict(zip(names, key, strict=True)), "break_even": crossing, "pays_from": pays})
+        result.append(
+            {**dict(zip(names, key, strict=True)), "break_even": crossing, "pays_from": pays}
+        )
     return result
 
 
@@ -544,7 +546,9 @@ def shares(packed: Bytes, scales: Bytes) -> dict[str, float]:
     """
     rows, columns = packed.shape[0] // ROWS * ROWS, packed.shape[1] * 2 // WIDEST * WIDEST
     zeros = zero_blocks(packed[:rows, : columns // 2], scales[:rows, : columns // BLOCK])
-    tiles = {f"tiles of {16 * lanes} bytes": 1 - needed_tiles(zeros, lanes).mean() for lanes in LANES}
+    tiles = {
+        f"tiles of {16 * lanes} bytes": 1 - needed_tiles(zeros, lanes).mean() for lanes in LANES
+    }
     values = nibbles(packed) & 7 == 0
     pairs = float((values.reshape(-1, 4).sum(1) >= 2).mean())
     return {
@@ -594,7 +598,10 @@ def count(options: argparse.Namespace) -> int:
         folders = [f"FOLDER{number}" for number, _ in enumerate(options.folders, 1)]
         words = ["sparse_fp4.py", "count", *["--gaussian"] * options.gaussian, *folders]
         versions = {"python": platform.python_version(), "numpy": np.__version__}
-        write(options.output, {"schema": 1, "command": " ".join(words), **versions, "counted": counted})
+        write(
+            options.output,
+            {"schema": 1, "command": " ".join(words), **versions, "counted": counted},
+        )
     return 0
 
 
@@ -604,7 +611,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     timed = commands.add_parser("measure", help="check and measure the kernel on this GPU")
     timed.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON of figures")
-    timed.add_argument("--arch", default="native", help="architecture for nvcc (default: this GPU's)")
+    timed.add_argument(
+        "--arch", default="native", help="architecture for nvcc (default: this GPU's)"
+    )
     timed.add_argument("--seconds", type=float, default=100, help="time limit (default: 100)")
     counted = commands.add_parser("count", help="count zeros in checkpoints")
     counted.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")

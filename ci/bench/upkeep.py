@@ -36,7 +36,9 @@ def cost(words: list[str]) -> tuple[float, float]:
     _, status, usage = os.wait4(child, 0)
     os.close(null)
     if os.waitstatus_to_exitcode(status):
-        raise SystemExit(f"{' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}; fetch, and run a drift with a network first")
+        raise SystemExit(
+            f"{' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}; fetch, and run a drift with a network first"
+        )
     return time.perf_counter() - began, usage.ru_maxrss / 1000
 
 
@@ -44,13 +46,31 @@ console.json = options.json
 rows, found = [], []
 for title, words in VERBS.items():
     runs = [cost(words) for _ in range(1 if "rebase" in words else options.runs)]
-    seconds, memory = sorted(second for second, _ in runs)[len(runs) // 2], max(size for _, size in runs)
-    found.append({"verb": title, "runs": len(runs), "seconds": round(seconds, 3), "megabytes": round(memory)})
-    rows.append([title, str(len(runs)), f"{seconds:.2f}", f"{memory:.0f}", "kept" if memory <= MEGABYTES else "EXCEEDED"])
+    seconds, memory = (
+        sorted(second for second, _ in runs)[len(runs) // 2],
+        max(size for _, size in runs),
+    )
+    found.append(
+        {"verb": title, "runs": len(runs), "seconds": round(seconds, 3), "megabytes": round(memory)}
+    )
+    rows.append(
+        [
+            title,
+            str(len(runs)),
+            f"{seconds:.2f}",
+            f"{memory:.0f}",
+            "kept" if memory <= MEGABYTES else "EXCEEDED",
+        ]
+    )
 console.table(
-    f"upkeep, without a network ({Path(sys.executable).name})", ["", ">runs", ">median s", ">peak MB", f"{MEGABYTES} MB"], rows, result=True
+    f"upkeep, without a network ({Path(sys.executable).name})",
+    ["", ">runs", ">median s", ">peak MB", f"{MEGABYTES} MB"],
+    rows,
+    result=True,
 )
 taken = float(rows[0][2])
-console.result(f"status: {taken:g} s of {SECONDS:g} s, {'kept' if taken <= SECONDS else 'EXCEEDED'}")
+console.result(
+    f"status: {taken:g} s of {SECONDS:g} s, {'kept' if taken <= SECONDS else 'EXCEEDED'}"
+)
 console.document({"verbs": found})
 console.finish()

@@ -14,7 +14,7 @@ gate() {
 served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "$(recipe)"; }
 recipe() { test -f "$root/program/ci/recipes/layers-$name.yaml" && echo "layers-$name" || echo "rehearsal-$name"; }
 against=(--against "$root/reference/$name" --task largest --profile "$profile")
-fast=(--at-once --preheat 10)
+fast=(--preheat 10)
 # What the recipe rehearsal-bf16 gives to vLLM, without its contract, which a server without graphs breaks
 plain=(
   '--flag=--compilation-config={"mode":0,"cudagraph_mode":"FULL","cudagraph_capture_sizes":[1,2,4,8,16]}'

@@ -80,7 +80,7 @@ def project(root: Path, **changes: float) -> Path:
     (gates / "load_generator.yaml").write_text(generator, "utf-8")
     edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
     edit(gates / "throughput.yaml", **{"timeout_s": 60, "launches": 3, **changes})
-    edit(gates / "workloads.yaml", seconds=0)
+    edit(gates / "workloads.yaml", least=3, rounds=2, most=3)
     return root
 
 

@@ -95,7 +95,7 @@ def _legs(
 
 
 def gate(
-    *names: str, workloads: Sequence[WorkloadCell] = (), slower: float = 0.0, noise: float = 0.004, blocks: int = 4, seed: int = 1,
+    *names: str, workloads: Sequence[WorkloadCell] = (), slower: float = 0.0, noise: float = 0.001, blocks: int = 4, seed: int = 1,
     **changes: Any,
 ) -> Result:  # fmt: skip
     """Return a gate's result of *workloads* or of those *names*, with *changes* of its fields."""
@@ -104,15 +104,7 @@ def gate(
         _legs(workloads, (CONTROL_BLOCK, *range(blocks)), (), chance, 0.024, slower, noise)
     )
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
-    series_names = [name for cell in workloads for name in paired_differences.series_names(cell)]
-    earlier = {
-        name: [("2026-11-20", chance.gauss(0, noise)) for _ in range(10)] for name in series_names
-    }
-    newest = paired_differences.aa_block(legs, workloads, CONTROL_BLOCK)
-    history = paired_differences.extended(earlier, BEGAN, newest)
-    series = paired_differences.metric_series(
-        workloads, legs, range(blocks), history, policy, paired_differences.day(BEGAN)
-    )
+    series = paired_differences.metric_series(workloads, legs, range(blocks), policy)
     rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
     decision = decide(rule, series)
     results = paired_differences.cell_results(
@@ -125,7 +117,7 @@ def gate(
         quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
         qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        calibration=history, policy="12" * 32, began=BEGAN, seconds=5321.0, resumed=1,
+        policy="12" * 32, began=BEGAN, seconds=5321.0, resumed=1,
     )  # fmt: skip
     return replace(result, **changes)
 
@@ -155,7 +147,7 @@ def spoiled() -> Result:
     reason = Reason("server-died", "the server ended with signal 9")
     legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
     results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None)
-    return replace(result, state="invalid", legs=legs, cells=results, calibration={})
+    return replace(result, state="invalid", legs=legs, cells=results)
 
 
 def hostile() -> Result:

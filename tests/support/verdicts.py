@@ -65,7 +65,7 @@ HOST = {
 }
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0
-NOISE = 0.003
+NOISE = 0.001
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
 RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
 #: One of each group that the repository's policy asks for.
@@ -172,9 +172,9 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
     speeds = release_policy().throughput
     assert speeds
     upstream = about.version.partition("+")[0]
-    numbers = (CONTROL_BLOCK, *range(3))
+    numbers = (CONTROL_BLOCK, *range(4))
     return measurements.gate(
-        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=3, seed=7,
+        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=4, seed=7,
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
         launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),

@@ -129,12 +129,21 @@ def verdict_chance(state: str, disagreement: float, loss: float, count: int = 13
     return total
 
 
-@pytest.mark.parametrize("count", [harness.FEWEST_QUESTIONS, 1319])
+@pytest.mark.parametrize("count", [harness.FEWEST_QUESTIONS, POLICY.task("gsm8k").questions])
 @pytest.mark.parametrize("disagreement", [0.03, 0.06, 0.12])
 def test_a_loss_of_the_margin_hardly_ever_decides(count: int, disagreement: float) -> None:
     """It passes, and fails, in at most 3 % of runs, whatever share of the answers changes."""
     assert verdict_chance("pass", disagreement, POLICY.margin, count) < 0.03
     assert verdict_chance("fail", disagreement, POLICY.margin, count) < 0.03
+
+
+def test_the_number_of_questions_follows_from_the_stated_rates() -> None:
+    """Fewer than there are, where the margin allows it, and never more; at that number an equal wheel passes as often as stated."""
+    count = POLICY.task("gsm8k").questions
+    assert harness.FEWEST_QUESTIONS < count < POLICY.tasks["gsm8k"].questions
+    assert verdict_chance("pass", POLICY.differing, 0.0, count) == pytest.approx(POLICY.power, abs=0.005)
+    assert replace(POLICY, margin=0.05).task("gsm8k").questions == harness.FEWEST_QUESTIONS
+    assert replace(POLICY, margin=0.01).task("gsm8k").questions == POLICY.tasks["gsm8k"].questions
 
 
 def line(number: int, **changed: Any) -> bytes:

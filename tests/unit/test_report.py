@@ -84,7 +84,7 @@ def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> N
 
 @pytest.mark.parametrize("state", SIGNS)
 def test_the_verdict_comes_first_as_word_sign_and_colour(state: State) -> None:
-    source = output.render([gate(*POINTS[:1], state=state, cells=(), legs=(), calibration={})])
+    source = output.render([gate(*POINTS[:1], state=state, cells=(), legs=())])
 
     assert (
         f'<div class="card verdict {state}" data-state="{state}"><span class="pill">{SIGNS[state]} {state}</span>'

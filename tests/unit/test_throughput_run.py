@@ -31,9 +31,9 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, R
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy, Reading, Snapshot
-from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, Measurement
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Speculation
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import measurement, paired_differences, runner
@@ -65,6 +65,7 @@ class Noise(msgspec.Struct, frozen=True):
     Attributes:
         slow: Whether the machine is in its hidden slow state at a second.
         throttled: Sides whose load leaves the GPU throttled.
+        cells: Concurrency of a cell → its own spread of a launch.
     """
 
     launch: float = 0.003
@@ -72,6 +73,7 @@ class Noise(msgspec.Struct, frozen=True):
     slowdown: float = 0.0
     slow: Callable[[float], bool] = lambda _: False
     throttled: tuple[Side, ...] = ()
+    cells: dict[int, float] = {}
 
 
 class SimulatedServer(measurement.ExternalServer):
@@ -111,6 +113,7 @@ class SimulatedServers(MachineMonitor):
         self.profiled: list[Side] = []
         self.faults: dict[Side, Check] = {}
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
+        self.spread = 0.0
         self.servers: dict[Side, SimulatedServer] = {}
         self.context = measurement.MeasurementContext(self, self, POLICY, lambda url: dict(self.at(url).counts), "model")
 
@@ -153,7 +156,7 @@ class SimulatedServers(MachineMonitor):
         """Make the load, as a generator does."""
         server, noise = self.at(spec.url), self.noise
         self.seeds.append(spec.seed)
-        draw = random.Random(f"{self.seed}/{spec.seed}").gauss(0, noise.run)
+        draw = random.Random(f"{self.seed}/{spec.seed}").gauss(0, noise.cells.get(spec.concurrency, noise.run))
         slowdown = noise.slowdown if server.side == "candidate" else 0.0
         factor = math.exp(server.effect + draw + slowdown) * (1.5 if noise.slow(self.now) else 1)
         latency = factor * (TTFT + TPOT * (spec.output_tokens - 1))
@@ -166,13 +169,16 @@ class SimulatedServers(MachineMonitor):
             "vllm:generation_tokens_total": spec.requests * spec.output_tokens,
         })  # fmt: skip
         seconds = -(-spec.requests // spec.concurrency) * latency
-        return self.spoil(server, LoadResult(self.name, "", seconds, (request,) * spec.requests))
+        # Spread evenly, so that a trial of three sees exactly this standard deviation.
+        requests = tuple(
+            replace(request, latency=request.ttft + (latency - request.ttft) * math.exp(self.spread * (number % 3 - 1)))
+            for number in range(spec.requests)
+        )
+        return self.spoil(server, LoadResult(self.name, "", seconds, requests))
 
 
 def specified(**changes: object) -> RunSpec:
-    names = [name for cell in (ALONE, MANY) for name in paired_differences.series_names(cell)]
-    history = {name: [("1969-12-30", 0.004), ("1969-12-30", -0.004)] * 4 for name in names}
-    return replace(RunSpec("gate", (ALONE, MANY), POLICY.max_blocks, True, history), **changes)
+    return replace(RunSpec("gate", (ALONE, MANY), POLICY.max_blocks, True), **changes)
 
 
 def opened(path: Path) -> MeasurementJournal:
@@ -181,7 +187,7 @@ def opened(path: Path) -> MeasurementJournal:
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> Runner:
     outcome = Runner(spec or specified(), servers.context, servers.launch, opened(path))
-    with patch.object(runner, "sleep", servers.wait):
+    with patch.object(runner, "sleep", servers.wait), patch.object(runner, "monotonic", lambda: servers.now):
         outcome.run()
     return outcome
 
@@ -257,21 +263,21 @@ def test_an_equal_candidate_passes_and_the_outlook_comes_first(
     outcome = ran(tmp_path / "j", SimulatedServers())
     assert (state(outcome), len(outcome.blocks)) == ("pass", POLICY.min_blocks)
     shown = " ".join(capsys.readouterr().err.split())
-    assert shown.index("an equal wheel passes after about 3 blocks") < shown.index("block 1 of at most")
+    assert shown.index("an equal wheel passes after about 4 blocks") < shown.index("block 1 of at most")
 
 
 def test_a_noise_that_cannot_support_the_margin_is_said(tmp_path: Path) -> None:
     """With a launch effect of 4 %, a margin of 2 % needs more than twelve blocks."""
-    outcome = ran(tmp_path / "j", SimulatedServers(Noise(launch=0.04)), specified(history={}, blocks=0))
+    outcome = ran(tmp_path / "j", SimulatedServers(Noise(launch=0.04)), specified(blocks=0))
     assert "does not support a margin of 2 % in 12 blocks" in outcome.outlook
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_every_block_has_fresh_launches_in_abba(at_once: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_block_has_fresh_launches_in_abba(resident: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""
-    ran(tmp_path / "j", SimulatedServers(), specified(at_once=at_once, blocks=3))
+    ran(tmp_path / "j", SimulatedServers(), specified(resident=resident, blocks=3))
     alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
-    assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if at_once else 4)
+    assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if resident else 4)
     for block in (CONTROL_BLOCK, 0, 1, 2):
         order = [leg.side for leg in alone if leg.block == block]
         assert order[0] == order[3] != order[1] == order[2]
@@ -289,8 +295,7 @@ def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path)
 
 def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
     """Once its series have passed, later blocks spend their time on the others."""
-    noisy = {**specified().history, paired_differences.series_names(MANY)[0]: [("1969-12-30", 0.03)] * 8}
-    ran(tmp_path / "j", SimulatedServers(), specified(history=noisy))
+    ran(tmp_path / "j", SimulatedServers(Noise(cells={MANY.concurrency: 0.012})))
     blocks = {
         cell.name: {one.block for one in legs(tmp_path / "j") if one.cell == cell.name}
         for cell in (ALONE, MANY)
@@ -298,15 +303,52 @@ def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
     assert blocks[ALONE.name] < blocks[MANY.name]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("resident", [True, False])
+def test_turns_wait_at_random_by_the_seed_and_order_their_cells_anew(resident: bool, tmp_path: Path) -> None:
+    """A wait is at most half a turn long and another one each time; a journal of the same seed has the same ones."""
+    waits: dict[str, list[float]] = {}
+    for name in ("one", "two"):
+        servers = SimulatedServers()
+        with patch.object(servers, "wait", lambda seconds, name=name: waits.setdefault(name, []).append(seconds)):
+            ran(tmp_path / name, servers, specified(resident=resident, blocks=3))
+    longest = POLICY.lag * 2 * (MEASURE + 2)  # of two cells, each with two looks at the machine
+    assert waits["one"] == waits["two"]
+    assert len(set(waits["one"])) == len(waits["one"]) == 4 * 4 - 1
+    assert longest / 2 < max(waits["one"]) <= longest
+    measured = [leg.cell for leg in legs(tmp_path / "one")]
+    assert {tuple(measured[first : first + 2]) for first in range(0, len(measured), 2)} == {
+        (ALONE.name, MANY.name), (MANY.name, ALONE.name),
+    }  # fmt: skip
+
+
+def test_no_block_begins_after_the_time_of_the_gate(tmp_path: Path) -> None:
+    """What was not reached is undecided."""
+    outcome = ran(tmp_path / "j", SimulatedServers(), specified(seconds=2000.0))
+    assert (state(outcome), 0 < len(outcome.blocks) < POLICY.min_blocks) == (None, True)
+
+
+@pytest.mark.parametrize(("spread", "requests"), [(0.0, 3), (0.002, 3), (0.004, 7), (1.0, 64)])
+def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, requests: int, tmp_path: Path) -> None:
+    """By a trial of the fewest requests; the number then holds for all measurements of the cell, also after a kill."""
+    rule, policy = RequestRule(3, 2, 64), replace(POLICY, min_blocks=1, max_blocks=1)
+    for kills in ([8], []):
+        servers = fragile(now=1000.0) if not kills else fragile(kills[0])
+        servers.context = replace(servers.context, rule=rule, policy=policy)
+        servers.spread = spread
+        work = functools.partial(ran, tmp_path / "j", servers, specified(cells=(replace(ALONE, requests=0),), blocks=1))
+        processes.exit_code(work) if kills else work()
+    assert {len(leg.run.requests) for leg in legs(tmp_path / "j") if leg.run} == {requests}
+
+
+@pytest.mark.parametrize("resident", [True, False])
 @settings(max_examples=15, deadline=None)
 @given(kills=st.lists(st.integers(0, 20), max_size=4))
 def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
-    at_once: bool, kills: list[int], tmp_path_factory: pytest.TempPathFactory
+    resident: bool, kills: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed between any two measurements, it continues, and each counts once in a launch."""
     folder, now = tmp_path_factory.mktemp("run"), 0.0
-    spec = specified(at_once=at_once, cells=(ALONE,))
+    spec = specified(resident=resident, cells=(ALONE,))
     for limit in kills:
         processes.exit_code(functools.partial(ran, folder / "cut", fragile(limit, now), spec))
         now += 100_000
@@ -320,7 +362,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
 
 
 def test_a_complete_launch_survives_a_kill_and_an_interrupted_one_is_measured_again(tmp_path: Path) -> None:
-    spec, journal = specified(at_once=False), tmp_path / "j"
+    spec, journal = specified(resident=False), tmp_path / "j"
     assert processes.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
@@ -377,24 +419,24 @@ def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_
 @pytest.mark.parametrize(("side", "make", "verdict"), [
     ("candidate", failed, "fail"), ("candidate", invalid, "invalid"), ("baseline", invalid, "invalid"),
 ])  # fmt: skip
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("resident", [True, False])
 def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
-    side: Side, make: Callable[..., Check], verdict: str, at_once: bool, tmp_path: Path
+    side: Side, make: Callable[..., Check], verdict: str, resident: bool, tmp_path: Path
 ) -> None:
     """Only kernels of the candidate's that ran and should not fail it."""
     servers = SimulatedServers()
     servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")
-    outcome = ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))
+    outcome = ran(tmp_path / "j", servers, specified(contract=servers.profile, resident=resident))
     assert stopped(outcome) == (verdict, "kernel-forbidden")
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(at_once: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(resident: bool, tmp_path: Path) -> None:
     """A candidate may not."""
     servers = SimulatedServers()
     servers.faults["baseline"] = failed("kernels-moe", "Marlin", "kernel-forbidden")
-    assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))) == "pass"
-    assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if at_once else 2)
+    assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, resident=resident))) == "pass"
+    assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if resident else 2)
     assert {side for launch in opened(tmp_path / "j").launches for side in launch.profiled} == {"baseline", "candidate", "control"}
 
 
@@ -404,21 +446,13 @@ def test_a_difference_has_the_sign_of_worse() -> None:
         Measurement(
             ALONE.name, 0, 0, "baseline" if seconds == 1 else "candidate", position,
             run=LoadResult("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),)),
+            speculation=Speculation(2 / seconds, 0.5),
         )
         for position, seconds in enumerate((1.0, 1.1, 1.1, 1.0))
     ]  # fmt: skip
     found = [paired_differences.difference(own, ALONE.name, 0, metric) for metric in METRICS]
-    assert found == pytest.approx([math.log(1.1)] * 3)
+    assert found == pytest.approx([math.log(1.1)] * len(METRICS))
     assert paired_differences.difference(own[:3], ALONE.name, 0, "tpot") is None
-
-
-@pytest.mark.parametrize(("newest", "agrees"), [(0.002, True), (0.05, False)])
-def test_a_machine_that_changed_counts_its_own_block_alone(newest: float, agrees: bool) -> None:
-    """The gate's A/A block disagrees with the calibration, which then does not count."""
-    earlier = [("2026-11-20", 0.002), ("2026-11-21", -0.002)] * 5
-    noise = paired_differences.noise_of([*earlier, ("2026-11-22", newest)], "2026-11-22", POLICY)
-    assert (noise.agrees, noise.freedom > 9) == (agrees, agrees)
-    assert agrees or noise.sigma == pytest.approx(newest)
 
 
 def test_a_full_disk_loses_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 #: The wheel that is measured. Without a baseline it is the candidate. The control is a second
 #: server of the baseline, for an A/A block.
 Side = Literal["baseline", "candidate", "control"]
-Metric = Literal["tpot", "ttft", "rate"]
+Metric = Literal["tpot", "ttft", "rate", "drafts"]
 
 #: Of each metric that may decide: title, unit, the factor from the record's unit (s, s, tokens/s),
 #: and whether more is better.
@@ -23,6 +23,7 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "tpot": ("time per token", "ms", 1000.0, False),
     "ttft": ("time to first token", "ms", 1000.0, False),
     "rate": ("throughput", "tok/s", 1.0, True),
+    "drafts": ("tokens per step with drafts", "tokens", 1.0, True),
 }
 
 #: The same of figures of a load that are shown beside them, and never decide.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,7 @@ from sparkwright.core.states import State
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
 
-Kind = Literal["gate", "bench", "calibration", "verify"]
+Kind = Literal["gate", "bench", "verify"]
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -34,8 +33,6 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
 
-#: By series: day (``2026-11-22``) and difference of each A/A block, oldest first.
-History = Mapping[str, Sequence[tuple[str, float]]]
 #: Number of the A/A block of a gate, which is measured first: baseline against control.
 CONTROL_BLOCK = -1
 
@@ -77,6 +74,12 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether it counts as a measurement."""
         return self.run is not None and not self.reasons and not self.discarded
 
+    def value(self, metric: Metric) -> float | None:
+        """Return the value of *metric*; None if it was not measured."""
+        if metric == "drafts":
+            return self.speculation.length if self.speculation else None
+        return getattr(self.run, metric) if self.run else None
+
 
 class LaunchRecord(msgspec.Struct, frozen=True):
     """
@@ -105,15 +108,13 @@ class Series(msgspec.Struct, frozen=True):
             empty without a baseline.
         pass_evidence, fail_evidence: e-values after each block, of a deciding series.
         state: ``pass``, ``fail``, ``inconclusive`` or ``not-run``.
-        sigma: Spread of an A/A block's difference; None without A/A blocks.
+        sigma: Difference of the gate's A/A block, without its sign; None without it.
         baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
         low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
             None with too few blocks.
         launches: Of the candidate.
         margin, tolerated: Its bounds, as shares; 0 if it does not decide.
         conclusion: What was excluded, in words.
-        in_band: Whether the newest A/A block agrees with the earlier ones; otherwise it alone
-            counts.
     """
 
     metric: Metric
@@ -131,7 +132,6 @@ class Series(msgspec.Struct, frozen=True):
     margin: float = 0.0
     tolerated: float = 0.0
     conclusion: str = ""
-    in_band: bool = True
 
 
 class CellResult(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """
-    The result of a gate, a bench, a calibration or a verification.
+    The result of a gate, a bench or a verification.
 
     Attributes:
         kind: Which of them. *format*: of this record.
@@ -201,7 +201,6 @@ class Result(msgspec.Struct, frozen=True):
         bandwidth: Of the memory, measured in the same session; None if it was not.
         began, seconds: When, and how long.
         resumed: How often it was continued after an interruption.
-        calibration: A/A blocks of this machine and model, the newest of this run.
         legs: Every measurement, those that do not count included.
         launches: The complete ones.
     """
@@ -229,7 +228,6 @@ class Result(msgspec.Struct, frozen=True):
     generator: str = ""
     qualified: tuple[str, ...] = ()
     bandwidth: Bandwidth | None = None
-    calibration: History = {}
     policy: str = ""
     began: float = 0.0
     seconds: float = 0.0

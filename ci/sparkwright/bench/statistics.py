@@ -6,8 +6,8 @@ The evidence of a series is the t-type e-process with a half-normal mixture over
 likelihood ratio of "the mean gain is η·σ, with η ~ |N(0, EFFECT²)|" against "the mean gain is 0",
 with the right Haar prior dσ/σ on the unknown spread σ (Pérez-Ortiz, Lardy, de Heide and Grünwald,
 E-statistics, group invariance and anytime-valid testing, 2024; Wang and Ramdas, Anytime-valid
-t-tests, 2025). A/A blocks of the machine enter as earlier observations with mean 0, so one formula
-serves a calibrated and an uncalibrated machine, and a gross slowdown needs no calibration.
+t-tests, 2025). The gate's own A/A block enters as an earlier observation with mean 0; no other
+one does, as the noise of another day is not this day's.
 
 For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when
 the mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -59,26 +59,6 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"0 <= tolerated < margin < 1 is required: {self}")
 
 
-class NoiseModel(msgspec.Struct, frozen=True):
-    """
-    The A/A blocks of a series, weighted by age.
-
-    Attributes:
-        squares: Weighted sum of the squared differences, whose mean is 0.
-        freedom: The sum of the weights: how many fresh blocks they are worth.
-        agrees: Whether the newest block agrees with the earlier ones; otherwise it alone counts.
-    """
-
-    squares: float = 0.0
-    freedom: float = 0.0
-    agrees: bool = True
-
-    @property
-    def sigma(self) -> float | None:
-        """The spread of a block's difference; None without blocks."""
-        return math.sqrt(self.squares / self.freedom) if self.freedom else None
-
-
 class DecisionRule(msgspec.Struct, frozen=True):
     """The probability of each kind of wrong verdict, and how many blocks may be measured."""
 
@@ -93,13 +73,18 @@ class MetricSeries(msgspec.Struct, frozen=True):
 
     Attributes:
         differences: ln(candidate / baseline) of each block, above 0 where the candidate is worse.
-        noise: The A/A blocks of this machine.
+        aa: The same of the gate's A/A block; None before it was measured.
     """
 
     name: str
     differences: tuple[float, ...]
     bounds: Bounds
-    noise: NoiseModel
+    aa: float | None = None
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """Sum of the squares of the A/A blocks, and their number."""
+        return (0.0, 0.0) if self.aa is None else (self.aa**2, 1.0)
 
 
 class SeriesDecision(msgspec.Struct, frozen=True):
@@ -149,7 +134,7 @@ def log_evidence(blocks: Any, total: Any, squares: Any, freedom: Any) -> Numbers
     Args:
         blocks, total: Number and sum of the gains.
         squares: Sum of the squares of the gains and of the A/A blocks.
-        freedom: Number of A/A blocks, or their weight.
+        freedom: Number of A/A blocks.
     """
     share = EFFECT**2 / (1 + blocks * EFFECT**2)
     degrees = freedom + blocks
@@ -213,9 +198,9 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     paths = np.full((2, len(series), longest), -np.inf)
     for index, (each, values) in enumerate(zip(series, cut, strict=True)):
         high, low = math.log1p(each.bounds.margin), math.log1p(each.bounds.tolerated)
-        noise, own = (each.noise.squares, each.noise.freedom), slice(len(values))
-        paths[0, index, own] = evidence_path(high - np.array(values), *noise)
-        paths[1, index, own] = evidence_path(np.array(values) - low, *noise)
+        own = slice(len(values))
+        paths[0, index, own] = evidence_path(high - np.array(values), *each.noise)
+        paths[1, index, own] = evidence_path(np.array(values) - low, *each.noise)
     passed, failed = crossings(paths[0], paths[1], rule)
     end = int(min(failed.min(), passed.max(), longest))
     results = tuple(
@@ -268,39 +253,21 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def noise_model(blocks: Iterable[tuple[float, float]], half_life: float, most: float) -> NoiseModel:
-    """
-    Return the noise of A/A *blocks*, given as age in days and difference.
-
-    A block's weight halves every *half_life* days, and all together weigh at most *most*, so that a
-    calibration ages instead of vanishing and the gate's own blocks soon outweigh a wrong one.
-    """
-    weighted = [(2 ** -(max(0.0, age) / half_life), difference) for age, difference in blocks]
-    total = math.fsum(weight for weight, _ in weighted)
-    share = min(1.0, most / total) if total else 0.0
-    squares = share * math.fsum(weight * difference**2 for weight, difference in weighted)
-    return NoiseModel(squares, share * total)
-
-
-def agrees(noise: NoiseModel, difference: float) -> bool:
-    """Return whether a new A/A *difference* is no surprise at 1 % (t-test) beside *noise*."""
-    return not noise.sigma or 2 * stdtr(noise.freedom, -abs(difference) / noise.sigma) >= 0.01
-
-
 def expected_blocks(
-    noise: NoiseModel, gap: float, threshold: float, blocks: tuple[int, int], series: int = 1
+    sigma: float, gap: float, threshold: float, blocks: tuple[int, int], series: int = 1
 ) -> int | None:
     """
     Return after how many blocks half of all gates reach *threshold*; None if not within *blocks*.
 
     Args:
+        sigma: Spread of a block's difference, and the difference of the A/A block.
         gap: Distance of the true difference from the bound to refute, as a logarithm.
         threshold: Of the evidence (1/α).
         blocks: The fewest and the most that are measured.
         series: That have to reach it all, each with noise of its own.
     """
-    sigma, count = noise.sigma or 0.0, np.arange(blocks[0], blocks[1] + 1)
+    count = np.arange(blocks[0], blocks[1] + 1)
     mean = gap - float(ndtri(0.5 ** (1 / series))) * sigma / np.sqrt(count)
-    squares = noise.squares + count * mean**2 + (count - 1) * sigma**2
-    reached = log_evidence(count, count * mean, squares, noise.freedom) >= math.log(threshold)
+    squares = count * (mean**2 + sigma**2)
+    reached = log_evidence(count, count * mean, squares, 1.0) >= math.log(threshold)
     return int(count[reached][0]) if reached.any() else None

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench import quick_look
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import MachineMonitor
@@ -21,6 +21,7 @@ from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.report import output
 from sparkwright.bench.results import Kind, Result
@@ -48,12 +49,6 @@ _OPTIONS: options.Options = {
         "metavar": "N",
         "help": "launches of the server; each is one sample (default: 5)",
     },
-    "--calibrate": {
-        "type": options.number(int, 1, 1000),
-        "default": 0,
-        "metavar": "N",
-        "help": "measure N pairs of the same wheel, to calibrate the gate of this machine",
-    },
     "--quick": {
         **options.FLAG,
         "help": "only a quick look: one launch, the first cell, two minutes from the ready "
@@ -78,7 +73,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def bench(arguments: argparse.Namespace) -> None:
     """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
-    calibrate, published = arguments.calibrate, arguments.published
+    published = arguments.published
     options.refuse(
         (
             bool(arguments.serve) == bool(arguments.server),
@@ -88,14 +83,13 @@ def bench(arguments: argparse.Namespace) -> None:
             bool(arguments.serve) != bool(arguments.python),
             "--serve DIR and --python FILE belong together.",
         ),
-        (calibrate and arguments.server, "--calibrate needs --serve and --python, not --server."),
         (
-            published and (calibrate or arguments.server or not arguments.recipe),
+            published and (arguments.server or not arguments.recipe),
             "--published needs --recipe, and an environment to serve it.",
         ),
         (
-            arguments.quick and (calibrate or published or arguments.launches),
-            "--quick is one launch, without --calibrate, --published and --launches.",
+            arguments.quick and (published or arguments.launches),
+            "--quick is one launch, without --published and --launches.",
         ),
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
@@ -110,17 +104,13 @@ def bench(arguments: argparse.Namespace) -> None:
     if arguments.quick:
         quick(context, bench_options, arguments.rate, natural=arguments.natural)
         return
-    kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
-    if calibrate:
-        bench_options = replace(
-            bench_options, baseline=bench_options.wheel, baseline_python=bench_options.python
-        )
+    kind: Kind = "verify" if published else "bench"
     recipe = recipes.load(context.project.root, arguments.recipe) if published else None
     if recipe and not bench_options.workload:
         reports = (*recipe.published, *recipe.ours)
         cells = (figure.cell for report in reports for figure in report.figures)
         bench_options = replace(bench_options, workload=tuple(dict.fromkeys(cells)))
-    blocks = calibrate or arguments.launches or (1 if arguments.server else 0)
+    blocks = arguments.launches or (1 if arguments.server else 0)
     experiment = Experiment(context, kind, bench_options, blocks)
     result = experiment.result()
     output.show(result)
@@ -169,6 +159,16 @@ def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
             raise GateError(reference, what, details=details)
 
 
+def _texts(
+    context: RunContext, recipe: Recipe | None, cell: WorkloadCell, texts: Path | None
+) -> Path | None:
+    """Return the file of prompts for *cell*: *texts*, or real ones if tokens are drafted."""
+    if recipe and recipe.speculation:
+        return texts or prompts.programs(context.store, cell.prompt)
+    workloads.check_texts([cell], texts)
+    return texts
+
+
 def quick(
     context: RunContext,
     bench_options: GateOptions,
@@ -192,7 +192,7 @@ def quick(
     recipe = recipes.load(root, bench_options.recipe) if bench_options.recipe else None
     names = bench_options.workload or (recipe.workloads if recipe else ("primary",))
     cell = workloads.load(root).cells(*names)[0]
-    workloads.check_texts([cell], bench_options.texts)
+    texts = _texts(context, recipe, cell, bench_options.texts)
     # A wrong environment is refused before anything is fetched or measured.
     subject = subject_of(python, bench_options.wheel, context.project.stack) if python else None
     launch = (
@@ -228,8 +228,7 @@ def quick(
         load = LoadSpec(
             client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
             seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
-            prompt_file=bench_options.texts if cell.texts else None, request_rate=rate,
-            natural_length=natural,
+            prompt_file=texts, request_rate=rate, natural_length=natural,
         )  # fmt: skip
         try:
             look = quick_look.quick_look(generator, load, warnings)

@@ -162,10 +162,6 @@ MEASURING: Options = {
         "metavar": "HEX",
         "help": "the sha256 that the file of --texts must have",
     },
-    "--at-once": {
-        "action": "store_true",
-        "help": "keep both servers running at the same time (small models)",
-    },
     "--fresh": {
         "action": "store_true",
         "help": "start again, even if an interrupted measurement could be continued",

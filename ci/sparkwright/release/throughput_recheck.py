@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Result
+from sparkwright.bench.results import CellResult, Result
 from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
@@ -114,13 +114,9 @@ def _recomputed(result: Result, rule: ThroughputRule) -> tuple[CellResult, ...]:
         ):
             where = f"{leg.cell}, block {leg.block}, {leg.side}"
             raise ValueError(f"{where}: not all requests are of the workload")
-    history, today = result.calibration, paired_differences.day(result.began)
-    aa_block = paired_differences.aa_block(counted, cells, CONTROL_BLOCK)
-    names = [name for cell in cells for name in paired_differences.series_names(cell)]
-    newest = [list(history.get(name, ()))[-1:] for name in names]
-    if newest != [[(today, aa_block.get(name))] for name in names]:
-        raise ValueError("the newest A/A block of a series is not that of this gate's legs")
-    series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)
+    series = paired_differences.metric_series(cells, counted, blocks, policy)
+    if missing_blocks := [each.name for each in series if each.aa is None]:
+        raise ValueError(f"no A/A block of {missing_blocks[0]} is among this gate's legs")
     least = policy.min_blocks
     decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
     if decision.state != "pass":

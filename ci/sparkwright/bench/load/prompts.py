@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import Store, replacing, translate_disk_full
 
 #: Characters that are read at a time, and of the longest entry (ShareGPT splits its conversations).
@@ -66,6 +66,25 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
     origin = datasets.get(digest, "not a file that workloads.yaml names")
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {origin}")
     return lines
+
+
+def programs(store: Store, tokens: int) -> Path:
+    """
+    Return a file of JSON lines with prompts cut from this program's own text.
+
+    It is there on every machine, and is prose and code as people write them.
+
+    Args:
+        tokens: That no prompt exceeds; three quarters of them are usual.
+    """
+    modules = sorted(Path(__file__).parents[2].rglob("*.py"))
+    text = "\n".join(module.read_text(encoding="utf-8") for module in modules)
+    # Tokenizers of today have 3 to 4 characters a token of English or Python.
+    step = max(16, 5 * tokens // 2)
+    pieces = [text[begin : begin + step] for begin in range(0, len(text) - step, step)]
+    lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces)
+    path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
+    return store.write(path, lines.encode())
 
 
 def _extract(path: Path, output: Path) -> None:

@@ -212,6 +212,11 @@ class LoadResult(msgspec.Struct, frozen=True):
         """99th percentile over requests of the seconds to the first token."""
         return self._ttft(99)
 
+    def by_request(self, metric: str) -> list[float]:
+        """Return what each request has of *metric*: its tpot, its ttft, or else its latency."""
+        name = metric if metric in ("tpot", "ttft") else "latency"
+        return [getattr(request, name) for request in self.requests]
+
     @property
     def requests_per_second(self) -> float:
         """Requests per second, all together."""

@@ -9,6 +9,7 @@ of weights and 62.2 GiB of cache at 0.90 of the memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -123,7 +124,7 @@ def require_checkpoint(recipe: Recipe, folder: Path) -> None:
 
 def check(
     recipe: Recipe,
-    workloads: Workloads,
+    workloads: Workloads | None,
     model: Path,
     *,
     total: int | None = None,
@@ -152,6 +153,20 @@ def check(
         raise RecipeError(
             "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
         )
+
+
+def both_fit(recipe: Recipe, model: Path, total: int | None = None) -> bool:
+    """
+    Return whether two servers of *recipe* fit into memory by its plan.
+
+    Args:
+        model: Folder of the checkpoint.
+        total: Megabytes of the memory of a node; None for this machine's.
+    """
+    with contextlib.suppress(RecipeError):
+        check(recipe, None, model, total=total, servers=2)
+        return True
+    return False
 
 
 def findings(
@@ -253,7 +268,7 @@ def _memory(
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:
     """Yield what the recipe's server cannot be measured with."""
     plan = recipe.plan
-    cells = workloads.cells(*recipe.workloads) if workloads else ()
+    cells = workloads.cells(*recipe.workloads, *recipe.decides) if workloads else ()
     for cell in cells:
         if cell.prompt + cell.answer > plan.max_model_len:
             yield PreflightFinding(

@@ -310,6 +310,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ours: Results of this project's gate; empty if it was not measured.
         prefix_cache: The releases that have a prefix cache for this model, as a version specifier;
             empty for all. Hybrid models have one from 0.26 on.
+        decides: Cell → metrics of it that decide G8 beside those of its workload.
         floors: Task of G6 → the least share of correct answers.
         soak_seconds: Of G7, instead of those of ``ci/gates/soak.yaml``; 0 for these.
     """
@@ -333,12 +334,15 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ours: tuple[PublishedReport, ...] = ()
     prefix_cache: str = ""
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
+    decides: dict[str, tuple[Metric, ...]] = {}
     soak_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         SpecifierSet(self.prefix_cache)
         if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):
             raise ValueError("a result of ours names its wheel's sha256, and another's has none")
+        for cell in self.decides:
+            WorkloadCell.parse(cell)
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
 

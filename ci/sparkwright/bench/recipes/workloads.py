@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from sparkwright.bench.records import Count, Metric
 from sparkwright.core import strict_yaml
@@ -69,27 +70,19 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         least: Requests in any leg; its figure is their median.
         rounds: Multiple of the concurrency: the first and last round of a closed loop are not full.
-        seconds: Shortest leg of short requests, to average over the machine's own rhythm.
-        most: Requests at most, where *seconds* would ask for more.
+        most: Requests at most, where their spread would ask for more.
     """
 
     least: Count
     rounds: Count
-    seconds: Annotated[float, Meta(ge=0)]
     most: Count
 
-    def requests(self, cell: WorkloadCell, request_seconds: float | None = None) -> int:
-        """
-        Return the requests of a leg of *cell*, in whole rounds.
-
-        Args:
-            request_seconds: Duration of one request as the warm-up saw it; None if not known.
-        """
+    def requests(self, cell: WorkloadCell, needed: float = 0.0) -> int:
+        """Return the requests of a leg of *cell*: those *needed*, in whole rounds."""
         if cell.requests:
             return cell.requests
         fewest = max(self.least, self.rounds * cell.concurrency)
-        wanted = self.seconds * cell.concurrency / request_seconds if request_seconds else 0
-        return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
+        return cell.concurrency * math.ceil(max(fewest, min(needed, self.most)) / cell.concurrency)
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +133,24 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     "usage", f"There is no workload {name!r:.80}.", todo=todo
                 ) from None
         return tuple(cells.values())
+
+
+def deciding(
+    cells: Sequence[WorkloadCell], decides: Mapping[str, Sequence[Metric]]
+) -> tuple[WorkloadCell, ...]:
+    """
+    Return what decides a gate: of *cells* those with such metrics, and those that *decides* names.
+
+    If none of *cells* has any, times of one request decide, and the rate of many.
+    """
+    chosen = {cell.name: cell for cell in cells if cell.primary}
+    for cell in () if chosen else cells:
+        metrics: tuple[Metric, ...] = ("tpot", "ttft") if cell.concurrency == 1 else ("rate",)
+        chosen[cell.name] = replace(cell, primary=metrics)
+    for name, more in decides.items():
+        cell = chosen.get(name) or WorkloadCell.parse(name)
+        chosen[name] = replace(cell, primary=tuple(dict.fromkeys((*cell.primary, *more))))
+    return tuple(chosen.values())
 
 
 def check_texts(cells: Sequence[WorkloadCell], texts: Path | None) -> None:

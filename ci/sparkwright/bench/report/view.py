@@ -28,7 +28,12 @@ _LEAST, _MOST = 1e-9, 1e12
 #: Facts of the machine that make results comparable.
 HOST_FACTS = ("gpu", "driver", "kernel", "memory")
 #: Headings of the metrics.
-SHORT: dict[Metric, str] = {"tpot": "TPOT, ms", "ttft": "TTFT, ms", "rate": "tok/s"}
+SHORT: dict[Metric, str] = {
+    "tpot": "TPOT, ms",
+    "ttft": "TTFT, ms",
+    "rate": "tok/s",
+    "drafts": "tokens/step",
+}
 #: Heading → factor of its unit; median, 90th and 99th percentile of it over requests (or events) in
 #: one measurement, or the figure of the measurement.
 _PERCENTILES: dict[str, tuple[Any, ...]] = {
@@ -168,7 +173,7 @@ class View:
     def verdict(self) -> tuple[str, str]:
         """Its sign and its word; what judges nothing was only measured."""
         result = self.result
-        unjudged = result.kind in ("bench", "calibration") and result.state == "not-run"
+        unjudged = result.kind == "bench" and result.state == "not-run"
         if unjudged and any(leg.counts for leg in result.legs):
             return "•", "measured"
         return SIGNS[result.state], result.state
@@ -281,10 +286,8 @@ class View:
         """Return a table of all measurements of *cell*."""
         rows = []
         for leg in (leg for leg in self.result.legs if leg.cell == cell.name):
-            shot, run = leg.after or leg.before, leg.run
-            figures = (
-                quantity(getattr(run, metric) or None, metric) if run else "–" for metric in METRICS
-            )
+            shot = leg.after or leg.before
+            figures = (quantity(leg.value(metric) or None, metric) for metric in METRICS)
             machine = (shot.temperature, shot.sm_clock) if shot else (None, None)
             accepted = percent(leg.speculation.acceptance) if leg.speculation else "–"
             state = "counts" if leg.counts else "repeated" if leg.discarded else "does not count"
@@ -348,8 +351,6 @@ class View:
         deciding = [(cell.name, series) for cell, series in self._series if series.primary]
         if names := [name for name, series in deciding if series.state == "not-run"]:
             yield f"Not run, although they decide: {', '.join(names)}."
-        if names := [cell.name for cell, series in self._series if not series.in_band]:
-            yield f"The newest A/A block contradicts the earlier ones: {', '.join(names)}."
         if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."

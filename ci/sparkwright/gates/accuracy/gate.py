@@ -9,13 +9,14 @@ minus the margin, fails if it is below, and is inconclusive if the questions do 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from sparkwright.bench.records import Share
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
@@ -27,6 +28,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
+from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     UNAVAILABLE,
@@ -39,6 +41,9 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
+
+#: Tokens of a question of gsm8k with its answer, about.
+EXAMPLE_TOKENS = 150
 
 #: The checks of each task, in order: ``gsm8k-baseline``.
 PARTS = ("baseline", "answers", "paired", "floor")
@@ -88,14 +93,39 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         margin: The loss against the baseline that is accepted, as a share.
         confidence: Of each one-sided limit.
+        power: The probability that an equal wheel passes, if the share *differing* of its answers
+            differs by chance.
         informative: The least share of correct answers of a baseline that can judge a candidate.
-        tasks: The tasks by name.
+        tasks: The tasks by name; `task` says how many of the questions are asked.
     """
 
     margin: Share
     confidence: Annotated[float, Meta(ge=0.5, lt=1)]
+    power: Annotated[float, Meta(ge=0.5, lt=1)]
+    differing: Share
     informative: Share
     tasks: Annotated[dict[str, TaskPolicy], Meta(min_length=1)]
+
+    def task(self, name: str) -> TaskPolicy:
+        """
+        Return the task *name* with the number of questions that the error rates need.
+
+        n = (z_confidence + z_power)² · differing / margin² (Lu and Bean, On the sample size for
+        one-sided equivalence of sensitivities based upon McNemar's test, 1995); all questions if
+        there are fewer.
+        """
+        task, normal = self.tasks[name], NormalDist()
+        reach = normal.inv_cdf(self.confidence) + normal.inv_cdf(self.power)
+        needed = max(harness.FEWEST_QUESTIONS, ceil(reach**2 * self.differing / self.margin**2))
+        return replace(task, questions=min(task.questions, needed))
+
+
+def estimate(policy: AccuracyPolicy, pace: Pace, task: str = "gsm8k") -> float:
+    """Return the seconds of the answers to *task*, half as long as they may be."""
+    rules = policy.task(task)
+    prompt, answer = EXAMPLE_TOKENS * (1 + rules.fewshot), max(1, rules.tokens // 2)
+    rounds = rules.questions / rules.concurrency
+    return rounds * pace.round(prompt, answer, rules.concurrency)
 
 
 def run(
@@ -143,7 +173,7 @@ def _judged(
     floor: float,
 ) -> Iterator[Check]:
     """Yield the checks; raise `ServerInvalid` for the first that cannot be judged."""
-    task = policy.tasks[name]
+    task = policy.task(name)
     try:
         harness.obtain(context)
     except SourceError as error:

@@ -57,7 +57,7 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One task.
 
     Attributes:
-        questions: Number of questions.
+        questions: Number of questions that there are; `AccuracyPolicy.task` has those asked.
         tokens: Maximum length of an answer.
         filter: The filter of the task by which lm-eval reads an answer.
         seconds: Time limit of all questions.
@@ -245,7 +245,7 @@ def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work
         python, "-m", "lm_eval", "run", "--model", "local-completions",
         "--model_args", msgspec.json.encode(arguments).decode(), "--tasks", source,
         "--log_samples", "--output_path", str(work / "answers"), "--seed", "0",
-        "--gen_kwargs", f"max_gen_toks={task.tokens},temperature=0",
+        "--limit", str(task.questions), "--gen_kwargs", f"max_gen_toks={task.tokens},temperature=0",
         *(["--num_fewshot", str(task.fewshot)] if task.dataset else []),
         cache=None if task.dataset else work / "cache",
     )  # fmt: skip

@@ -55,9 +55,6 @@ from sparkwright.gates.throughput.experiment import Experiment
 #: A file in the folder that ``--record`` writes, beside `OBSERVED` and the answers to the task.
 LOGPROBS = "logprobs.json"
 
-#: Seconds of the shortest soak: a crash of a reported image came 20 minutes after its start.
-SOAK_LEAST_S = 1800.0
-
 _SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
 _COMPARES = {"the reference with --against": ("against",)}
@@ -253,7 +250,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 if recipe and recipe.soak_seconds:
                     rules = replace(rules, seconds=recipe.soak_seconds)
                 if self.left_s is not None:
-                    shortest = min(rules.seconds, SOAK_LEAST_S)
+                    shortest = min(rules.seconds, rules.shortest)
                     rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
                 words = partial(
                     generation.run, policies.generation, client, options.profile, quick=True
@@ -329,7 +326,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         # Two servers and their load need the machine alone.
         self.server.end()
         try:
-            result = self._experiment.result()
+            result = self._experiment.result(self.left_s)
         except SourceError as error:
             if error.reference not in UNAVAILABLE:
                 raise
@@ -414,7 +411,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     def _record_answers(self, path: Path) -> None:
         task, server = self._options.task, self.server
-        rules = self._policies.accuracy.tasks[task]
+        rules = self._policies.accuracy.task(task)
         result = harness.ask(self._context, task, rules, server.client(), server.identity)
         self._context.store.write(path, msgspec.json.encode(result))
 

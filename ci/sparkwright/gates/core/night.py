@@ -21,7 +21,9 @@ from msgspec.structs import replace
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench import results
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import workloads
 from sparkwright.bench.results import Result
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console, duration, one_line
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, list_folder, read_json, sha256_file
@@ -29,12 +31,14 @@ from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder, page, policy
-from sparkwright.gates.core.builder import SOAK_LEAST_S, GateBuilder
+from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile
 from sparkwright.gates.core.observed import OBSERVED, Pace, measure_pace
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Check, Ladder, Verdict, not_run
+from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 #: Steps that are no gates, and what each does.
 STEPS: Mapping[str, str] = {
@@ -108,6 +112,9 @@ class Night:
         self._began = time.monotonic()
         self._hours, self._deadline = hours, self._began + 3600 * hours if hours else None
         self._policies = policy.load(context.project.root)
+        self._throughput = strict_yaml.load(
+            context.project.root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy
+        )
         self._recipe = recipes.load(context.project.root, options.recipe)
         self._subject, self._stock = wheels.read_subject(options.wheel), stock
         model, settings = model_digest(options.serve), (options.flag, options.variable)
@@ -167,13 +174,19 @@ class Night:
         package = "wheel_audit" if name == "G0" else f"{policy.PACKAGES[name]}.gate"
         module = importlib.import_module(f"sparkwright.gates.{package}")
         rules = getattr(self._policies, policy.PACKAGES.get(name, ""), None)
+        if self._pace and name == "G8":
+            loads, rules = workloads.load(self._context.project.root), self._throughput
+            names = self._options.workload or (rules.workloads,)
+            cells = workloads.deciding(loads.cells(*names), self._recipe.decides)
+            seconds = throughput.estimate(rules, self._pace, cells, loads.rule)
+            return seconds * self._correction, "estimate of the gate"
         if self._pace and hasattr(module, "estimate"):
             seconds = float(module.estimate(rules, self._pace))
             return seconds * self._correction, "estimate of the gate"
         seconds = REHEARSED[name]
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
-            seconds += min(load, SOAK_LEAST_S) if self._deadline else load
+            seconds += min(load, self._policies.soak.shortest) if self._deadline else load
         return seconds, "docs/rehearsal"
 
     def _estimate_step(self, name: str) -> tuple[float, Source]:

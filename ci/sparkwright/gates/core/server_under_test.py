@@ -75,8 +75,6 @@ class GateOptions(msgspec.Struct, frozen=True):
             environment that it is installed in.
         workload: Names of ``workloads.yaml``, or of cells; empty for the recipe's or the policy's.
         texts: A file of real prompts.
-        at_once: Keep both servers running at the same time; otherwise a launch of one server
-            measures each cell once.
         fresh: Begin anew, whatever an interrupted journal holds.
         preheat: Seconds; None for the policy's.
         only: The gates to run; empty for all.
@@ -99,7 +97,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     baseline_python: Path | None = None
     workload: tuple[str, ...] = ()
     texts: Path | None = None
-    at_once: bool = False
     fresh: bool = False
     preheat: float | None = None
     only: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``ci/gates/soak.yaml``, which states the source of each number.
 
     Attributes:
-        seconds: Duration of the load.
+        seconds: Duration of the load; *shortest*: where the time of all gates is short.
         interval: Seconds of one concurrency, and of a line of the journal.
         sample: Seconds between two readings of the memory.
         load: The mix of requests.
@@ -78,6 +78,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     seconds: Positive
+    shortest: Positive
     interval: Positive
     sample: Positive
     load: SoakLoad

@@ -1,6 +1,6 @@
 """
 From the specification of an experiment to its result: the load generator is checked, the machine
-heated and looked at, the servers measured, and the result and the A/A blocks stored.
+heated and looked at, the servers measured, and the result stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
@@ -21,6 +21,7 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
@@ -28,7 +29,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -88,7 +89,7 @@ class Experiment:
     Args:
         options: The environments, how the model is served in them, and what is measured; without a
             *baseline_python* nothing is compared.
-        blocks: Of a bench (launches) or a calibration; 0 for the policy's.
+        blocks: Launches of a bench; 0 for the policy's.
         generator: The load generator; the pinned vllm-rs if none is given.
 
     Attributes:
@@ -126,16 +127,11 @@ class Experiment:
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
         self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(root)
-        own = self._recipe.workloads if self._recipe else (self.policy.workloads,)
-        cells = self._workloads.cells(*(options.workload or own))
-        if kind != "bench" and not any(cell.primary for cell in cells):
-            # Times of one request, and the rate of many.
-            cells = tuple(
-                replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
-                for cell in cells
-            )
-        workloads.check_texts(cells, options.texts)
-        self.cells = cells
+        self.cells = self._chosen_cells()
+        # No draft of random tokens is accepted; published figures are repeated as they were made.
+        self._drafted = bool(self._recipe and self._recipe.speculation and kind != "verify")
+        if not (self._drafted and options.texts):
+            workloads.check_texts(self.cells, options.texts)
         self.digest = sha256_bytes(
             canonical((
                 self.policy, self._machine_policy, self._generator_policy, self.cells,
@@ -144,9 +140,12 @@ class Experiment:
         )  # fmt: skip
         self._plans, self._subjects = self._sides()
 
-    def result(self) -> Result:
+    def result(self, seconds: float | None = None) -> Result:
         """
         Measure, and return the result; an interrupted journal of the same experiment is continued.
+
+        Args:
+            seconds: After which no block begins; None for no limit.
 
         Raises:
             offline, source-unreachable: The load generator is not in the store.
@@ -174,19 +173,27 @@ class Experiment:
             self._context.project.root, self._generator_policy.stack, store,
             offline=self._context.offline,
         )  # fmt: skip
+        resident = False
         if self._recipe and options.serve:
-            servers = 2 if options.at_once and options.baseline_python else 1
-            preflight.check(self._recipe, self._workloads, options.serve, servers=servers)
+            preflight.check(self._recipe, self._workloads, options.serve)
+            resident = bool(options.baseline_python) and preflight.both_fit(
+                self._recipe, options.serve
+            )
+        texts = dict[str, Path]()
+        for cell in self.cells:
+            if (cell.texts or self._drafted) and options.texts:
+                texts[cell.name] = options.texts
+            elif self._drafted:
+                texts[cell.name] = prompts.programs(store, cell.prompt)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(
                 self._machine_policy, store, python=options.python, elsewhere=bool(options.server)
             )
             fingerprint = machine.fingerprint()
-            # Of machine and model; nothing of the wheel, and no driver, kernel or firmware.
-            identity = {fact: fingerprint.get(fact, "") for fact in ("gpu", "processor", "memory")}
-            key = content_key(paired_differences.STORED, [identity, model, options.at_once])
-            journal = self._journal(key, fingerprint, generator.name)
+            # The store names a file of prompts by its content.
+            names = sorted(path.name for path in texts.values())
+            journal = self._journal(resident, model, fingerprint, generator.name, names)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
@@ -194,15 +201,14 @@ class Experiment:
                     accuracy = check_generator(generator, self._generator_policy)
                 except vllm_bench.LoadError as error:
                     hindrance = Reason(error.reason, error.message)
-            stored = store.get(paired_differences.STORED, key, dict[str, list[tuple[str, float]]])
-            blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
-            judged = self._recipe if self._kind == "gate" else None
+            gated = self._kind == "gate"
+            judged = self._recipe if gated else None
             run = RunSpec(
                 self._kind,
                 self.cells,
-                self._blocks or blocks.get(self._kind, policy.launches),
-                at_once=options.at_once,
-                history=stored or {},
+                self._blocks or (policy.max_blocks if gated else policy.launches),
+                resident=resident,
+                seconds=seconds,
                 contract=partial(self._contract_fault, judged) if judged else None,
             )
             measuring = MeasurementContext(
@@ -212,7 +218,7 @@ class Experiment:
                 counters=lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
                 model=name,
                 tokenizer=options.serve,
-                texts=options.texts,
+                texts=texts,
                 rule=self._workloads.rule,
             )
             runner = Runner(run, measuring, self._servers, journal)
@@ -225,14 +231,37 @@ class Experiment:
                 model=options.serve.name if options.serve else name,
                 blocks=run.blocks,
                 generator=generator.name,
-                qualified=tuple(filter(None, [accuracy, runner.outlook])),
+                qualified=tuple(filter(None, [accuracy, runner.outlook, *self._conditions(run)])),
             )
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, UNSTEADY)
             if not hindrance and not (result.stopped and result.stopped.reference in spoiled):
-                store.put(paired_differences.STORED, key, runner.history)
                 journal.end()
         return result
+
+    def _chosen_cells(self) -> tuple[WorkloadCell, ...]:
+        """
+        Return the cells that are measured: all of a bench, and of a gate those that decide.
+
+        Raises:
+            UsageError: There is no such workload.
+        """
+        names, recipe = self._options.workload, self._recipe
+        if self._kind == "gate":
+            names = names or (self.policy.workloads,)
+            return workloads.deciding(
+                self._workloads.cells(*names), recipe.decides if recipe else {}
+            )
+        return self._workloads.cells(
+            *(names or (recipe.workloads if recipe else (self.policy.workloads,)))
+        )
+
+    def _conditions(self, run: RunSpec) -> Iterator[str]:
+        """Yield how the servers ran and what they were asked, in words."""
+        if self._options.baseline_python:
+            yield "both servers stayed and took turns" if run.resident else "one server at a time"
+        if self._drafted:
+            yield "real prompts, as tokens are drafted"
 
     def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
         """Return the launch plan and the identity of each side that is started here."""
@@ -246,7 +275,7 @@ class Experiment:
             environments["control"] = environments["baseline"]
             # The profiler is there on both sides, and idle while anything is measured.
             profiler = kernel_trace.flags(self._profiles)
-        gated = self._kind in ("gate", "calibration")
+        gated = self._kind == "gate"
         for side, (python, wheel) in environments.items():
             plan = launch_plan(options, self._recipe, python, MEASURED_FLAGS, gated=gated)
             subject = subject_of(python, wheel, self._context.project.stack)
@@ -261,9 +290,7 @@ class Experiment:
         With other wheels, flags, workloads, policies or *conditions* it is another experiment.
         """
         options, subjects = self._options, dict(sorted(self._subjects.items()))
-        # The store names a file of prompts by its content.
-        prompts = options.texts.name if options.texts else ""
-        about = (self.digest, subjects, self._blocks, prompts, conditions)
+        about = (self.digest, subjects, self._blocks, conditions)
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
@@ -320,7 +347,7 @@ class Experiment:
         self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner
     ) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
-        series, history = runner.series, runner.history
+        series = runner.series
         cells = paired_differences.cell_results(
             self.cells, journal.measurements, runner.blocks, series, decision
         )
@@ -355,7 +382,6 @@ class Experiment:
             alpha=runner.rule.alpha if runner.rule else 0.0,
             attempt=begun.attempt,
             bandwidth=machine.bandwidth,
-            calibration={each.name: history.get(each.name, ()) for each in series},
             policy=self.digest,
             began=begun.at,
             seconds=time.time() - begun.at,

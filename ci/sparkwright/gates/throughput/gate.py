@@ -16,6 +16,7 @@ import msgspec
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
+from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
@@ -23,6 +24,7 @@ from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.gates.contract import gate as contract
+from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -35,6 +37,7 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.throughput import measurement, runner
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
@@ -86,8 +89,39 @@ REASONS: Mapping[str, str] = {
     "small enough for caches.",
 }
 
+#: Blocks in which a cell of an equal wheel is measured on a typical machine, without the A/A block
+#: [measured by ci/bench/gate_simulation.py]; seconds around a load [measured: docs/rehearsal].
+USUAL_BLOCKS, AROUND_S = 5, 8.0
+
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _UNSAFE_IN_FILE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+def estimate(
+    policy: ThroughputPolicy,
+    pace: Pace,
+    cells: Sequence[WorkloadCell],
+    rule: RequestRule,
+    *,
+    resident: bool = True,
+) -> float:
+    """
+    Return the seconds that the gate takes for an equal wheel.
+
+    Args:
+        cells: Those that decide. *rule*: how many requests each has.
+        resident: Whether both servers stay, and take turns.
+    """
+    turn = trials = 0.0
+    for cell in cells:
+        rounds = rule.requests(cell) / cell.concurrency
+        loaded = rounds * pace.round(cell.prompt, cell.answer, cell.concurrency)
+        warmups = policy.warmups * pace.round(cell.prompt, cell.answer)
+        turn += warmups + loaded + AROUND_S
+        trials += loaded
+    starts = pace.start_s * (1 if resident else 4)
+    block = starts + 4 * turn * (1 + policy.lag / 2)
+    return trials + (1 + USUAL_BLOCKS) * block
 
 
 def write_result(store: Store, output: Path, result: Result) -> Path:

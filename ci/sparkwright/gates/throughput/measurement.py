@@ -90,7 +90,7 @@ class MeasurementContext(msgspec.Struct, frozen=True):
     Attributes:
         counters: Returns the metrics of the server at a URL; raises `ServerInvalid` without them.
         model: The name under which the model is served. *tokenizer*: its folder.
-        texts: File of real prompts, for the cells that want them.
+        texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
     """
 
@@ -100,14 +100,15 @@ class MeasurementContext(msgspec.Struct, frozen=True):
     counters: Callable[[str], Mapping[str, float]]
     model: str
     tokenizer: Path | None = None
-    texts: Path | None = None
-    rule: RequestRule = RequestRule(5, 3, 0.0, 512)
+    texts: Mapping[str, Path] = {}
+    rule: RequestRule = RequestRule(5, 3, 512)
 
     def load(self, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:
         """Return the load of a measurement of *cell*."""
         return LoadSpec(
             url, self.model, cell.prompt, cell.answer, cell.concurrency, cell.requests,
-            self.policy.warmups, seed, self.tokenizer, self.texts if cell.texts else None,
+            self.policy.warmups, seed, self.tokenizer,
+            self.texts.get(cell.name),
             timeout_s=self.policy.timeout_s,
         )  # fmt: skip
 

@@ -5,34 +5,28 @@ block, metric and cell, held against the machine's noise in A/A blocks.
 
 from __future__ import annotations
 
-import datetime
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Share, Side
-from sparkwright.bench.results import CellResult, History, Measurement, Series
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Series
 from sparkwright.bench.statistics import (
     MIN_INTERVAL,
     Bounds,
     Decision,
     DecisionRule,
     MetricSeries,
-    NoiseModel,
-    agrees,
     expected_blocks,
     mean_interval,
-    noise_model,
 )
-
-#: The kind of record in the store that holds a `History`.
-STORED = "aa-blocks"
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
@@ -52,13 +46,13 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cooldown_retries: Cool-downs before a discarded measurement is repeated.
         timeout_s: Of one measurement.
         ceiling_min_bytes: Bytes of a decode step below which caches may answer for memory.
-        calibration_blocks: A/A blocks that a calibration measures.
-        half_life_days: Age at which an A/A block weighs half.
-        calibration_weight: Fresh blocks that all A/A blocks are worth together, at most.
+        lag: Longest wait before a side's turn, in lengths of the turn before.
+        own_error: Standard error of a measurement by itself, as a share of the margin, at which it
+            is long enough.
         published_tolerance: Share by which a published figure may be off and still hold.
     """
 
-    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=3)]
+    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
     alpha: Annotated[float, Meta(gt=0, lt=0.5)]
     min_blocks: Count
     max_blocks: Count
@@ -69,23 +63,24 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cooldown_retries: Count
     timeout_s: Seconds
     ceiling_min_bytes: Annotated[float, Meta(ge=0)]
-    calibration_blocks: Count
-    half_life_days: Seconds
-    calibration_weight: Annotated[float, Meta(ge=1)]
+    lag: Annotated[float, Meta(ge=0, le=4)]
+    own_error: Share
     published_tolerance: Share
 
+    def needed(self, result: LoadResult, metrics: Sequence[Metric]) -> float:
+        """
+        Return the requests after which *metrics* of a load are known well enough.
 
-def extended(history: History, at: float, differences: Mapping[str, float]) -> History:
-    """Return *history* with an A/A block, measured *at* seconds since 1970, at its end."""
-    measured = {
-        name: [*history.get(name, ()), (day(at), value)] for name, value in differences.items()
-    }
-    return {**history, **measured}
-
-
-def day(at: float) -> str:
-    """Return the day of *at* seconds since 1970, in UTC."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
+        The standard error of a mean of n requests is their spread by the square root of n; a
+        median has 1.25 times as much.
+        """
+        most = 0.0
+        for metric in metrics:
+            values = [math.log(value) for value in result.by_request(metric) if value > 0]
+            spread = 1.25 * statistics.stdev(values) if len(values) > 1 else 0.0
+            margin = math.log1p(self.bounds[metric].margin)
+            most = max(most, (spread / (self.own_error * margin)) ** 2)
+        return most
 
 
 def series_name(cell: str, metric: Metric) -> str:
@@ -108,9 +103,10 @@ def difference(
     was not measured in that block, since it was settled before.
     """
     logarithms = [
-        (leg.side, math.log(getattr(leg.run, metric)))
+        (leg.side, math.log(value))
         for leg in measurements
         if leg.cell == cell and leg.block == block and leg.counts
+        if (value := leg.value(metric)) is not None
     ]
     baseline = [value for side, value in logarithms if side == "baseline"]
     other = [value for side, value in logarithms if side != "baseline"]
@@ -120,51 +116,20 @@ def difference(
     return sign * (sum(other) - sum(baseline)) / 2
 
 
-def aa_block(
-    measurements: Sequence[Measurement], cells: Iterable[WorkloadCell], block: int
-) -> dict[str, float]:
-    """Return the differences of the A/A block number *block*, by deciding series."""
-    return {
-        series_name(cell.name, metric): value
-        for cell in cells
-        for metric in cell.primary
-        if (value := difference(measurements, cell.name, block, metric)) is not None
-    }
-
-
-def noise_of(
-    values: Sequence[tuple[str, float]], today: str, policy: ThroughputPolicy
-) -> NoiseModel:
-    """
-    Return the noise of a series.
-
-    If its newest A/A block does not agree with the earlier ones, the machine changed, and the
-    newest block alone counts.
-    """
-    end = datetime.date.fromisoformat(today)
-    ages = [(float((end - datetime.date.fromisoformat(on)).days), value) for on, value in values]
-    half, most = policy.half_life_days, policy.calibration_weight
-    if not ages or agrees(noise_model(ages[:-1], half, most), ages[-1][1]):
-        return noise_model(ages, half, most)
-    return replace(noise_model(ages[-1:], half, most), agrees=False)
-
-
 def metric_series(
     cells: Iterable[WorkloadCell],
     measurements: Sequence[Measurement],
     blocks: Collection[int],
-    history: History,
     policy: ThroughputPolicy,
-    today: str,
 ) -> list[MetricSeries]:
-    """Return the deciding series over complete *blocks*; *history* holds the A/A blocks."""
+    """Return the deciding series over complete *blocks*, beside the A/A block."""
     result = []
     for cell in cells:
         for metric in cell.primary:
-            name = series_name(cell.name, metric)
-            noise = noise_of(history.get(name, ()), today, policy)
             values = _differences(measurements, cell.name, blocks, metric)
-            result.append(MetricSeries(name, values, policy.bounds[metric], noise))
+            aa = difference(measurements, cell.name, CONTROL_BLOCK, metric)
+            name = series_name(cell.name, metric)
+            result.append(MetricSeries(name, values, policy.bounds[metric], aa))
     return result
 
 
@@ -180,10 +145,10 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
     span, count = (rule.min_blocks, rule.max_blocks), len(series)
     parts = []
     for each in series:
-        margin, slow = each.bounds.margin, 1.5 * each.bounds.margin
+        margin, slow, sigma = each.bounds.margin, 1.5 * each.bounds.margin, abs(each.aa or 0.0)
         high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(each.bounds.tolerated)
-        passing = expected_blocks(each.noise, high, 1 / rule.alpha, span, count)
-        failing = expected_blocks(each.noise, gap, count / rule.alpha, span)
+        passing = expected_blocks(sigma, high, 1 / rule.alpha, span, count)
+        failing = expected_blocks(sigma, gap, count / rule.alpha, span)
         equal = (
             f"an equal wheel passes after about {passing} blocks"
             if passing
@@ -192,7 +157,7 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
         )
         verdict = f"fails after about {failing}" if failing else "stays undecided"
         parts.append(
-            f"{each.name}: a block spreads by {100 * (each.noise.sigma or 0):.2g} %; {equal}; "
+            f"{each.name}: the A/A block differs by {100 * sigma:.2g} %; {equal}; "
             f"one slower by {100 * slow:g} % {verdict}."
         )
     return " ".join(parts)
@@ -215,13 +180,15 @@ def cell_results(
         rows = []
         for metric in METRICS:
             name, row = series_name(cell.name, metric), _series(own, cell.name, blocks, metric)
+            if metric == "drafts" and row.candidate is None and name not in deciding:
+                continue
             if name in decided:
+                own_series, verdict = deciding[name], decided[name]
                 row = replace(
-                    row, pass_evidence=decided[name].pass_evidence,
-                    fail_evidence=decided[name].fail_evidence, state=decided[name].state,
-                    conclusion=decided[name].conclusion, sigma=deciding[name].noise.sigma,
-                    in_band=deciding[name].noise.agrees, margin=deciding[name].bounds.margin,
-                    tolerated=deciding[name].bounds.tolerated,
+                    row, pass_evidence=verdict.pass_evidence, fail_evidence=verdict.fail_evidence,
+                    state=verdict.state, conclusion=verdict.conclusion,
+                    sigma=None if own_series.aa is None else abs(own_series.aa),
+                    margin=own_series.bounds.margin, tolerated=own_series.bounds.tolerated,
                 )  # fmt: skip
             rows.append(replace(row, primary=name in deciding))
         shape = (cell.prompt, cell.answer, cell.concurrency)
@@ -235,7 +202,8 @@ def _series(
     """Return the series of *metric* in *own*, the measurements of *cell*, without a decision."""
     values: dict[Side, dict[int, list[float]]] = {"baseline": {}, "candidate": {}}
     for leg in own:
-        values[leg.side].setdefault(leg.block, []).append(getattr(leg.run, metric))
+        if (value := leg.value(metric)) is not None:
+            values[leg.side].setdefault(leg.block, []).append(value)
     medians = {side: list(map(statistics.median, of.values())) for side, of in values.items()}
     differences = _differences(own, cell, blocks, metric)
     logarithms = differences or tuple(map(math.log, medians["candidate"]))

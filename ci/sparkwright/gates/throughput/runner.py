@@ -3,8 +3,10 @@ The run of an experiment: launches and measurements in A B B A order, repeated w
 disturbed, until there is a decision.
 
 A gate measures an A/A block first (baseline against a control of the same wheel), then blocks of
-baseline against candidate. Every block has fresh launches, the unit of replication. Every
-measurement is on the disk before the next begins, so that hours outlive a kill or a full disk.
+baseline against candidate. Every block has fresh launches, the unit of replication. Before a side's
+turn the run waits for a random time, and each turn has the cells in another order, so that nothing
+periodic keeps step with a side. Every measurement is on the disk before the next begins, so that
+hours outlive a kill or a full disk.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +25,7 @@ from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, History, Kind, LaunchRecord, Measurement
+from sparkwright.bench.results import CONTROL_BLOCK, Kind, LaunchRecord, Measurement
 from sparkwright.bench.statistics import (
     Decision,
     DecisionRule,
@@ -52,7 +54,7 @@ class ExperimentStart(msgspec.Struct, frozen=True):
     An experiment.
 
     Attributes:
-        seed: Of all orders and prompts.
+        seed: Of all orders, waits and prompts.
         at: Seconds since 1970.
         attempt: Number of this gate of the wheel and recipe, from 1.
     """
@@ -128,12 +130,12 @@ class RunSpec(msgspec.Struct, frozen=True):
     What is measured.
 
     Attributes:
-        kind: A gate measures an A/A block first, and then until there is a decision; a calibration
-            measures A/A blocks alone; any other kind measures launches of the candidate alone.
+        kind: A gate measures an A/A block first, and then until there is a decision; any other kind
+            measures launches of the candidate alone.
         cells: Workloads, deciding ones and others.
         blocks: The maximum.
-        at_once: Whether both servers run at the same time.
-        history: Earlier A/A blocks, by series.
+        resident: Whether both servers stay, and take turns in one launch.
+        seconds: After which no block begins; None for no limit.
         contract: Profiles a server at the end of its launch, and returns the check of the recipe's
             kernel contract that it breaks; None without a recipe.
     """
@@ -141,8 +143,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     kind: Kind
     cells: tuple[WorkloadCell, ...]
     blocks: int
-    at_once: bool = False
-    history: History = {}
+    resident: bool = False
+    seconds: float | None = None
     contract: Callable[[Side, RunningServer], Check | None] | None = None
 
 
@@ -165,9 +167,15 @@ def sides(seed: int, block: int) -> tuple[Side, ...]:
     return other, "baseline", "baseline", other
 
 
-def prompts_seed(seed: int, leg: Measurement) -> int:
-    """Return the seed of a measurement's prompts: a new one, so that no cache has seen them."""
-    text = f"{seed}/{leg.launch}/{leg.position}/{leg.cell}/{leg.attempt}"
+def prompts_seed(seed: int, leg: Measurement, *, texts: bool = False) -> int:
+    """
+    Return the seed of a measurement's prompts: a new one, so that no cache has seen them.
+
+    Of real *texts* a block has the same ones on both sides, as they differ in what is accepted.
+    """
+    text = f"{seed}/{leg.block}/{leg.cell}"
+    if not texts:
+        text = f"{seed}/{leg.launch}/{leg.position}/{leg.cell}/{leg.attempt}"
     return random.Random(text).randrange(1, 2**31)  # noqa: S311
 
 
@@ -200,7 +208,8 @@ class Runner:
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
         self.outlook = ""
-        if spec.kind in ("gate", "calibration"):
+        self._turn_seconds = 0.0
+        if spec.kind == "gate":
             policy = context.policy
             alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
             self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
@@ -213,24 +222,26 @@ class Runner:
             self.stopped = stop.state, stop.reason
 
     def _measure_blocks(self) -> None:
-        spec, cells = self._spec, self._spec.cells
-        if self.rule and spec.kind == "gate":
+        spec, cells, began = self._spec, self._spec.cells, monotonic()
+        if self.rule:
             self._block(CONTROL_BLOCK, [cell for cell in cells if cell.primary])
             self.outlook = paired_differences.outlook(self.series, self.rule)
             console.note(self.outlook)
         for block in range(spec.blocks):
+            if spec.seconds is not None and monotonic() - began > spec.seconds:
+                console.note(f"no block begins after {spec.seconds:.0f} s, the gate's time")
+                break
             self._block(block, cells)
             text = ""
             if self.rule:
                 self.decision = decision = decide(self.rule, self.series)
                 text = f": {decision.message}"
-                if spec.kind == "gate":
-                    # A series that passed needs no further block, and a decision needs none at all.
-                    cells = tuple(
-                        cell
-                        for cell in spec.cells
-                        if set(decision.open) & set(paired_differences.series_names(cell))
-                    )
+                # A series that passed needs no further block, and a decision needs none at all.
+                cells = tuple(
+                    cell
+                    for cell in spec.cells
+                    if set(decision.open) & set(paired_differences.series_names(cell))
+                )
             console.note(f"block {block + 1} of at most {spec.blocks}{text}")
             if not cells:
                 break
@@ -238,32 +249,21 @@ class Runner:
     @property
     def blocks(self) -> frozenset[int]:
         """The numbers of the complete blocks, without the A/A block."""
-        need = 4 if self.rule and not self._spec.at_once else 1
+        need = 4 if self.rule and not self._spec.resident else 1
         launches = Counter(launch.block for launch in self._journal.launches)
         return frozenset(b for b, count in launches.items() if count == need) - {CONTROL_BLOCK}
-
-    @property
-    def history(self) -> History:
-        """The A/A blocks: the stored ones, and those of this run."""
-        spec, history = self._spec, self._spec.history
-        own = {"gate": [CONTROL_BLOCK], "calibration": sorted(self.blocks)}
-        for block in own.get(spec.kind, ()):
-            differences = paired_differences.aa_block(self._journal.measurements, spec.cells, block)
-            history = paired_differences.extended(history, self._journal.begun.at, differences)
-        return history
 
     @property
     def series(self) -> list[MetricSeries]:
         """The deciding series as far as they are measured."""
         return paired_differences.metric_series(
-            self._spec.cells, self._journal.measurements, self.blocks, self.history,
-            self._context.policy, paired_differences.day(self._journal.begun.at),
+            self._spec.cells, self._journal.measurements, self.blocks, self._context.policy,
         )  # fmt: skip
 
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
         order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
-        size = len(order) if self._spec.at_once else 1
+        size = len(order) if self._spec.resident else 1
         complete = {(launch.block, launch.position) for launch in self._journal.launches}
         for first in range(0, len(order), size):
             if (block, first) not in complete:
@@ -281,12 +281,15 @@ class Runner:
                 self._launcher(sorted(set(positions.values()))) as servers,
             ):
                 for position, side in positions.items():
-                    for cell in cells:
-                        self._measure(
-                            cell,
-                            Measurement(cell.name, block, number, side, position),
-                            servers[side],
-                        )
+                    draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
+                    if self.rule and self._turn_seconds:
+                        longest = self._context.policy.lag * self._turn_seconds
+                        sleep(draw.uniform(0, longest))
+                    began = monotonic()
+                    for cell in draw.sample(cells, len(cells)):
+                        blank = Measurement(cell.name, block, number, side, position)
+                        self._measure(cell, blank, servers[side])
+                    self._turn_seconds = monotonic() - began
                 self._profile(servers)
                 profiled = tuple(servers) if self._spec.contract else ()
                 launch = LaunchRecord(number, block, min(positions), profiled)
@@ -316,7 +319,8 @@ class Runner:
         cell = self._sized(cell, server)
         for attempt in range(self._attempts):
             leg = replace(blank, attempt=attempt)
-            seed = prompts_seed(self._journal.begun.seed, leg)
+            texts = cell.name in self._context.texts
+            seed = prompts_seed(self._journal.begun.seed, leg, texts=texts)
             result = measure(self._context, server, cell, leg, seed)
             self._journal.add(JournalLine(measurement=result))
             if result.counts:
@@ -341,17 +345,23 @@ class Runner:
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
     def _sized(self, cell: WorkloadCell, server: RunningServer) -> WorkloadCell:
-        """Return *cell* with its number of requests, which then holds for both sides."""
+        """
+        Return *cell* with its number of requests, which then holds for both sides.
+
+        The first measurement is preceded by a trial, whose requests tell how many are needed for a
+        standard error that is small against the margin.
+        """
         if cell.name not in self._sizes:
-            seconds = None
+            rule, needed = self._context.rule, 0.0
             # A server that does not answer is found by the measurement itself.
             with contextlib.suppress(LoadError):
-                if not cell.requests and server.guard():
-                    load = self._context.load(
-                        server.url, replace(cell, requests=cell.concurrency), 1
+                if not cell.requests and cell.primary and server.guard():
+                    trial = replace(cell, requests=rule.requests(cell))
+                    result = self._context.generator.measure(
+                        self._context.load(server.url, trial, 1)
                     )
-                    seconds = self._context.generator.measure(load).seconds
-            self._sizes[cell.name] = self._context.rule.requests(cell, seconds)
+                    needed = self._context.policy.needed(result, cell.primary)
+            self._sizes[cell.name] = rule.requests(cell, needed)
         return replace(cell, requests=self._sizes[cell.name])
 
     def _cool_down(self, reason: Reason) -> None:
