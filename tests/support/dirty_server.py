@@ -44,8 +44,8 @@ class Talker:
         self._lock, self._count = threading.Lock(), 0
 
     def __call__(self, request: Message, cached: int, running: int) -> tuple[Message, str]:
-        # Requests of a batch meet.
-        time.sleep(0.002)
+        # Requests of a batch meet, also where processors are few.
+        time.sleep(0.01)
         if self._condition(self._server, cached, self._server.counts["running"]):
             with self._lock:
                 self._count += 1

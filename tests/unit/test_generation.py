@@ -345,8 +345,8 @@ def test_natural_texts_alarm_nothing(name: str) -> None:
     text, ids = CASES[name]
 
     assert bool(alarms(ids, text)) == (name == "matrix-cl100k")
-    clean = dirty_text.dirt(REAL.dirty_text, SampledAnswer(0, text, (), "length"), dirty_text.scripts(text))
-    assert bool(clean) == name.startswith("matrix")
+    dirt = dirty_text.dirt(REAL.dirty_text, SampledAnswer(0, text, (), "length"), dirty_text.scripts(text))
+    assert name.startswith("matrix") or not dirt
 
 
 @pytest.mark.parametrize(("garbage", "zeros", "failing"), [(2, 0, []), (3, 0, ["garbage"]), (0, 1, ["nan-tokens"])])
@@ -370,7 +370,7 @@ def test_a_probability_that_is_no_number_is_no_entropy(steps: tuple[dict[int, fl
 
 
 #: A round of fewer answers: as many as show 5 % of them.
-FEW = replace(REAL, dirty_text=replace(REAL.dirty_text, answers=280, rounds=1))
+FEW = replace(REAL, dirty_text=replace(REAL.dirty_text, answers=240, rounds=1))
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -133,8 +133,9 @@ REASONS: Mapping[str, str] = {
 #: vLLM's counter of drafts.
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 
-#: Tokens of a block of the prefix cache, of models with a state beside attention the most seen.
-BLOCK = 560
+#: For the estimate: the most tokens seen in a block of the prefix cache, and how many times as fast
+#: requests are served in a batch.
+BLOCK, BATCH = 560, 3
 
 #: Tokens of the answer to a question for a fact.
 FACT_TOKENS = 24
@@ -459,8 +460,8 @@ def estimate(policy: GenerationPolicy, pace: Pace) -> float:
     """
     Return the seconds of the gate for a sound server that drafts, two launches included.
 
-    The server's own longest context is taken as twice the longest that the profile names, and a
-    batch as twice as fast as its requests one after the other.
+    The server's own longest context is taken as twice the longest that the profile names. Dirty
+    answers take up to seven times as long.
     """
     kind, rules = policy.profiles["default"], policy.dirty_text
     lengths = [length for length in kind.context if isinstance(length, int)]
@@ -468,5 +469,5 @@ def estimate(policy: GenerationPolicy, pace: Pace) -> float:
     read += 2 * (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
     read += rules.answers * rules.blocks * BLOCK
     written: float = 3 * len(policy.prompts) * policy.tokens + 2 * kind.deep
-    written += 1.5 * rules.answers * rules.tokens
+    written += (1 + 1 / BATCH) * rules.answers * rules.tokens
     return read / pace.prefill_tokens_s + written / pace.decode_tokens_s + 2 * pace.start_s
