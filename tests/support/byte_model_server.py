@@ -62,6 +62,8 @@ class ByteModelServer(loopback.Server):
         caches: Whether it says that it has a prefix cache.
         drafts: Whether tokens are drafted; *acceptance*: the share that is accepted.
         chats: The message that answers a chat, by its question; the second is how it ends.
+        talk: Answers another chat: from the request, its tokens that came from the prefix cache, and the requests that are answered now.
+        template: Whether there is a chat template.
         answer: Changes a complete reply that holds scores.
     """
 
@@ -75,6 +77,7 @@ class ByteModelServer(loopback.Server):
         self.damage: Damage = lambda logits, step: logits
         self.answer: Callable[[Message], object] = lambda reply: reply
         self.caches, self.version = True, "0.0.0"
+        self.talk, self.template, self.chatted = sound_talk, True, dict[str, str]()
         self.sharpen, self.drafts, self.acceptance = 1.0, False, 0.8
         self.name, self.limit, self.shift = "bytes", 4096, 0
         self.counts, self.lock = Counter[str](), threading.Lock()
@@ -150,7 +153,18 @@ class _Handler(loopback.Handler):
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         image = "".join(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
         question = image or parts[-1]["text"]
-        message, finish = own.chats.get(question, ({"content": "I do not know."}, "stop"))
+        if not own.template:
+            # In the words of vLLM 0.33.0 with transformers 5.
+            reason = "Cannot use chat template functions because tokenizer.chat_template is not set and no template argument was passed!"
+            return {"error": {"message": reason, "code": 400}}
+        salt = request.get("cache_salt", "")
+        with own.lock:
+            stored = own.chatted.get(salt, "")
+            own.chatted.setdefault(salt, question)
+            shared = (at for at, (a, b) in enumerate(zip(stored, question, strict=False)) if a != b)
+            cached = next(shared, min(len(stored), len(question))) // BLOCK * BLOCK if own.caches else 0
+            own.counts["vllm:prefix_cache_hits_total"] += cached
+        message, finish = own.chats.get(question) or own.talk(request, cached, own.counts["running"])
         # vLLM 0.32.0 sends null for what was not asked for.
         choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": None, "logprobs": None}
         return {"model": own.name, "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
@@ -220,6 +234,23 @@ class _Handler(loopback.Handler):
             if token == END and not request.get("ignore_eos"):
                 return tokens, names, "stop"
         return tokens, names, "length"
+
+
+def called(arguments: object) -> Message:
+    """Return a message that calls the tool."""
+    function = {"name": "record_delivery", "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    return {"tool_calls": [{"index": 0, "id": "1", "function": function}]}
+
+
+def sound_talk(request: Message, cached: int, running: int) -> tuple[Message, str]:
+    """Answer in one of several wordings, as samples differ; a tool that is offered is called."""
+    question, seed = request["messages"][-1]["content"], request["seed"]
+    number = next((word for word in question.split()[::-1] if word.isdigit()), "3")
+    if request.get("tools"):
+        arguments = json.dumps({"town": ("Lisbon", "Oslo", "Bergen")[seed % 3], "crates": int(number), "urgent": seed % 2 > 0})
+        return called(arguments), "tool_calls"
+    words = ("a heron", "two boats", "the old mill", "a bench", "reeds", "a ferry of wood", "wild geese")
+    return {"content": f"One sees {words[seed % 7]}, {words[seed % 5]} and, after {number} minutes, {words[seed % 3]}."}, "stop"
 
 
 def only(condition: Callable[[Step], bool], change: Damage = lambda logits, _: logits[::-1]) -> Damage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import re
@@ -11,20 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from scipy.stats import binom, hypergeom
 from tests.support import byte_model_server
-from tests.support.byte_model_server import ByteModelServer, Damage, Message, ended, only
+from tests.support.byte_model_server import ByteModelServer, Damage, Message, called, ended, only
+from tests.support.dirty_server import SWITCHES, Talker, rates
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.client import Client, Completion, Usage
+from sparkwright.bench.server.client import Client, Completion, ToolCall, Usage
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import checks
+from sparkwright.gates.generation import checks, dirty_text
 from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.checks import DETECTORS, GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.generation.dirty_text import SampledAnswer, StockText
 
 ROOT = Path(__file__).parents[2]
 REAL = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
@@ -33,17 +39,13 @@ TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[s
 POLICY = replace(
     REAL, deep=checks.Deep(prompt=64, temperature=0.8, every=16, kl_max=0.2),
     profiles={"default": replace(REAL.profiles["default"], context=(1500, 2500, "maximum"), deep=160)},
+    dirty_text=replace(REAL.dirty_text, answers=8, rounds=2),
 )  # fmt: skip
 C = "vllm:corrupted_requests_total"
 
 
 CALL = {"town": "Lisbon", "crates": 12, "urgent": True}
 QUIET = {"town": "Oslo", "crates": 7, "urgent": False}
-
-
-def called(arguments: object) -> Message:
-    function = {"name": "record_delivery", "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-    return {"tool_calls": [{"index": 0, "id": "1", "function": function}]}
 
 
 #: What a sound model answers to each chat of the policy.
@@ -94,9 +96,16 @@ def _fleet() -> Iterator[Fleet]:
         yield Fleet(stack)
 
 
+@functools.cache
+def stock() -> StockText:
+    """Return what a stock wheel answers that is sound."""
+    with ByteModelServer() as server:
+        return dirty_text.record(POLICY, server.client, "{prompt}", recipe(), ServerIdentity(wheel="b" * 64))
+
+
 def judged(fleet: Fleet, **options: Any) -> dict[str, Check]:
     """Return the checks of the fleet's server; each reason is declared."""
-    options = {"recipe": recipe(), "relaunch": fleet.relaunch, **options}
+    options = {"recipe": recipe(), "relaunch": fleet.relaunch, "stock": stock(), **options}
     found = generation.run(options.pop("policy", POLICY), fleet.server.client, **options)
     assert {check.reason for check in found} - {""} <= set(generation.REASONS)
     return {check.name: check for check in found}
@@ -270,7 +279,7 @@ def test_a_reply_that_does_not_count_ends_the_gate(fleet: Fleet, change: dict[st
     found = {check.name: check for check in generation.run(POLICY, client, quick=True)}
 
     assert (found[name].state, found[name].reason) == ("invalid", reason)
-    assert {found[check].state for check in ("token-count", *generation.ANSWERED[:-1])} == {"not-run"}
+    assert {found[check].state for check in generation.ANSWERED[:-1]} == {"not-run"}
     assert (found["corrupted-requests"].state == "pass") == (reason == "model-mismatch")
 
 
@@ -303,32 +312,31 @@ PLAIN = [1 + (37 * at) % 1000 for at in range(200)]
 WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
 
 
-def alarms(ids: Sequence[int], text: str) -> tuple[str, ...]:
-    """Return the detectors that an answer sets off."""
-    answers = {"one": Completion(tuple(ids), text, "length", Usage(1, len(ids)))}
-    return tuple(check.name for check in checks.detected(answers, REAL.bounds) if check.state == "fail")
+def alarms(ids: Sequence[int], text: str) -> str:
+    """Return the measures of an answer that are an alarm."""
+    return checks.alarms(Completion(tuple(ids), text, "length", Usage(1, len(ids))), REAL.bounds)
 
 
 #: An answer of a fixed number of tokens ends in the middle of a character now and then.
 CASES["cut"] = (WORDS + "\ufffd\ufffd", PLAIN)
 
 
-#: For each detector an answer that it alone finds.
+#: For each measure an answer that it alone finds.
 ALONE = {
-    "nan-tokens": ([*PLAIN[:50], 0, 0, 0, 0, 0, *PLAIN[55:]], WORDS),
-    "same-token-run": ([*PLAIN[:50], *[7] * 20, *PLAIN[70:]], WORDS),
-    "top-token-share": ([5000 if at % 5 < 3 else token for at, token in enumerate(PLAIN)], WORDS),
-    "distinct-4-grams": ((PLAIN[:40] * 5)[:200], WORDS),
-    "zlib-ratio": (PLAIN, "".join(f"Item {at}: the value is good and nothing else is to be said. " for at in range(20))),
-    "replacement-characters": (PLAIN, WORDS[:200] + "\ufffd" * 12 + WORDS[200:]),
-    "answer-length": (PLAIN[:5], WORDS[:20]),
+    "one token 20 times": ([*PLAIN[:50], *[7] * 20, *PLAIN[70:]], WORDS),
+    "of the 4-grams differ": ((PLAIN[:40] * 5)[:200], WORDS),
+    "zlib": (PLAIN, "".join(f"Item {at}: the value is good and nothing else is to be said. " for at in range(20))),
+    "U+FFFD": (PLAIN, WORDS[:200] + "\ufffd" * 12 + WORDS[200:]),
+    "5 tokens": (PLAIN[:5], WORDS[:20]),
 }
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-def test_each_detector_finds_what_no_other_finds(name: str) -> None:
-    """Were a detector left out, an answer of its kind would pass."""
-    assert alarms(*ALONE[name]) == (name,)
+@pytest.mark.parametrize("name", ALONE)
+def test_each_measure_finds_what_no_other_finds(name: str) -> None:
+    """Were a measure left out, an answer of its kind would pass."""
+    found = alarms(*ALONE[name])
+    assert name in found
+    assert ", " not in found
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -336,7 +344,20 @@ def test_natural_texts_alarm_nothing(name: str) -> None:
     """Prose in ten languages, code, tables and lists of numbers are not taken for garbage; a table of zeros is, as it repeats itself like a loop."""
     text, ids = CASES[name]
 
-    assert alarms(ids, text) == (("distinct-4-grams",) if name == "matrix-cl100k" else ())
+    assert bool(alarms(ids, text)) == (name == "matrix-cl100k")
+    dirt = dirty_text.dirt(REAL.dirty_text, SampledAnswer(0, text, (), "length"), dirty_text.scripts(text))
+    assert name.startswith("matrix") or not dirt
+
+
+@pytest.mark.parametrize(("garbage", "zeros", "failing"), [(2, 0, []), (3, 0, ["garbage"]), (0, 1, ["nan-tokens"])])
+def test_a_few_answers_that_repeat_themselves_are_no_garbage(garbage: int, zeros: int, failing: list[str]) -> None:
+    """Sound models repeat sums now and then; without a stock wheel to compare with, three of eleven are too many, and a run of token 0 is at once."""
+    loop = Completion((3, 4, 4) * 60, " 144" * 180, "length", Usage(1, 180))
+    nan = Completion((*PLAIN[:50], 0, 0, 0, 0), WORDS, "length", Usage(1, 54))
+    answers = {f"prompt {at}": Completion(tuple(PLAIN), WORDS, "length", Usage(1, 200)) for at in range(11)}
+    answers |= {f"prompt {at}": loop for at in range(garbage)} | {f"prompt {at}": nan for at in range(zeros)}
+
+    assert [check.name for check in checks.garbage(answers, REAL.bounds) if check.state == "fail"] == failing
 
 
 @pytest.mark.parametrize(("steps", "reason"), [
@@ -346,3 +367,127 @@ def test_a_probability_that_is_no_number_is_no_entropy(steps: tuple[dict[int, fl
     """NaN is not averaged away, and a distribution on one token has none."""
     answer = Completion((1,) * len(steps), "", "length", Usage(1, len(steps)), logprobs=steps)
     assert checks.collapse({"fact": answer}, 0.005).reason == reason
+
+
+#: A round of fewer answers: as many as show 5 % of them.
+FEW = replace(REAL, dirty_text=replace(REAL.dirty_text, answers=240, rounds=1))
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_dirt_under_one_switch_alone_fails_that_switch(switch: str) -> None:
+    """One of twenty answers is enough, and what it has no part in passes; one of a hundred is a mutant."""
+    found = rates(FEW, 20, SWITCHES[switch])
+
+    assert (found[switch].state, found[switch].reason) == ("fail", dirty_text.COMPARISONS[switch][0]), found[switch].message
+    assert {name for name, check in found.items() if check.state == "fail"} <= {switch, "dirty-text-stock", "dirty-text"}
+    assert len(found[switch].samples) > 1
+
+
+def test_a_sound_server_that_differs_passes() -> None:
+    """Both wheels word their answers in many ways and write dirt in one of sixty, whatever is switched on."""
+    found = rates(replace(FEW, dirty_text=replace(FEW.dirty_text, rounds=2)), 60, lambda *_: True, everywhere=True)
+
+    assert {name: check.message for name, check in found.items() if check.state != "pass"} == {}
+    assert found["dirty-text"].figures[0].value > 5
+
+
+def test_half_of_dirty_answers_fail_without_a_stock_wheel(fleet: Fleet) -> None:
+    """Garbage under every switch is behind none, and no reference is needed to see it; without one the gate is no pass."""
+    fleet.server.talk = Talker(fleet.server, 2, lambda *_: True)
+    found = judged(fleet, stock=dirty_text.NOT_NAMED)
+
+    assert (found["dirty-text"].state, found["dirty-text"].reason) == ("fail", "text-dirty")
+    assert (found["dirty-text-stock"].state, found["dirty-text-stock"].required) == ("not-run", True)
+
+
+def test_a_server_without_a_chat_template_completes_texts(fleet: Fleet) -> None:
+    """The message says so, quoting the server, and answers are counted all the same."""
+    fleet.server.template = False
+    memory = fleet.server.memory
+    for number in range(2, 8):
+        for text in REAL.dirty_text.chats:
+            memory[text.replace("{number}", str(number)).encode()] = b"One sees a heron and two boats." + bytes([4])
+    found = judged(fleet)
+
+    assert found["dirty-text"].state == "pass"
+    assert "refuses chats" in found["dirty-text"].message
+    assert "chat_template is not set" in found["dirty-text"].message
+    assert found["dirty-text-stock"].reason == "reference-other-policy"
+
+
+def test_a_server_without_a_prefix_cache_is_judged_without_that_switch(fleet: Fleet) -> None:
+    """As many answers are asked with each position of the others."""
+    fleet.server.caches = False
+    found = judged(fleet)
+
+    assert (found["dirty-text-cache"].reason, found["dirty-text-cache"].required) == ("prefix-cache-unused", False)
+    assert found["dirty-text"].figures[0].count == 2 * POLICY.dirty_text.answers
+
+
+def test_drafts_of_a_server_that_others_started_are_judged_while_nothing_is_dirty(fleet: Fleet) -> None:
+    """With dirt, the launch without drafts is missed."""
+    assert judged(fleet, relaunch=None)["dirty-text-drafts"].state == "pass"
+    fleet.server.talk = Talker(fleet.server, 7, lambda *_: True)
+    assert judged(fleet, relaunch=None)["dirty-text-drafts"].reason == "not-relaunched"
+
+
+@pytest.mark.parametrize(("message", "fault"), [
+    ({"content": "One sees 三 herons."}, "CJK"), ({"content": "One sees żurawie."}, "LATIN WITH"), ({"content": "A \ufffd heron."}, "U+FFFD"),
+    ({"content": "<|im_end|>"}, "is left"), ({"content": "[TOOL_CALLS] []"}, "is left"), ({"content": "<｜tool▁calls▁begin｜>"}, "is left"),
+    ({"content": "again and " * 8}, "again and again"), (called({"town": "Oslo"}), "missing required field"), (called("{"), "truncated"),
+    ({"content": "About 5 µm, or π/2, of café-free prose: 144 144 144."}, "LATIN WITH"), ({"content": "About 5 µm, or π/2: 144 144 144."}, ""),
+    (called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
+])  # fmt: skip
+def test_dirt_is_named(message: Message, fault: str) -> None:
+    """Units, formulas, a few repetitions and an answer that is cut are none."""
+    calls = tuple(ToolCall(**call["function"]) for call in message.get("tool_calls", ()))
+    answer = SampledAnswer(0, message.get("content", ""), calls, "stop")
+    found = dirty_text.dirt(REAL.dirty_text, answer, {"LATIN", "GREEK"})
+
+    assert (fault in found) if fault else not found, found
+
+
+def test_letters_of_most_stock_answers_are_not_foreign() -> None:
+    """A question may ask for another script; single words in it are dirt of the stock wheel as well."""
+    def stock_answers(share: int) -> StockText:
+        answers = (SampledAnswer(number, "仓库" if number // 10 < share else "a store", (), "stop") for number in range(100))
+        return StockText(ServerIdentity(wheel="b"), stock().shape, tuple(answers))
+
+    with ByteModelServer() as server:
+        server.talk = lambda request, *_: ({"content": "仓库"}, "stop")
+        failing = {}
+        for share in (4, 6):
+            text = dirty_text.DirtyText(replace(POLICY, dirty_text=replace(POLICY.dirty_text, calls=())), server.client, "{prompt}", None)
+            failing[share] = next(text.judge(server.client, stock_answers(share))).state
+    assert failing == {4: "fail", 6: "pass"}
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({}, ""), ({"wheel": "c" * 64}, "reference-is-candidate"), ({"wheel": ""}, "reference-is-candidate"), ({"model": "m"}, "reference-other-model"),
+    ("cut", "reference-damaged"), ("absent", "reference-damaged"), ("field", "reference-damaged"),
+])  # fmt: skip
+def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | str, reason: str, tmp_path: Path) -> None:
+    """What was recorded is read; what is cut, of the candidate itself or of another model is not compared with."""
+    path, text = tmp_path / dirty_text.TEXT, stock()
+    if isinstance(change, dict):
+        text = replace(text, served=replace(text.served, **change))
+    data = msgspec.json.encode(text)
+    if change != "absent":
+        path.write_bytes(data[:-20] if change == "cut" else data.replace(b'"shape"', b'"more":1,"shape"') if change == "field" else data)
+    found = dirty_text.reference(path, ServerIdentity(wheel="c" * 64))
+
+    assert found == text if not reason else isinstance(found, Check) and (found.state, found.reason) == ("invalid", reason)
+
+
+@pytest.mark.parametrize(("percent", "switch", "at_least"), [(1, "batch", 0.95), (1, "drafts", 0.99), (1, "stock", 0.8), (5, "batch", 0.999)])
+def test_the_policy_detects_what_the_guide_promises(percent: float, switch: str, at_least: float) -> None:
+    """Exact: whether the first round shows any dirt, and whether all of them are enough."""
+    rules = REAL.dirty_text
+    half, every = rules.answers * rules.rounds, 2 * rules.answers * rules.rounds
+    treated, control = {"batch": (half, half), "drafts": (every, every), "stock": (every, 2 * rules.answers)}[switch]
+    bound = rules.chance / len(dirty_text.COMPARISONS)
+    needed = next(k for k in range(treated) if hypergeom.sf(k - 1, treated + control, k, treated) < bound)
+    share = percent / 100
+    power = (1 - (1 - share) ** (treated // rules.rounds)) * binom.sf(needed - 1, treated, share)
+
+    assert power >= at_least

@@ -357,23 +357,31 @@ class Client:
         tools: Sequence[Mapping[str, object]] = (),
         tool_choice: str | None = None,
         response_format: Mapping[str, object] | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        cache_salt: str | None = None,
+        template: Mapping[str, object] | None = None,
     ) -> ChatAnswer:
         """
-        Return the model's greedy answer to *messages*.
+        Return the model's answer to *messages*.
 
         Args:
             messages: In OpenAI's form.
             tools: Definitions of functions.
             tool_choice: ``auto``, ``required``, ``none``.
             response_format: Such as ``{"type": "json_schema", "json_schema": {…}}``.
+            cache_salt: As of `complete`.
+            template: Variables of the chat template.
         """
         request = {
             "messages": list(messages),
             "tools": list(tools) or None,
             "tool_choice": tool_choice,
             "response_format": response_format,
-            "temperature": 0.0,
-            "seed": 0,
+            "temperature": temperature,
+            "seed": seed,
+            "cache_salt": cache_salt,
+            "chat_template_kwargs": template,
         }
         choice, usage = self._generate("/v1/chat/completions", request, max_tokens)
         message = choice.message or _Message()

@@ -24,7 +24,7 @@ from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
-from sparkwright.core.store import locked
+from sparkwright.core.store import locked, write_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
@@ -44,6 +44,7 @@ from sparkwright.gates.core.server_under_test import (
 )
 from sparkwright.gates.core.verdict import UNAVAILABLE, Check, GateError, invalid, not_run
 from sparkwright.gates.device import gate as device
+from sparkwright.gates.generation import dirty_text
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
@@ -214,12 +215,17 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     self._declared,
                 )
             case "G4":
+                stock: dirty_text.StockText | Check = dirty_text.NOT_NAMED
+                if options.against:
+                    path = options.against / dirty_text.TEXT
+                    stock = dirty_text.reference(path, server.identity)
                 return generation.run(
                     policies.generation,
                     server.client(),
                     options.profile,
                     recipe=recipe,
                     relaunch=server.relaunched if options.serve else None,
+                    stock=stock,
                 )
             case "G5" if options.against:
                 reference = options.against / LOGPROBS
@@ -344,8 +350,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
         Write what gates compare with into *folder*, and return the files: the server's
-        distributions, the facts about it and its answers, these unless the recipe has no
-        floor for the task. A file that is there is not written again.
+        distributions, sampled answers, the facts about it and its answers to the task, these unless
+        the recipe has no floor for it. A file that is there is not written again.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
@@ -379,12 +385,15 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _parts(self) -> dict[str, Callable[[Path], object]]:
         """Return the files that gates compare with, and what writes each whole or not at all."""
         task, recipe = self._options.task, self._recipe
+        profiles = self._policies.generation.profiles
+        _require("--profile", self._options.profile, profiles)
         parts: dict[str, Callable[[Path], object]] = {}
         if self._asked("G5", "G7"):
             parts[LOGPROBS] = self._record_distributions
         if self._asked("G3"):
             parts[OBSERVED] = self._record_facts
-
+        if self._asked("G4") and "dirty-text" not in profiles[self._options.profile].not_run:
+            parts[dirty_text.TEXT] = self._record_text
         # Without a floor, G6 does not run.
         if self._asked("G6") and (recipe is None or task in recipe.floors):
             parts[f"{task}.json"] = self._record_answers
@@ -408,6 +417,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             options.recipe,
         )
         observed.save(facts, path)
+
+    def _record_text(self, path: Path) -> None:
+        rules, server = self._policies.generation, self.server
+        wrap = rules.profiles[self._options.profile].wrap
+        text = dirty_text.record(rules, server.client(), wrap, self._recipe, server.identity)
+        write_file(path, msgspec.json.encode(text))
 
     def _record_answers(self, path: Path) -> None:
         task, server = self._options.task, self.server

@@ -13,7 +13,6 @@ import math
 import re
 import unicodedata
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import median
@@ -24,7 +23,7 @@ from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import Ability
 from sparkwright.bench.records import Count, Positive, Share
-from sparkwright.bench.server.client import ChatAnswer, Completion
+from sparkwright.bench.server.client import ChatAnswer, Completion, ToolCall
 from sparkwright.core.console import one_line
 from sparkwright.gates.core.verdict import (
     Check,
@@ -46,27 +45,27 @@ def _require_pattern(answer: str) -> None:
 
 class DetectorBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    From where on a measure of an answer is an alarm.
+    From where on a measure of an answer is an alarm; a sound model repeats itself now and then.
 
     Attributes:
         run: Tokens of one kind in a row, at least.
         zeros: Tokens with the id 0 in a row, at least: the argmax of logits that are all NaN.
-        share: Share of the most frequent token, at least.
         distinct: Share of different runs of four tokens, below.
         ratio: Compression by zlib, at least.
         replacement: Share of U+FFFD among the characters, at least.
         entropy: Mean entropy in nat over all answers, below.
         short: Tokens of an answer, below.
+        answers: Answers with an alarm, of all prompts, that are no garbage yet.
     """
 
     run: Count
     zeros: Count
-    share: Share
     distinct: Share
     ratio: Positive
     replacement: Share
     entropy: Positive
     short: Count
+    answers: Count
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,6 +157,40 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_run: dict[str, str] = {}
 
 
+class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How the rate of dirty answers is measured.
+
+    Attributes:
+        answers: In a round, with each position of each switch.
+        rounds: Asked if an answer of the first is dirty.
+        tokens: The most of an answer.
+        temperature: At which answers are sampled.
+        concurrency: Requests at once, if no recipe states it.
+        blocks: Of the prefix cache that all questions begin with.
+        repeats: As often in a row the same text is dirt.
+        letters: Scripts that each answer may have.
+        chance: That a sound server fails, over all comparisons.
+        most: The share of dirty answers that no server may exceed.
+        template: Variables of the chat template; one that does not know them ignores them.
+        chats, calls: Questions with a ``{number}`` that varies; the latter call the tool.
+    """
+
+    answers: Count
+    rounds: Count
+    tokens: Count
+    temperature: Positive
+    concurrency: Annotated[int, Meta(ge=2)]
+    blocks: Count
+    repeats: Annotated[int, Meta(ge=2, le=100)]
+    letters: tuple[str, ...]
+    chance: Annotated[float, Meta(gt=0, lt=1)]
+    most: Share
+    template: dict[str, bool]
+    chats: Annotated[tuple[str, ...], Meta(min_length=1)]
+    calls: tuple[str, ...]
+
+
 class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     ``ci/gates/generation.yaml``, which states the source of each threshold.
@@ -165,13 +198,15 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         tokens: The most tokens of each answer.
         top: Logarithms of probabilities per token.
-        tie: Nat; two tokens that are nearer may change places when speculation is switched off.
+        tie: Nat; two tokens that are nearer may change places from run to run.
+        differing: Prompts whose answers may differ by more, as those of a mixture of experts do.
         line: Of a long text, with a ``{number}`` that counts up and an ``{other}`` that varies.
     """
 
     tokens: Count
     top: Count
     tie: Positive
+    differing: Annotated[int, Meta(ge=0)]
     bounds: DetectorBounds
     profiles: dict[str, Profile]
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
@@ -179,6 +214,7 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: Annotated[tuple[Fact, ...], Meta(min_length=1)]
     chats: tuple[Chat, ...]
     deep: Deep
+    dirty_text: DirtyTextPolicy
 
     def __post_init__(self) -> None:
         names = [
@@ -196,7 +232,10 @@ REPLACEMENT = "\ufffd"
 _DRAWN = re.compile(r"([ \t\n]|[-=_.*#~+|])\1{2,}")
 
 #: Text that a parser or the template should have taken out of an answer.
-_MARKUP = re.compile(r"</?think>|<\|?/?(im_|tool|start_|end_|channel)")
+MARKUP = re.compile(
+    r"</?think>|<\|?/?(im_|tool|start_|end_|channel)|<｜|<(function|parameter)=|<arg_(key|value)>|"
+    r"<TOOLCALL|\[TOOL_CALLS\]"
+)
 
 
 def longest_run(tokens: Sequence[int], of: int | None = None) -> int:
@@ -211,9 +250,14 @@ def distinct(tokens: Sequence[int]) -> float:
     return len(set(runs)) / len(runs) if runs else 1.0
 
 
+def shortened(text: str) -> str:
+    """Return *text* with its rules and runs of blanks shortened."""
+    return _DRAWN.sub(r"\1", text)
+
+
 def zlib_ratio(text: str) -> float:
     """Return how many times smaller *text* is under zlib, its rules and blanks shortened before."""
-    data = _DRAWN.sub(r"\1", text).encode("utf-8", "surrogatepass")
+    data = shortened(text).encode("utf-8", "surrogatepass")
     return len(data) / len(zlib.compress(data, 9)) if data else 0.0
 
 
@@ -236,69 +280,50 @@ def entropy(top: Mapping[int, float]) -> float:
     return -sum(share * math.log(share) for share in (*listed, rest) if share > 0.0)
 
 
-#: Check → the reason of its alarm, what is measured, and its field of `DetectorBounds`.
-DETECTORS: Mapping[str, tuple[str, str, str]] = {
-    "nan-tokens": ("token-zero-run", "longest run of token 0", "zeros"),
-    "same-token-run": ("token-run", "longest run of a token", "run"),
-    "top-token-share": ("token-share", "share of the most frequent token", "share"),
-    "distinct-4-grams": ("repetition", "share of distinct 4-grams", "distinct"),
-    "zlib-ratio": ("compressible", "zlib ratio", "ratio"),
-    "replacement-characters": ("unreadable", "share of U+FFFD", "replacement"),
-    "answer-length": ("answer-short", "tokens", "short"),
-}
-#: Fields whose alarm is a measure below the bound.
-_LOWER_BOUNDS = ("distinct", "short")
-
-
-def measures(answer: Completion) -> dict[str, float]:
-    """Return the measures of *answer* by their fields of `DetectorBounds`."""
-    frequent = Counter(answer.tokens).most_common(1)
-    return {
-        "zeros": longest_run(answer.tokens, 0),
-        "run": longest_run(answer.tokens),
-        "share": frequent[0][1] / len(answer.tokens) if frequent else 0.0,
-        "distinct": distinct(answer.tokens),
-        "ratio": zlib_ratio(answer.text),
-        "replacement": replacement_share(answer.text),
-        "short": len(answer.tokens),
+def alarms(answer: Completion, bounds: DetectorBounds) -> str:
+    """Return the measures of *answer* that are beyond *bounds*; empty for a natural text."""
+    run, different = longest_run(answer.tokens), distinct(answer.tokens)
+    ratio, unreadable = zlib_ratio(answer.text), replacement_share(answer.text)
+    measures = {
+        f"one token {run} times in a row": run >= bounds.run,
+        f"{different:.0%} of the 4-grams differ": different < bounds.distinct,
+        f"zlib makes it {ratio:.1f} times smaller": ratio >= bounds.ratio,
+        f"{unreadable:.0%} of U+FFFD": unreadable >= bounds.replacement,
+        f"{len(answer.tokens)} tokens": len(answer.tokens) < bounds.short,
     }
+    return ", ".join(text for text, alarm in measures.items() if alarm)
 
 
-def detected(answers: Mapping[str, Completion], bounds: DetectorBounds) -> Iterator[Check]:
-    """Yield for each detector whether it is silent on every answer."""
-    measured = {name: measures(answer) for name, answer in answers.items()}
-    for name, (reason, label, field) in DETECTORS.items():
-        bound, lower = float(getattr(bounds, field)), field in _LOWER_BOUNDS
-        values = {case: float(values[field]) for case, values in measured.items()}
-        samples = [
-            Sample(
-                case,
-                f"{'at least' if lower else 'below'} {bound:g}",
-                f"{value:.4g}: {one_line(answers[case].text, 160)}",
-            )
-            for case, value in values.items()
-            if (value < bound) == lower
-        ]
-        worst = min(values.values()) if lower else max(values.values())
-        yield judged(
-            name,
-            f"{label}: {worst:.4g} at the worst of {len(answers)} answers",
-            reason,
-            not samples,
-            [Figure(label, worst, count=len(answers), bound=bound)],
-            samples,
-        )
+def garbage(answers: Mapping[str, Completion], bounds: DetectorBounds) -> Iterator[Check]:
+    """Yield whether no answer repeats token 0, and whether few look like garbage."""
+    zeros = {case: longest_run(answer.tokens, 0) for case, answer in answers.items()}
+    worst = max(zeros, key=zeros.__getitem__)
+    message = f"token 0 at most {zeros[worst]} times in a row"
+    figure = Figure("longest run of token 0", zeros[worst], count=len(zeros), bound=bounds.zeros)
+    sample = Sample(worst, "", one_line(answers[worst].text, 160))
+    sound = zeros[worst] < bounds.zeros
+    yield judged("nan-tokens", message, "token-zero-run", sound, [figure], [sample])
+    samples = []
+    for case, answer in answers.items():
+        if text := alarms(answer, bounds):
+            samples.append(Sample(case, "", f"{text}: {one_line(answer.text, 160)}"))
+    message = f"{len(samples)} of {len(answers)} answers look like garbage"
+    figure = Figure("garbage", len(samples), count=len(answers), bound=bounds.answers)
+    few = len(samples) <= bounds.answers
+    yield judged("garbage", message, "text-garbage", few, [figure], samples)
 
 
 def same_tokens(
-    name: str, reason: str, pairs: Mapping[str, tuple[Completion, Completion]], tie: float = -1.0
+    name: str,
+    reason: str,
+    pairs: Mapping[str, tuple[Completion, Completion]],
+    policy: GenerationPolicy,
 ) -> Check:
     """
-    Return the check *name* that both answers of each pair have the same tokens.
+    Return the check *name* that both answers of nearly each pair have the same tokens.
 
-    Args:
-        tie: Nat; a token that the second answer's logarithms find so nearly the most probable may
-            stand in its place, as other kernels sum in another order.
+    A token that the second answer's logarithms find nearly the most probable may stand in its
+    place, as other kernels sum in another order.
     """
     samples = []
     for case, (first, other) in pairs.items():
@@ -306,7 +331,11 @@ def same_tokens(
         shorter = min(len(first.tokens), len(other.tokens))
         index = next((index for index, (a, b) in shared if a != b), shorter)
         step, rival = other.logprobs[index : index + 1], first.tokens[index : index + 1]
-        near = step and rival and max(step[0].values()) - step[0].get(rival[0], -math.inf) <= tie
+        near = (
+            step
+            and rival
+            and max(step[0].values()) - step[0].get(rival[0], -math.inf) <= policy.tie
+        )
         if first.tokens != other.tokens and not near:
             shown = (" ".join(map(str, pair.tokens[index : index + 8])) for pair in (first, other))
             samples.append(Sample(f"{case}, token {index}", *shown))
@@ -314,8 +343,8 @@ def same_tokens(
         name,
         f"{len(samples)} of {len(pairs)} prompts got other tokens the second time",
         reason,
-        not samples,
-        [Figure("prompts that differ", len(samples), count=len(pairs), bound=0)],
+        len(samples) <= policy.differing,
+        [Figure("prompts that differ", len(samples), count=len(pairs), bound=policy.differing)],
         samples,
     )
 
@@ -400,6 +429,10 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 DELIVERY_SCHEMA = msgspec.json.schema_components([Delivery])[1]["Delivery"]
 
 
+#: The name of the tool.
+TOOL = "record_delivery"
+
+
 def tool(*, strict: bool) -> dict[str, object]:
     """
     Return the definition of the tool.
@@ -408,11 +441,20 @@ def tool(*, strict: bool) -> dict[str, object]:
     of a tool that is *strict*. With ``auto`` a strict tool would hide what the model writes itself.
     """
     function = {
-        "name": "record_delivery",
+        "name": TOOL,
         "description": "Record a delivery.",
         "parameters": DELIVERY_SCHEMA,
     }
     return {"type": "function", "function": function | ({"strict": True} if strict else {})}
+
+
+def call_fault(call: ToolCall) -> str:
+    """Return why *call* is none of the tool with arguments of its schema; empty if it is."""
+    try:
+        msgspec.json.decode(call.arguments, type=Delivery)
+    except ValueError as error:
+        return f"{error}: {one_line(call.arguments, 160)}"
+    return "" if call.name == TOOL else f"{one_line(call.name, 80)} was called"
 
 
 def chat_fault(chat: Chat, answer: ChatAnswer) -> str:
@@ -422,13 +464,13 @@ def chat_fault(chat: Chat, answer: ChatAnswer) -> str:
     ):
         return f"it ended by {answer.finish_reason} after {answer.usage.completion_tokens} tokens"
     text = answer.content
-    if markup := _MARKUP.search(text):
+    if markup := MARKUP.search(text):
         return f"{markup[0]} is left in the answer"
     if chat.ability == "reasoning" and not answer.reasoning.strip():
         return "no reasoning was separated from the answer"
     if chat.ability in ("tools", "structured"):
         if chat.tool_choice:
-            if [call.name for call in answer.tool_calls] != ["record_delivery"]:
+            if [call.name for call in answer.tool_calls] != [TOOL]:
                 return f"{len(answer.tool_calls)} tools were called: {one_line(text, 160)}"
             text = answer.tool_calls[0].arguments
         try:

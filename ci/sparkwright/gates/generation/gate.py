@@ -1,10 +1,10 @@
 """
 G4: judge the text that the server generates.
 
-Each prompt is answered twice without the prefix cache, and the answers must be the same, sensible
-and right. Then facts are retrieved from long contexts, chats use the abilities that the recipe
-declares, a long generation is compared with its own recomputation, and a second launch shows that
-the text does not depend on speculation.
+Each prompt is answered twice without the prefix cache, and the answers must be much the same,
+sensible and right. Then facts are retrieved from long contexts, chats use the abilities that the
+recipe declares, dirty answers are counted with and without each switch, a long generation is
+compared with its own recomputation, and a second launch shows what depends on speculation.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import console, one_line
 from sparkwright.gates.core import observed
+from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -33,10 +34,12 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.generation import checks
+from sparkwright.gates.generation import checks, dirty_text
 from sparkwright.gates.generation.checks import Chat, GenerationPolicy, Profile
+from sparkwright.gates.generation.dirty_text import DirtyText, StockText
 from sparkwright.gates.generation.long_text import filled_text, long_text
 from sparkwright.gates.logprobs import distributions
+from sparkwright.gates.logprobs.gate import REASONS as REFERENCE_REASONS
 
 #: The check of each ability that a recipe may declare.
 ABILITIES: Mapping[Ability, str] = {
@@ -49,13 +52,14 @@ ABILITIES: Mapping[Ability, str] = {
 
 #: The checks of the prompts' answers, and those of further questions.
 ANSWERED = (
-    *checks.DETECTORS,
-    *("identical-reruns", "entropy", "answers", "corrupted-requests"),
-)
-FURTHER = (*ABILITIES.values(), "deep-decode", "speculation")
+    "nan-tokens", "garbage", "identical-reruns", "entropy", "answers", "corrupted-requests",
+)  # fmt: skip
+#: Those of the rate of dirty answers.
+DIRTY = ("dirty-text", *dirty_text.COMPARISONS)
+FURTHER = (*ABILITIES.values(), *DIRTY, "deep-decode", "speculation")
 
 CHECKS = (
-    *declare("replies", "prompts", "token-count"),
+    *declare("replies", "prompts"),
     *declare(*ANSWERED, *FURTHER, "context-*", measured=True),
 )
 
@@ -63,18 +67,12 @@ REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     "prompt-unencodable": "The model's tokenizer has no tokens for characters of the prompt; these "
     "prompts are not for it.",
-    "token-count-wrong": "A completion has another number of tokens than was asked for with "
-    "ignore_eos. The server ends answers early.",
-    "rerun-differs": "The same request gave other tokens at concurrency 1, without the prefix "
-    "cache. A kernel races, or reads memory that it should not.",
+    "rerun-differs": "Too many requests gave other tokens the second time at concurrency 1, "
+    "without the prefix cache. A kernel races, or reads memory that it should not.",
     "token-zero-run": "Token 0 again and again is the argmax of NaN logits. Look for them with "
     "VLLM_COMPUTE_NANS_IN_LOGITS=1.",
-    "token-run": "One token again and again: attention, KV cache or sampling are broken.",
-    "token-share": "One token is more than half of an answer.",
-    "repetition": "The same few tokens in turn: attention, KV cache or positions are broken.",
-    "compressible": "The answer repeats itself with small variations.",
-    "unreadable": "Bytes that are not characters: the model generates random tokens.",
-    "answer-short": "The model ends its answer at once, although the prompt asks for a long one.",
+    "text-garbage": "Answers repeat themselves, hold bytes that are no characters, or end at once: "
+    "attention, KV cache, positions or sampling are broken. The samples say which.",
     "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly or the model "
     "repeats itself.",
     "answers-wrong": "Too many answers lack what a sound model knows. Fluent text about something "
@@ -104,9 +102,26 @@ REASONS: Mapping[str, str] = {
     "kernel, the KV cache, a CUDA graph or speculation is wrong. The message names the switch.",
     "speculation-absent": "The recipe drafts tokens and the server does not.",
     "speculation-differs": (
-        "Greedy text differs without speculation: drafts are accepted "
+        "Greedy text differs too often without speculation: drafts are accepted "
         "wrongly, or the kernels for several tokens are wrong."
     ),
+    "text-dirty": "Too many answers hold letters of a foreign script, U+FFFD, markup of the "
+    "template or of tools, calls that cannot be read, or the same text again and again.",
+    "dirtier-than-stock": "Answers are dirty more often than those of the stock wheel: a patch or "
+    "a kernel of this wheel is wrong.",
+    "dirtier-in-batches": "Answers are dirty more often when others are computed beside them: look "
+    "at CUDA graphs, batched kernels and the scheduler.",
+    "dirtier-with-cache": "Answers are dirty more often after a hit of the prefix cache: it gives "
+    "blocks of another text, or too early.",
+    "dirtier-with-drafts": "Answers are dirty more often with drafts (vllm #41834): serve without "
+    "speculation, or mend it.",
+    "prefix-cache-unused": "No question hit the prefix cache, so its absence is no switch.",
+    "stock-not-named": "Without the answers of the stock wheel none could be compared with them.",
+    **{
+        name: text
+        for name, text in REFERENCE_REASONS.items()
+        if name in dirty_text.REFERENCE_FAULTS
+    },
     "no-speculation": "The server drafts no tokens.",
     "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
     "server, with --serve.",
@@ -117,6 +132,10 @@ REASONS: Mapping[str, str] = {
 
 #: vLLM's counter of drafts.
 DRAFTS = "vllm:spec_decode_num_drafts_total"
+
+#: For the estimate: the most tokens seen in a block of the prefix cache, and how many times as fast
+#: requests are served in a batch.
+BLOCK, BATCH = 560, 3
 
 #: Tokens of the answer to a question for a fact.
 FACT_TOKENS = 24
@@ -150,6 +169,7 @@ def run(
     *,
     recipe: Recipe | None = None,
     relaunch: Relaunch | None = None,
+    stock: StockText | Check = dirty_text.NOT_NAMED,
     quick: bool = False,
 ) -> tuple[Check, ...]:
     """
@@ -158,13 +178,14 @@ def run(
     Args:
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch: As of `QuestionedServer`.
+        stock: The answers of the stock wheel, or why there are none.
         quick: Judge the answers to the prompts alone, as after a soak.
     """
     kind, results = policy.profiles[profile], dict[str, Check]()
     results["replies"] = passed("replies", "each reply arrived complete")
     try:
         server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
-        for check in _judged(policy, server, quick):
+        for check in _judged(policy, server, stock, quick):
             reason = kind.not_run.get(check.name)
             results[check.name] = (
                 not_run(check.name, reason, "policy-skips") if reason is not None else check
@@ -173,12 +194,14 @@ def run(
         make = failed if error.reason == "not-a-number" else invalid
         results["replies"] = make("replies", error.message, error.reason)
     message = "the gate ended before"
-    for name in ("prompts", "token-count", *ANSWERED, *(() if quick else FURTHER)):
+    for name in ("prompts", *ANSWERED, *(() if quick else FURTHER)):
         results.setdefault(name, not_run(name, message, "no-answers"))
     return tuple(results.values())
 
 
-def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> Iterator[Check]:
+def _judged(
+    policy: GenerationPolicy, server: QuestionedServer, stock: StockText | Check, quick: bool
+) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
     client, kind = server.client, server.kind
     texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
@@ -199,19 +222,21 @@ def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> 
     before = client.metrics()
     try:
         first = _complete(client, texts, policy.tokens)
-        yield from checks.detected(first, policy.bounds)
+        yield from checks.garbage(first, policy.bounds)
         yield checks.right("answers", "answers-wrong", policy.prompts, first, kind.answers)
-        text = next(iter(texts.values()))
-        answer = client.complete(text, max_tokens=policy.tokens, ignore_eos=True)
-        message = f"with ignore_eos, {len(answer.tokens)} of {policy.tokens} tokens came"
-        yield judged("token-count", message, "token-count-wrong", answer.finish_reason == "length")
         second = _complete(client, texts, policy.tokens, policy.top)
         pairs = {name: (answer, second[name]) for name, answer in first.items()}
-        yield checks.same_tokens("identical-reruns", "rerun-differs", pairs)
+        yield checks.same_tokens("identical-reruns", "rerun-differs", pairs, policy)
         yield checks.collapse(second, policy.bounds.entropy)
         if not quick:
             yield from _contexts(policy, server)
             yield from _chats(policy, server)
+            rates = None
+            if skipped := kind.not_run.get("dirty-text"):
+                yield from (not_run(name, skipped, "policy-skips") for name in DIRTY)
+            else:
+                rates = DirtyText(policy, client, kind.wrap, server.recipe)
+                yield from rates.judge(client, stock)
     except ServerInvalid:
         # The counter says something of a server that does not answer, too.
         with contextlib.suppress(ServerInvalid):
@@ -222,7 +247,7 @@ def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> 
     if not quick:
         yield _deep_decode(policy, server)
         drafts = after.get(DRAFTS, 0.0) > before.get(DRAFTS, 0.0)
-        yield _speculation(policy, server, texts, second, drafts)
+        yield from _speculation(policy, server, texts, second, drafts, rates)
 
 
 def _complete(
@@ -403,16 +428,46 @@ def _speculation(
     texts: Mapping[str, str],
     answers: Mapping[str, Completion],
     drafts: bool,
-) -> Check:
-    """Return whether the greedy answers are the same in a launch without speculation."""
-    name = "speculation"
-    if not drafts and server.recipe and server.recipe.speculation:
-        return failed(name, "no token was drafted", "speculation-absent")
+    rates: DirtyText | None,
+) -> Iterator[Check]:
+    """Yield whether greedy answers differ, and answers are dirty, less without speculation."""
+    name, dirty, message = "speculation", "dirty-text-drafts", "no token was drafted"
     if not drafts:
-        return not_run(name, "no token was drafted", "no-speculation", required=False)
-    if server.relaunch is None:
-        return not_run(name, "the gate did not start the server", "not-relaunched")
-    with server.relaunch(["speculation"]) as plain:
-        others = _complete(plain, texts, policy.tokens, policy.top)
-    pairs = {name: (answer, others[name]) for name, answer in answers.items()}
-    return checks.same_tokens(name, "speculation-differs", pairs, policy.tie)
+        absent = server.recipe is not None and server.recipe.speculation is not None
+        yield (
+            failed(name, message, "speculation-absent")
+            if absent
+            else not_run(name, message, "no-speculation", required=False)
+        )
+        if rates:
+            yield not_run(dirty, message, "no-speculation", required=False)
+    elif server.relaunch is None:
+        message = "the gate did not start the server"
+        yield not_run(name, message, "not-relaunched")
+        if rates:
+            clean = not rates.dirty
+            yield rates.drafts_check() if clean else not_run(dirty, message, "not-relaunched")
+    else:
+        with server.relaunch(["speculation"]) as plain:
+            others = _complete(plain, texts, policy.tokens, policy.top)
+            pairs = {name: (answer, others[name]) for name, answer in answers.items()}
+            yield checks.same_tokens(name, "speculation-differs", pairs, policy)
+            if rates:
+                yield rates.drafts_check(plain)
+
+
+def estimate(policy: GenerationPolicy, pace: Pace) -> float:
+    """
+    Return the seconds of the gate for a sound server that drafts, two launches included.
+
+    The server's own longest context is taken as twice the longest that the profile names. Dirty
+    answers take up to seven times as long.
+    """
+    kind, rules = policy.profiles["default"], policy.dirty_text
+    lengths = [length for length in kind.context if isinstance(length, int)]
+    read: float = len(policy.facts) * (sum(lengths) + 2 * max(lengths, default=0))
+    read += 2 * (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
+    read += rules.answers * rules.blocks * BLOCK
+    written: float = 3 * len(policy.prompts) * policy.tokens + 2 * kind.deep
+    written += (1 + 1 / BATCH) * rules.answers * rules.tokens
+    return read / pace.prefill_tokens_s + written / pace.decode_tokens_s + 2 * pace.start_s

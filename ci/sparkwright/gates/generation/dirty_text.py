@@ -1,0 +1,367 @@
+"""
+The rate of dirty answers: ours against the stock wheel's, and each switch against its absence.
+
+What users meet under drafts, concurrency and a prefix cache is rare: a word in a foreign script,
+half a character, markup that leaks, a tool call that is cut. A sound mixture of experts words an
+answer in another way now and then, so no single text decides. Answers are sampled, each with a seed
+of its own, and the shares of dirty ones are compared by Fisher's exact test, one-sided, with
+Bonferroni's correction.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
+from sparkwright.core.console import console, one_line
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import canonical, read_json, sha256_bytes
+from sparkwright.gates.core.observed import CACHE_HITS, cache_block
+from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
+from sparkwright.gates.generation import checks
+from sparkwright.gates.generation.checks import DirtyTextPolicy, GenerationPolicy
+from sparkwright.gates.generation.long_text import long_text
+
+#: The file of the reference folder.
+TEXT = "text.json"
+
+#: Check → its reason, and the answers of both sides, for people.
+COMPARISONS: Mapping[str, tuple[str, str, str]] = {
+    "dirty-text-stock": ("dirtier-than-stock", "of this wheel", "of the stock wheel"),
+    "dirty-text-batch": ("dirtier-in-batches", "in batches", "alone"),
+    "dirty-text-cache": ("dirtier-with-cache", "with a cached prefix", "with a cold cache"),
+    "dirty-text-drafts": ("dirtier-with-drafts", "with drafts", "without drafts"),
+}
+
+#: Reasons of G5 that the file of the stock wheel's answers may have, too.
+REFERENCE_FAULTS = (
+    "reference-damaged", "reference-is-candidate", "reference-other-model",
+    "reference-other-policy",
+)  # fmt: skip
+
+#: Whether requests come in batches, and whether their common beginning is cached.
+Cell = tuple[bool, bool]
+
+#: Cells without a prefix cache.
+FEWEST_CELLS = 2
+#: The most characters in which a repetition is looked for.
+LONGEST = 4000
+
+
+class SampledAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    An answer to the question *number*.
+
+    Attributes:
+        text: The reasoning and the content.
+    """
+
+    number: int
+    text: str
+    calls: tuple[ToolCall, ...]
+    finish_reason: str
+
+
+class StockText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The answers of the stock wheel.
+
+    Attributes:
+        shape: A digest of the questions and how they were asked.
+    """
+
+    served: ServerIdentity
+    shape: str
+    answers: tuple[SampledAnswer, ...]
+
+
+def scripts(text: str) -> set[str]:
+    """Return the scripts of the letters in *text*; Latin ones with marks count as a script."""
+    names = {
+        unicodedata.name(letter, "UNNAMED")
+        for letter in set(unicodedata.normalize("NFKC", text))
+        if letter.isalpha()
+    }
+    return {
+        "LATIN WITH" if re.match("LATIN .* WITH ", name) else re.split("[ -]", name)[0]
+        for name in names
+    }
+
+
+class DirtyText:
+    """
+    The questions, as a server accepts them, and what is dirty in its answers.
+
+    Args:
+        wrap: The text around a prompt, if the server has no chat template.
+
+    Attributes:
+        refused: Why the server takes no chats; empty if it does.
+        cells: The combinations of the switches that the server has.
+        rounds: Those that were asked.
+        dirt: What is dirty in each answer, by cell.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should.
+    """
+
+    def __init__(
+        self, policy: GenerationPolicy, client: Client, wrap: str, recipe: Recipe | None
+    ) -> None:
+        self.rules, self._wrap, self.refused, self._prefix = policy.dirty_text, wrap, "", ""
+        self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
+        self._items = [(text, False) for text in self.rules.chats]
+        self._allowed: list[set[str]] = []
+        self.rounds, self.dirt = range(1), dict[Cell, list[str]]()
+        try:
+            self.ask(client, "", 0)
+        except ServerInvalid as error:
+            if error.reason != "server-refused" or error.status >= 500:
+                raise
+            # Without a chat template vLLM refuses every chat.
+            self.refused = error.message
+        if recipe and "tools" in recipe.abilities and not self.refused:
+            self._items += [(text, True) for text in self.rules.calls]
+        self.shape = sha256_bytes(
+            canonical([self._items, bool(self.refused), self.rules.tokens, self.rules.temperature])
+        )
+        tokens = self.rules.blocks * cache_block(client.metrics())
+        if tokens + client.max_model_len() // 4 > client.max_model_len():
+            tokens = 0
+        if tokens:
+            per_line = len(client.tokenize(long_text(policy.line, 50))) // 50
+            self._prefix = long_text(policy.line, tokens // max(1, per_line) + 2)
+        self.cells: list[Cell] = [(False, False), (True, False)]
+        self.cells += [(False, True), (True, True)] if tokens else []
+
+    def ask(self, client: Client, salt: str, number: int) -> SampledAnswer:
+        """Return the answer to the question *number*; an empty *salt* is one of its own."""
+        text, call = self._items[number % len(self._items)]
+        prompt = self._prefix + text.replace("{number}", str(number + 2))
+        rules, salt = self.rules, salt or uuid.uuid4().hex
+        if self.refused:
+            done = client.complete(
+                self._wrap.replace("{prompt}", prompt), max_tokens=rules.tokens,
+                temperature=rules.temperature, seed=number, cache_salt=salt,
+            )  # fmt: skip
+            return SampledAnswer(number, done.text, (), done.finish_reason)
+        answer = client.chat(
+            [{"role": "user", "content": prompt}], max_tokens=rules.tokens,
+            tools=[checks.tool(strict=False)] if call else (), tool_choice="auto" if call else None,
+            temperature=rules.temperature, seed=number, cache_salt=salt, template=rules.template,
+        )  # fmt: skip
+        text = f"{answer.reasoning} {answer.content}".strip()
+        return SampledAnswer(number, text, answer.tool_calls, answer.finish_reason)
+
+    def answers(self, client: Client, rounds: Sequence[int]) -> dict[Cell, list[SampledAnswer]]:
+        """Return the answers of *rounds* in each of the cells."""
+        count, salt = 2 * self.rules.answers // len(self.cells), uuid.uuid4().hex
+        numbers = [number for each in rounds for number in range(each * count, (each + 1) * count)]
+        results: dict[Cell, list[SampledAnswer]] = {}
+        with console.progress("answers", len(numbers) * len(self.cells)) as line:
+            for batched, cached in self.cells:
+                if cached:
+                    self.ask(client, salt, 0)
+                asked = partial(self.ask, client, salt if cached else "")
+                own = results[batched, cached] = []
+                with ThreadPoolExecutor(self.concurrency if batched else 1) as pool:
+                    for answer in pool.map(asked, numbers):
+                        own.append(answer)
+                        line.update(sum(map(len, results.values())))
+        return results
+
+    def judge(self, client: Client, stock: StockText | Check) -> Iterator[Check]:
+        """
+        Yield the checks of one launch; more than a round is asked if an answer of it is dirty.
+
+        Args:
+            stock: The answers of the stock wheel, or the check that says why there are none.
+        """
+        before, reference = client.metrics(), () if isinstance(stock, Check) else stock.answers
+        self._allow(reference)
+        self.dirt = self._ask(client, range(1))
+        if self.dirty:
+            self.rounds = range(self.rules.rounds)
+            for cell, more in self._ask(client, self.rounds[1:]).items():
+                self.dirt[cell] += more
+        dirt, name = self._sides(), "dirty-text"
+        dirty, count = sum(map(bool, dirt)), len(dirt)
+        message = f"{dirty} of {count} answers are dirty"
+        if self.refused:
+            message += f"; completions were asked, as the server refuses chats: {self.refused}"
+        figure = Figure("dirty answers", dirty, count=count, bound=self.rules.most * count)
+        few = dirty <= self.rules.most * count
+        yield judged(name, message, "text-dirty", few, [figure], _samples(dirt))
+        yield self.compare(
+            "dirty-text-batch", self._sides(batched=True), self._sides(batched=False)
+        )
+        growth = client.metrics().get(CACHE_HITS, 0.0) - before.get(CACHE_HITS, 0.0)
+        name = "dirty-text-cache"
+        if growth > 0 and len(self.cells) > FEWEST_CELLS:
+            yield self.compare(name, self._sides(cached=True), self._sides(cached=False))
+        else:
+            # Whether that must not be is a matter of G5.
+            message = "no prefix was found in a cache"
+            yield not_run(name, message, "prefix-cache-unused", required=False)
+        name = "dirty-text-stock"
+        if isinstance(stock, Check):
+            yield stock
+        elif stock.shape != self.shape:
+            message = "the stock wheel was asked otherwise"
+            yield invalid(name, message, "reference-other-policy")
+        else:
+            yield self.compare(name, dirt, self._dirt(stock.answers))
+
+    @property
+    def dirty(self) -> bool:
+        """Whether any answer is."""
+        return any(self._sides())
+
+    def drafts_check(self, plain: Client | None = None) -> Check:
+        """
+        Return the comparison with *plain*, the same model without drafts.
+
+        Clean answers need none.
+        """
+        answers = self._ask(plain, self.rounds) if plain and self.dirty else {}
+        without = [text for side in answers.values() for text in side]
+        return self.compare("dirty-text-drafts", self._sides(), without)
+
+    def _ask(self, client: Client, rounds: Sequence[int]) -> dict[Cell, list[str]]:
+        """Return what is dirty in each answer of *client* in *rounds*, by cell."""
+        answers = self.answers(client, rounds)
+        return {cell: self._dirt(each) for cell, each in answers.items()}
+
+    def _sides(self, batched: bool | None = None, cached: bool | None = None) -> list[str]:
+        """Return what is dirty in the answers of the cells with these switches."""
+        return [
+            text
+            for (in_batch, warm), texts in self.dirt.items()
+            if batched in (None, in_batch) and cached in (None, warm)
+            for text in texts
+        ]
+
+    def _allow(self, stock: Sequence[SampledAnswer]) -> None:
+        """
+        Set the scripts that an answer to each question may have.
+
+        They are those of the policy, of the question, and of more than half of its *stock* answers:
+        what is rare in these is dirt, or chance.
+        """
+        for index, (text, _) in enumerate(self._items):
+            own = [scripts(a.text) for a in stock if a.number % len(self._items) == index]
+            counts = Counter(script for each in own for script in each)
+            usual = {script for script, count in counts.items() if 2 * count > len(own)}
+            self._allowed.append({*self.rules.letters, *scripts(text), *usual})
+
+    def _dirt(self, answers: Sequence[SampledAnswer]) -> list[str]:
+        return [
+            dirt(self.rules, answer, self._allowed[answer.number % len(self._allowed)])
+            for answer in answers
+        ]
+
+    def compare(self, name: str, treated: Sequence[str], control: Sequence[str]) -> Check:
+        """Return the check *name*: answers of *treated* are not more often dirty than *control*."""
+        from scipy.stats import fisher_exact
+
+        reason, *labels = COMPARISONS[name]
+        sides = [(sum(map(bool, side)), len(side)) for side in (treated, control)]
+        p = fisher_exact([(dirty, count - dirty) for dirty, count in sides], "greater").pvalue
+        bound = self.rules.chance / len(COMPARISONS)
+        figures, words = [Figure("chance of so many or more", float(p), bound=bound)], []
+        for label, (dirty, count) in zip(labels, sides, strict=True):
+            figures.append(Figure(f"dirty answers {label}", dirty, count=count))
+            words.append(f"{dirty} of {count} {label}")
+        message = f"dirty answers: {', '.join(words)}"
+        return judged(name, message, reason, p >= bound, figures, _samples(treated))
+
+
+def dirt(rules: DirtyTextPolicy, answer: SampledAnswer, allowed: set[str]) -> str:
+    """Return what is dirty in *answer*, which may have the scripts *allowed*; empty if nothing."""
+    text, shown = answer.text, one_line(answer.text, 160)
+    if checks.replacement_share(text):
+        return f"U+FFFD: {shown}"
+    if markup := checks.MARKUP.search(text):
+        return f"{markup[0]} is left: {shown}"
+    if foreign := scripts(text) - allowed:
+        return f"{', '.join(sorted(foreign))}: {shown}"
+    loop = rf"(?s)(\S.{{1,39}}?)\1{{{rules.repeats - 1}}}"
+    if again := re.search(loop, checks.shortened(text[:LONGEST])):
+        return f"{one_line(again[1], 40)} again and again: {shown}"
+    for call in answer.calls if answer.finish_reason != "length" else ():
+        if fault := checks.call_fault(call):
+            return fault
+    return ""
+
+
+def _samples(dirt: Sequence[str]) -> list[Sample]:
+    return [Sample(f"answer {number}", "clean", text) for number, text in enumerate(dirt) if text]
+
+
+def record(
+    policy: GenerationPolicy,
+    client: Client,
+    wrap: str,
+    recipe: Recipe | None,
+    served: ServerIdentity,
+) -> StockText:
+    """
+    Return the answers of a first round of *client*, whose identity is *served*.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should.
+    """
+    text = DirtyText(policy, client, wrap, recipe)
+    answers = [each for cell in text.answers(client, range(1)).values() for each in cell]
+    return StockText(served, text.shape, tuple(answers))
+
+
+def load(path: Path) -> StockText:
+    """
+    Return the answers in the file at *path*.
+
+    Raises:
+        ServerInvalid: It is no such file (``reference-damaged``).
+    """
+    try:
+        return read_json(path, StockText)
+    except FileError as error:
+        message = f"{path.name} holds no answers: {error.what}"
+        raise ServerInvalid("reference-damaged", message) from None
+
+
+#: Stands for answers of a stock wheel that was not named.
+NOT_NAMED = not_run(
+    "dirty-text-stock", "to run it, name the reference with --against", "stock-not-named"
+)
+
+
+def reference(path: Path, served: ServerIdentity) -> StockText | Check:
+    """
+    Return the answers of another wheel in the file at *path*, or why there are none.
+
+    Args:
+        served: The identity of the candidate.
+    """
+    name = NOT_NAMED.name
+    try:
+        stock = load(path)
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
+    if not stock.served.wheel or stock.served.wheel == served.wheel:
+        message = "its answers are of the candidate's own wheel, or of none that it names"
+        return invalid(name, message, "reference-is-candidate")
+    if stock.served.model != served.model:
+        return invalid(name, "its answers are of another model", "reference-other-model")
+    return stock

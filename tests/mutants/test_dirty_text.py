@@ -1,0 +1,31 @@
+"""Mutants of servers: one of a hundred answers is dirty under one switch alone, by the real policy."""
+
+from __future__ import annotations
+
+import pytest
+from tests.mutants.conftest import Kill
+from tests.support.dirty_server import ROOT, SWITCHES, rates
+
+from sparkwright.core import strict_yaml
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation.checks import GenerationPolicy
+
+pytestmark = [pytest.mark.mutants, pytest.mark.timeout(900)]
+
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
+
+
+@pytest.fixture(scope="module", name="sound")
+def _sound() -> dict[str, Check]:
+    """Return the checks of a server that differs from the stock wheel in its wording, and is dirty as seldom."""
+    return rates(POLICY, 200, lambda *_: True, everywhere=True)
+
+
+@pytest.mark.parametrize("percent", [1, 5])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_dirty_answers_under_one_switch_die(kill: Kill, sound: dict[str, Check], switch: str, percent: int) -> None:
+    """The check of that switch fails."""
+    found = rates(POLICY, 100 // percent, SWITCHES[switch])
+
+    kill(mutant=f"{percent} % of answers dirty, {switch}", gate="G4", sound=[*sound.values()], mutant_checks=[*found.values()])
+    assert found[switch].state == "fail"

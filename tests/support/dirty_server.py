@@ -1,0 +1,72 @@
+"""Servers whose answers are dirty in a share of sequences, under one switch alone, and what the rate gate says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+from tests.support.byte_model_server import ByteModelServer, Message, called, sound_talk
+
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation import dirty_text
+from sparkwright.gates.generation.checks import GenerationPolicy
+
+ROOT = Path(__file__).parents[2]
+_TOY = recipes.load(ROOT, "toy-cpu")
+RECIPE = replace(_TOY, abilities=("chat", "tools"), tool_parser="hermes", plan=replace(_TOY.plan, max_num_seqs=8))
+
+#: The thing itself, in the words of reports: a foreign word, half a character, markup, a call that is cut, and a loop.
+DIRT: Sequence[Message] = (
+    {"content": "One sees a heron 的 and two boats."}, {"content": "One sees a her\ufffdn and two boats."},
+    {"content": "One sees a heron.<tool_call>{"}, called('{"town": "Lis'), {"content": "One sees" + " a heron and" * 12},
+)  # fmt: skip
+Condition = Callable[[ByteModelServer, int, int], bool]
+#: The check of a switch → when a server is dirty: by itself, the tokens of the prefix cache, and the requests that it answers at the time.
+SWITCHES: Mapping[str, Condition] = {
+    "dirty-text-drafts": lambda server, _, __: server.drafts,
+    "dirty-text-batch": lambda _, __, running: running > 1,
+    "dirty-text-cache": lambda _, cached, __: cached > 0,
+    "dirty-text-stock": lambda *_: True,
+}
+
+
+class Talker:
+    """Answers as a sound model does, but for one of *every* so many answers under a condition."""
+
+    def __init__(self, server: ByteModelServer, every: int, condition: Condition) -> None:
+        self._server, self._every, self._condition = server, every, condition
+        self._lock, self._count = threading.Lock(), 0
+
+    def __call__(self, request: Message, cached: int, running: int) -> tuple[Message, str]:
+        # Requests of a batch meet, also where processors are few.
+        time.sleep(0.01)
+        if self._condition(self._server, cached, self._server.counts["running"]):
+            with self._lock:
+                self._count += 1
+                if self._count % self._every == 0:
+                    return DIRT[self._count // self._every % len(DIRT)], "stop"
+        return sound_talk(request, cached, running)
+
+
+def rates(policy: GenerationPolicy, every: int, condition: Condition, *, everywhere: bool = False) -> dict[str, Check]:
+    """
+    Return the checks of a server that drafts tokens and is dirty in one of *every* so many answers under *condition*.
+
+    Args:
+        everywhere: The stock wheel is, too.
+    """
+    with contextlib.ExitStack() as stack:
+        ours, plain, stock = (stack.enter_context(ByteModelServer()) for _ in range(3))
+        ours.drafts = True
+        for server in (ours, plain, *((stock,) if everywhere else ())):
+            server.talk = Talker(server, every, condition)
+        reference = dirty_text.record(policy, stock.client, "{prompt}", RECIPE, ServerIdentity(wheel="b" * 64))
+        text = dirty_text.DirtyText(policy, ours.client, "{prompt}", RECIPE)
+        found = [*text.judge(ours.client, reference), text.drafts_check(plain.client)]
+    return {check.name: check for check in found}
