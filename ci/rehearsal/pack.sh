@@ -16,7 +16,10 @@ fi
 mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 git -C "$root" archive HEAD ci forks build cherry_picks pyproject.toml README.md | tar x -C "$work/program"
 cp -r "$store/records/audit" "$work/store/records/"
-cp -r "$store"/environments/vllm-rs-* "$work/store/environments/"
+# The load generator of G8, which not every rehearsal has
+for folder in "$store"/environments/vllm-rs-*; do
+  [ ! -d "$folder" ] || cp -r "$folder" "$work/store/environments/"
+done
 # vLLM's tuner, which is in its source and not in its wheel
 tree=$(sed -n '/^  vllm:/,/sdist:/s/^      tree: //p' "$root/forks/$stack/lock.yaml")
 git --git-dir="$store/objects.git" show "$tree:benchmarks/kernels/benchmark_moe.py" > "$work/benchmark_moe.py"
