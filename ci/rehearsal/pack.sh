@@ -9,17 +9,22 @@
 set -eu
 dist=$1 stock=$2 model=$3 store=$4 work=$5 output=$6 part=${7:-55}
 root=$(cd "$(dirname "$0")/../.." && pwd) stack=${STACK:-2026.06} spec=9.0a.yaml sites=(serve tool harness) suffix='' options=()
+mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 if [ "$stack" = 2026.11 ]; then
   spec=2026.11.yaml suffix=-2026.11 options=(--trim --add "sites/torch=$work/torch")
   sites+=(torch)
+else
+  # vLLM's tuner, which is in its source and not in its wheel
+  tree=$(sed -n '/^  vllm:/,/sdist:/s/^      tree: //p' "$root/forks/$stack/lock.yaml")
+  git --git-dir="$store/objects.git" show "$tree:benchmarks/kernels/benchmark_moe.py" > "$work/benchmark_moe.py"
+  options=(--add "tuner/benchmark_moe.py=$work/benchmark_moe.py")
 fi
-mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 git -C "$root" archive HEAD ci forks build cherry_picks pyproject.toml README.md | tar x -C "$work/program"
 cp -r "$store/records/audit" "$work/store/records/"
-cp -r "$store"/environments/vllm-rs-* "$work/store/environments/"
-# vLLM's tuner, which is in its source and not in its wheel
-tree=$(sed -n '/^  vllm:/,/sdist:/s/^      tree: //p' "$root/forks/$stack/lock.yaml")
-git --git-dir="$store/objects.git" show "$tree:benchmarks/kernels/benchmark_moe.py" > "$work/benchmark_moe.py"
+# The load generator of G8, which not every rehearsal has
+for folder in "$store"/environments/vllm-rs-*; do
+  [ ! -d "$folder" ] || cp -r "$folder" "$work/store/environments/"
+done
 for site in "${sites[@]}"; do
   [ -d "$work/$site" ] && continue
   uv pip install --quiet --target "$work/$site.part" --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39 \
@@ -32,5 +37,5 @@ done
 files=()
 for path in "$dist"/*; do files+=(--add "dist/${path##*/}=$path"); done
 sparkwright release bundle "$root/ci/rehearsal/$spec" --output "$output" --part "$part" "${options[@]}" "${files[@]}" --add "stock/${stock##*/}=$stock" \
-  --add "tuner/benchmark_moe.py=$work/benchmark_moe.py" --add "models/trained=$model" --add "program=$work/program" --add "store=$work/store" \
+  --add "models/trained=$model" --add "program=$work/program" --add "store=$work/store" \
   --add "sites/serve=$work/serve" --add "sites/tool=$work/tool" --add "sites/harness=$work/harness"

@@ -469,6 +469,14 @@ def test_a_symbol_that_nothing_defines_is_found(
     assert states == [("fail", "undefined-symbol") if expected else ("pass", ""), ("not-run", "symbols-unchecked")]
 
 
+def test_what_one_python_audited_holds_on_a_host_with_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def key(python: str, machine: str) -> str:
+        monkeypatch.setattr("platform.python_version", lambda: python)
+        return symbols.set_key(RunContext(Project(ROOT, "2026.11"), Store(tmp_path), (), tmp_path, target=machine))
+
+    assert key("3.11.7", "x86_64") == key("3.12.3", "x86_64") != key("3.12.3", "aarch64")
+
+
 ENTRY = """
 #ifndef OFFICIAL
 void cutlass_moe_mm_sm100(int);

@@ -51,8 +51,15 @@ Libraries = Mapping[str, SharedObject]
 
 
 def set_key(context: RunContext) -> str:
-    """Return the key of `linked_libraries`, from the hashes of their wheels."""
-    return content_key("symbols", {"wheels": toolchain.linked_wheels(context), "form": 3})
+    """
+    Return the key of `linked_libraries`, from the releases of their wheels.
+
+    Wheels of one release for several Pythons hold the same libraries, so that a host with another
+    Python uses what was audited here.
+    """
+    wheels = [filename for _, filename, _ in toolchain.linked_wheels(context)]
+    releases = sorted("-".join(filename.split("-")[:2]) for filename in wheels)
+    return content_key("symbols", {"releases": releases, "machine": context.machine, "form": 4})
 
 
 def linked_libraries(context: RunContext, *, fetch: bool = True) -> Libraries | None:
