@@ -793,7 +793,10 @@ def of_that_day(rules: ReleasePolicy, results: GateResults) -> ReleasePolicy:
         gate: replace(rule, checks=tuple(pattern for pattern in rule.checks if fnmatch.filter(emitted.get(gate, []), pattern)))
         for gate, rule in rules.file.gates.items()
     }
-    return replace(rules, digests=digests, file=replace(rules.file, gates=gates))
+    # Three blocks sufficed.
+    assert rules.throughput
+    throughput = replace(rules.throughput, policy=replace(rules.throughput.policy, min_blocks=3))
+    return replace(rules, digests=digests, file=replace(rules.file, gates=gates), throughput=throughput)
 
 
 def without(results: GateResults, label: str) -> GateResults:

@@ -154,7 +154,12 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
     stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
-    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, ()))) if gate == "G8" else ()
+    if gate != "G8":
+        return ()
+    rated = [one.name for one in throughput.checks(_result(stock, 0.0, ()))]
+    loaded = [recipes.load(wheels.ROOT, path.stem) for path in (wheels.ROOT / "ci" / "recipes").glob("*.yaml")]
+    decided = [(cell, metric) for recipe in loaded for cell, metrics in recipe.decides.items() for metric in metrics]
+    return (*rated, *sorted({metric + "-" + throughput._UNSAFE.sub("-", cell.lower()).strip("-") for cell, metric in decided}))
 
 
 def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] = ()) -> Result:

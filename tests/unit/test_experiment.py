@@ -82,8 +82,8 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
 @pytest.mark.parametrize(
     ("faults", "variables", "state", "reference"),
     [
-        ({"dies": 5}, {}, "fail", "candidate-crashed"),
-        ({"prefix-hits": 5}, {}, "invalid", "prefix-cached"),
+        ({"dies": 2}, {}, "fail", "candidate-crashed"),
+        ({"prefix-hits": 2}, {}, "invalid", "prefix-cached"),
         ({}, {"REFERENCE": "starts-never"}, "invalid", "server-died"),
     ],
     ids=["dies", "prefix-hits", "starts-never"],

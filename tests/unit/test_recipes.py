@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[Recipe, str]] = {
     "a flag of the plan by its other name": (served("--device-memory-utilization=0.9"), "flag-planned"),
     "a flag of the measurement": (served("--no-enable-prefix-caching"), "flag-planned"),
     "drafts without a head": (changed(speculation={"method": "mtp", "tokens": 3}), "speculation-headless"),
-    "a cell that is too long": (planned(max_model_len=4096), "cell-too-long"),
+    "a cell that is too long": (planned(max_model_len=2048), "cell-too-long"),
     "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
     "no memory left": (planned(weights=110), "memory-short"),
     "too much at the start": (planned(gpu_memory_utilization=0.95), "memory-utilization"),
@@ -252,13 +252,13 @@ cells = st.builds(
 )
 
 
-@given(cells, st.one_of(st.none(), st.floats(1e-4, 1e4)), st.floats(1.0, 10.0))
-def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, seconds: float | None, slower: float) -> None:
+@given(cells, st.floats(0.0, 1e4), st.floats(1.0, 10.0))
+def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, needed: float, more: float) -> None:
     assert WorkloadCell.parse(cell.name) == cell
-    count, fewest = RULE.requests(cell, seconds), max(RULE.least, RULE.rounds * cell.concurrency)
+    count, fewest = RULE.requests(cell, needed), max(RULE.least, RULE.rounds * cell.concurrency)
     assert fewest <= count <= max(fewest, RULE.most) + cell.concurrency - 1
     assert count % cell.concurrency == 0
-    assert seconds is None or RULE.requests(cell, seconds * slower) <= count
+    assert count <= RULE.requests(cell, needed * more)
 
 
 @pytest.mark.parametrize("name", ["", "1024/1024", "1/1 c0", "0/1 c1", "1/1 c1025", "9999999/1 c1", "1/1 c1 ", "fastest"])

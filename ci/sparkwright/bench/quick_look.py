@@ -16,7 +16,7 @@ from sparkwright.bench.load.vllm_bench import (
     LoadResult,
     LoadSpec,
 )
-from sparkwright.bench.records import METRICS, SHOWN
+from sparkwright.bench.records import COUNTED, METRICS, SHOWN
 from sparkwright.bench.statistics import mean_interval
 from sparkwright.core.console import console
 
@@ -123,6 +123,8 @@ def quick_look(
         warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []
     for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
+        if name in COUNTED:
+            continue
         # Answers of one token have neither a time per token nor a gap: None, or 0.
         values = [factor * value for result in results if (value := getattr(result, name))]
         mean = (statistics.fmean(values), *mean_interval(values)) if len(values) > 1 else ()

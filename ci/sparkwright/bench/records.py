@@ -26,6 +26,9 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "drafts": ("tokens per step with drafts", "tokens", 1.0, True),
 }
 
+#: Metrics that the counters of a server give, and no load by itself.
+COUNTED = ("drafts",)
+
 #: The same of figures of a load that are shown beside them, and never decide.
 SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "tpot_p90": ("time per token, p90", "ms", 1000.0, False),

@@ -135,7 +135,7 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     serves: Annotated[
-        dict[LayerKind, Annotated[str, Meta(pattern=rf"^{KERNEL_CLASS}([+|]{KERNEL_CLASS})*$")]],
+        dict[LayerKind, Annotated[str, Meta(pattern=rf"^{KERNEL_CLASS}((\+|\|){KERNEL_CLASS})*$")]],
         Meta(min_length=1),
     ]
     names: dict[LayerKind, Pattern] = {}
