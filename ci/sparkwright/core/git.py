@@ -75,8 +75,9 @@ COMMITTER = {
 
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
-#: What ``timeout`` ends with if it ended the program, and if it had to kill it (timeout(1)).
-_OUT_OF_TIME = (124, 137)
+#: What ``timeout`` ends with if it ended the program (timeout(1)). After a kill it is 137, whoever
+#: killed it.
+_OUT_OF_TIME = 124
 
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
@@ -147,7 +148,7 @@ def run(
         refuse_full_disk("git", details, cwd, environment.get("GIT_WORK_TREE", cwd))
     if check and status:
         end = f"ended with status {status}"
-        if timeout and status in _OUT_OF_TIME:
+        if timeout and status == _OUT_OF_TIME:
             end = f"did not end within {timeout:g} s"
         raise GitError("git-failed", f"git {arguments[0]} {end}.", details=details)
     return status, output, text

@@ -52,10 +52,10 @@ Libraries = Mapping[str, SharedObject]
 
 def set_key(context: RunContext) -> str:
     """
-    Return the key of `linked_libraries`, from the releases of their wheels.
+    Return the key of `linked_libraries`, from the names and versions of their wheels.
 
-    Wheels of one release for several Pythons hold the same libraries, so that a host with another
-    Python uses what was audited here.
+    The hashes differ by Python and the libraries do not, so a stored audit also serves a host with
+    another Python.
     """
     wheels = [filename for _, filename, _ in toolchain.linked_wheels(context)]
     releases = sorted("-".join(filename.split("-")[:2]) for filename in wheels)
