@@ -4,7 +4,6 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
     models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
     models.py moe FOLDER OUTPUT      the same with eight experts, all of its MLP, in NVFP4
     models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
-    models.py experts FOLDER OUTPUT  the same in 150 MB with eight experts
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
 a byte with the first in the low bits, an E4M3 scale for 16 weights, and the divisor of a tensor.
@@ -60,11 +59,6 @@ MIXTRAL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
     "num_local_experts": EXPERTS, "num_experts_per_tok": SELECTED,
     "router_aux_loss_coef": 0.0, "sliding_window": None,
-}  # fmt: skip
-#: Where `experts` differs from the 8 GB; vLLM has no tuned configuration of this shape.
-SMALL = {
-    "hidden_size": 1024, "intermediate_size": 1536, "num_hidden_layers": 2,
-    "num_attention_heads": 8, "num_key_value_heads": 4,
 }  # fmt: skip
 #: Where Mixtral has the projections of a Llama's MLP.
 PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -170,14 +164,10 @@ def main() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(folder / name, output / name)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    if kind in ("dense", "experts"):
+    if kind == "dense":
         same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype", "max_position_embeddings")
         config = {**LLAMA, **{name: config[name] for name in same}}
-        if kind == "experts":
-            config |= SMALL
         tensors = drawn(config)
-        if kind == "experts":
-            config, tensors = {**config, **MIXTRAL}, experts(tensors)
     else:
         tensors = load_file(folder / "model.safetensors")
         if kind == "moe":

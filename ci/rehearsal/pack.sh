@@ -13,11 +13,6 @@ mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 if [ "$stack" = 2026.11 ]; then
   spec=2026.11.yaml suffix=-2026.11 options=(--trim --add "sites/torch=$work/torch")
   sites+=(torch)
-else
-  # vLLM's tuner, which is in its source and not in its wheel
-  tree=$(sed -n '/^  vllm:/,/sdist:/s/^      tree: //p' "$root/forks/$stack/lock.yaml")
-  git --git-dir="$store/objects.git" show "$tree:benchmarks/kernels/benchmark_moe.py" > "$work/benchmark_moe.py"
-  options=(--add "tuner/benchmark_moe.py=$work/benchmark_moe.py")
 fi
 git -C "$root" archive HEAD ci forks build cherry_picks pyproject.toml README.md | tar x -C "$work/program"
 cp -r "$store/records/audit" "$work/store/records/"

@@ -24,7 +24,7 @@ plain=(
 # Negatives run at the same time, with logs of their own
 case $step in backend | byte | scale | cache | template | compiled) store=$root/mutants/$step/store ;; stock-soak) store=$root/recorded/$name/store ;; esac
 case $step in
-  nvfp4 | moe | dense | experts)
+  nvfp4 | moe | dense)
     rm -rf "$root/models/$step"
     python candidate "$rehearsal/models.py" "$step" "$root/models/trained" "$root/models/$step" ;;
   qwen3-next | nemotron-h | gpt-oss | gemma-4)
@@ -100,16 +100,5 @@ body = b"{\"model\": \"%s\", \"prompt\": \"483>\", \"max_tokens\": 1, \"temperat
 print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"Content-Type": "application/json"})).read().decode())' "$url" "rehearsal-$name"
     kill -TERM "$server"
     wait "$server" && echo "ended with status 0" ;;
-  tune)
-    # Tune one shape, pack the file into a wheel, and serve that wheel: its log names the file
-    rm -rf "${root:?}/slower"
-    python tool -P -m sparkwright model tune "$root/models/experts" --root "$root/program" --stack "$STACK" --arch 9.0a --offline \
-      --cache-dir "$store" --python "$environments/candidate/bin/python" --wheel "$candidate" --tuner "$root/tuner/benchmark_moe.py" \
-      --tokens 1 --tokens 8 --tokens 64 --configurations 24 --output "$root/slower"
-    rm -rf "${environments:?}/tuned" "${root:?}/tuned"
-    python tool -P "$rehearsal/tuned.py" "$root"
-    wheel=$(ls "$root"/tuned/*.whl)
-    gate "$wheel" --output "$root/tuned" --only G3 --python "$environments/tuned/bin/python" --serve "$root/models/experts" \
-      --recipe tuned-experts ;;
   *) echo "unknown step $step" >&2; exit 2 ;;
 esac

@@ -20,7 +20,6 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
 from sparkwright.bench.server.launch import RemovedVariable
 from sparkwright.builder.arch.rules import ArchRules
-from sparkwright.builder.moe_configs import TuningRecord
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
@@ -56,7 +55,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
     "build/STACK/aot.yaml": (AotSpec, "people"),
-    "build/STACK/moe/NAME.yaml": (TuningRecord, "`model tune`, reviewed"),
     "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),

@@ -157,17 +157,6 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
         world.plan(machine=SPARK)
 
 
-def test_plan_says_whether_the_experts_are_tuned_for_this_gpu(world: World) -> None:
-    """The file is looked for by the experts of each GPU, in the wheel and in the folder that the server is told."""
-    checkpoints.moe(world.folder / "moe", "F8_E4M3", 256, 512, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    given: dict[str, Any] = {"model": str(world.folder / "moe"), "machine": msgspec.structs.replace(SPARK, gpu="NVIDIA GB10"), "head": True}
-    name = "E=128,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
-    assert world.plan(**given).experts.startswith("no E=256,N=512,")
-    (world.folder / name).write_text("{}")
-    given |= {"flags": ("--tensor-parallel-size=2", "--enable-expert-parallel"), "variables": {"VLLM_TUNED_CONFIG_FOLDER": str(world.folder)}}
-    assert world.plan(**given).experts == f"tuned, {name}"
-
-
 def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:
     plan = world.plan("toy-cpu", flags=("--max-model-len=512",), floor=2.0, machine=DESKTOP)
     assert [word for word in plan.launch.flags if word.startswith("--max-model-len")] == ["--max-model-len=512"]

@@ -122,8 +122,6 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     for name in concerned:
         parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
-    if tuned := context.tuned_files(fork):
-        parts[f"build/{stack}/moe{project.suffix}"] = _digests(tuned)
     parts |= {
         # Targets make the same wheel whether stack.yaml or an option names them.
         f"forks/{stack}/stack.yaml": (

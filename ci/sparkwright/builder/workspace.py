@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
+from sparkwright.builder import BuildError, configure, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
@@ -301,17 +301,14 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.as_locked(context, fetch.fetch(context, fork))
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
-    tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)
     tree, sites = patched.tree, tuple[Site, ...]()
     own = [rule for rule in rules.rules if not rule.source]
-    if own or rules.guards or tuned:
+    if own or rules.guards:
         with console.step(f"rewrite {fork}: {len(own)} rules"):
             files, sites = archs.rewrite(partial(context.objects.blob, tree), own)
-            tree = context.objects.with_files(tree, {**files, **tuned})
+            tree = context.objects.with_files(tree, files)
             for site in sites:
                 console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-            for name in tuned:
-                console.note(f"{name}: tuned for SM {context.project.spec.arch}")
             archs.check_guards(context.objects, source.tree, tree, rules.guards)
     context.store.put("source-tree", context.source_inputs(fork), tree)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)

@@ -87,7 +87,6 @@ COMMANDS = {
     "model inspect": CommandInfo(
         "model", "show what is quantised, and the speed that memory allows"
     ),
-    "model tune": CommandInfo("model", "tune vLLM's kernels for a model's experts on this GPU"),
 }
 GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 

@@ -92,20 +92,10 @@ class RunContext:
             project.root / "cherry_picks" / f"{fork}.yaml",
             project.build_folder / f"archs{project.suffix}.yaml",
             *list_folder(project.series_folder(fork)),
-            *self.tuned_files(fork),
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
         pins = self.lock.forks[fork].pins
         return content_key("source-tree", (fork, self.source, pins, digests))
-
-    @property
-    def tuned_folder(self) -> Path:
-        """The folder of the tuned configurations for the architecture."""
-        return self.project.build_folder / f"moe{self.project.suffix}"
-
-    def tuned_files(self, fork: str) -> list[Path]:
-        """Return the tuned configurations of *fork* and their records (`builder.moe_configs`)."""
-        return list_folder(self.tuned_folder) if fork == "vllm" else []
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

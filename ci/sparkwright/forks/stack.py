@@ -34,9 +34,6 @@ ObjectId = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")
 #: A name without a path.
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A[^./][^/]*\Z")]
 
-#: The folder in vLLM's package in which it looks for tuned configurations of experts.
-MOE_CONFIGS = "model_executor/layers/fused_moe/configs"
-
 
 def capability(arch: str) -> str:
     """Return the compute capability of the architecture *arch*: ``12.1f`` → ``12.1``."""

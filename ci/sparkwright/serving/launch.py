@@ -21,13 +21,11 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
-from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.launch import ALWAYS, PASSED, LaunchPlan, check_variables
 from sparkwright.core.errors import UsageError
 from sparkwright.core.process import wrap_with_limits
-from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
@@ -87,8 +85,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
         needed: GiB that it takes on this machine, as far as known.
         floor: GiB that stay free.
         nodes: Machines that serve together.
-        experts: Whether vLLM has a configuration of the model's experts for this GPU; empty if none
-            is read.
         warnings: Sentences for the user.
     """
 
@@ -100,7 +96,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
     needed: float
     floor: float
     nodes: int
-    experts: str
     warnings: tuple[str, ...]
 
     @property
@@ -122,7 +117,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "commit": self.model.commit,
             "name": self.launch.name,
             "nodes": self.nodes,
-            "experts": self.experts,
             "command": self.command,
             "variables": {
                 name: "(set)" if any(part in name for part in secrets) else value
@@ -204,28 +198,7 @@ def plan(
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
     warnings = (*advice, *_provenance(recipe, environment, head=head))
-    experts = _experts(environment.package, launch, model, machine.gpu)
-    return ServingPlan(
-        request, environment, recipe, model, launch, needed, floor, nodes, experts, warnings
-    )
-
-
-def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> str:
-    """Return whether *package* has a configuration of the *model*'s experts for the *gpu*."""
-    if not (model.checkpoint and gpu):
-        return ""
-    shards = int(flags.number(launch.flags, "--tensor-parallel-size") or 1)
-    whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
-    try:
-        name, _ = modules.tuned_file(
-            model.checkpoint, modules.device_name(gpu), shards, whole=whole
-        )
-    except ModelError:
-        return ""
-    folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
-    if any(Path(folder, name).is_file() for folder in filter(None, folders)):
-        return f"tuned, {name}"
-    return f"no {name}: if Triton serves them, it takes defaults (`sparkwright model tune`)"
+    return ServingPlan(request, environment, recipe, model, launch, needed, floor, nodes, warnings)
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:

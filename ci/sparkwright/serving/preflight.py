@@ -42,20 +42,18 @@ class Machine(msgspec.Struct, frozen=True):
         total: In GiB.
         gpus: The number of NVIDIA GPUs.
         unified: Whether the GPU shares the host's memory.
-        gpu: The name of the first one; empty without one.
     """
 
     total: float
     gpus: int = 0
     unified: bool = False
-    gpu: str = ""
 
     @classmethod
     def here(cls) -> Machine:
         """Return this machine, as the kernel and the driver describe it."""
         names = [gpu.name for gpu in host_info.gpus()]
         total = psutil.virtual_memory().total / GIB
-        return cls(total, len(names), any("GB10" in name for name in names), "".join(names[:1]))
+        return cls(total, len(names), any("GB10" in name for name in names))
 
     @property
     def shared(self) -> bool:

@@ -64,11 +64,6 @@ class ModelError(SparkwrightError):
             "format is unknown.",
             "Look at the modules named above. Ask the model's publisher for a sound checkpoint.",
         ),
-        "tuning-unavailable": Advice(
-            "The checkpoint has no experts, or stores them in a format that vLLM's tuner does not "
-            "know; their kernels read no tuned configuration.",
-            "Nothing is to be tuned for this checkpoint.",
-        ),
     }
 
 

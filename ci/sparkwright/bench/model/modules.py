@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.bench.model.checkpoint import Checkpoint, ModelError, Tensor, invalid
+from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
 from sparkwright.bench.records import Reason
 
 #: Parameters of a module; a tensor of another name is a module of its own.
@@ -56,10 +56,6 @@ _SCALED = (
     ("MXFP4", ("U8",), ("U8", "F8_E8M0"), 16),
     ("MXFP8", _FP8, ("U8", "F8_E8M0"), 32),
 )
-
-#: Format of experts that vLLM's tuner knows → its name in files, and the tuner's ``--dtype``; empty
-#: for ``auto``.
-DTYPES: Mapping[str, str] = {"BF16": "", "F16": "", "FP8": "fp8_w8a8", "INT4": "int4_w4a16"}
 
 
 class Bandwidth(msgspec.Struct, frozen=True):
@@ -225,47 +221,6 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     this is an upper bound.
     """
     return experts * (1 - (1 - taken / experts) ** tokens)
-
-
-def device_name(gpu: str) -> str:
-    """Return the name by which vLLM's files name the *gpu*, of which the driver has another."""
-    return "NVIDIA_H200" if "H200" in gpu.split() else gpu.replace(" ", "_")
-
-
-def tuned_file(
-    checkpoint: Checkpoint, device: str, shards: int = 1, *, whole: bool = False
-) -> tuple[str, str]:
-    """
-    Return the name of the tuned configuration that vLLM reads for the experts of *checkpoint*, as
-    ``get_config_file_name`` of vLLM 0.20.1 to 0.33.0 does, and its data type, a value of `DTYPES`.
-
-    Args:
-        device: The GPU, as of `device_name`.
-        shards: GPUs that share each expert, or, if *whole*, the experts.
-
-    Raises:
-        tuning-unavailable: It has no experts, or no tuner knows their format.
-        checkpoint-invalid: The config lacks a needed field, or is impossible.
-    """
-    config = _text_config(checkpoint.config)
-    listed, stated = _modules(checkpoint, config), _quantization(config)
-    schemes = {module.scheme for module in listed if module.group == "experts"}
-    kinds = {scheme.partition(" ")[0] for scheme in schemes}
-    size = _number(config, "moe_intermediate_size", "intermediate_size")
-    experts, kind = _experts(listed, config)[0], "".join(kinds)
-    if not experts or not size or kind not in DTYPES:
-        what = f"Nothing is to be tuned for {checkpoint.config.get('model_type')!s:.60}."
-        details = [f"{experts} experts, stored as {', '.join(sorted(schemes)) or 'nothing'}"]
-        raise ModelError("tuning-unavailable", what, details=details)
-    stated_blocks = [scheme.get("block_structure") for scheme in _weight_schemes(stated)]
-    block = stated.get("weight_block_size") or next(filter(None, stated_blocks), None)
-    blocks = tuple(block) if kind == "FP8" and isinstance(block, list) else ()
-    if blocks and not all(type(edge) is int for edge in blocks):
-        raise invalid(f"The config states {str(block)[:60]} as the blocks of its weights.")
-    experts, size = (experts // shards, size) if whole else (experts, size // shards)
-    dtype = f",dtype={DTYPES[kind]}" if DTYPES[kind] else ""
-    shape = f",block_shape=[{','.join(map(str, blocks))}]" if blocks else ""
-    return f"E={experts},N={size},device_name={device}{dtype}{shape}.json", DTYPES[kind]
 
 
 def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:

@@ -132,7 +132,7 @@ REASONS: Mapping[str, str] = {
     "launches-differ": "Two launches of one wheel were served by other classes of kernels, so what "
     "one of them shows is not true of the other. Look for a choice that is made at each start.",
     "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
-    "Triton kernels run with general ones. Tune them (`sparkwright model tune`).",
+    "Triton kernels run with general ones. Tune them (docs/howto/measure.md).",
     "profile-missing": (
         "There is no profile, so only the log tells what ran. Start the server with sparkwright."
     ),
