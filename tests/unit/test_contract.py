@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch as mock
 
 import pytest
 from msgspec.structs import replace
@@ -22,9 +23,10 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.contract.kernel_trace import KernelTrace
 from sparkwright.gates.core import observed
 from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core.verdict import Check, worst_check
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -111,13 +113,20 @@ def judged(
     declared: tuple[DeclaredChange, ...] = (),
     **ended: str,
 ) -> dict[str, Check]:
-    """Return the checks of a log and a trace by name, but that of a server which answers."""
+    """Return the checks of a log and a trace by name."""
     log = folder / "server.log"
     log.write_text(text)
-    server, *checks = gate.run(POLICY, recipe, served(log, **ended), profile or trace(folder / "trace.json.gz"), OWN, baseline, declared)
+    server = served(log, **ended)
+    checks = gate.run(POLICY, recipe, server, profiled(server, profile or trace(folder / "trace.json.gz")), OWN, baseline, declared)
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.reason in gate.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
-    return {check.name: check for check in ([server, *checks] if ended else checks)}
+    return {check.name: check for check in checks}
+
+
+def profiled(server: Any, path: Path) -> KernelTrace | Check:
+    """Return what the gate reads of a profile that *server* wrote to *path*."""
+    with mock.object(kernel_trace, "record", lambda *_: path):
+        return gate.profile(server, path.parent)
 
 
 def states(checks: dict[str, Check], *wanted: State) -> set[str]:
@@ -137,17 +146,17 @@ def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("line", "reason", "message"),
+    ("line", "sample"),
     [
-        (f"Using configuration from {CONFIGS}/{TILES} for MoE layer.", "", TILES),
-        (f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{TILES}, {CONFIGS}/{TILES}", "moe-untuned", TILES),
-        ("", "", "no kernel that serves reads"),
+        (f"Using configuration from {CONFIGS}/{TILES} for MoE layer.", ("moe-tuned", TILES)),
+        (f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{TILES}, {CONFIGS}/{TILES}", ("moe-untuned", TILES)),
     ],
 )
-def test_experts_without_a_configuration_are_told_and_fail_nothing(line: str, reason: str, message: str, tmp_path: Path) -> None:
-    """The lines are those of the sources of 0.23.0 and 0.33.0."""
-    check = judged(tmp_path, f"{LOG}WARNING {line}\n")["moe-configuration"]
-    assert (check.reason, check.required, message in check.message) == (reason, False, True)
+def test_file_with_tile_sizes_of_experts_is_observed(line: str, sample: tuple[str, str], tmp_path: Path) -> None:
+    """The lines are those of the sources of 0.23.0 and 0.33.0; one that is missing fails nothing."""
+    check = judged(tmp_path, f"{LOG}WARNING {line}\n")["observed"]
+    assert check.state == "pass"
+    assert sample in {(shown.case, shown.actual) for shown in check.samples}
 
 
 LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
@@ -177,7 +186,7 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an unlisted fallback": ("Using 'V", "PyNccl falls back to gloo\n Using 'V", "no-fallback", "fallback-unlisted"),
     "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "graph-memory", "graph-memory-negative"),
     "a log of two releases": (
-        "(EngineCore pid=2) INFO 11-21 22:31:50", "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO", "version", "version-unknown",
+        "(EngineCore pid=2) INFO 11-21 22:31:50", "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO", "observed", "facts-disagree",
     ),
     "a small cache": ("24.0 GiB", "3.1 GiB", "kv-cache", "kv-outside-plan"),
     "a negative cache": ("reserved 24.0 GiB", "Available KV cache memory: -6.5 GiB", "kv-cache", "kv-outside-plan"),
@@ -188,11 +197,8 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "no-unknown-variable",
         "variable-unknown",
     ),
-    "an old release": ("v0.33.0", "v0.19.1", "version", "version-unknown"),
-    "a later release": ("v0.33.0", "v0.34.0", "version", "version-unknown"),
-    "another program": ("Initializing", "Starting", "version", "version-unknown"),
-    "no release": ("v0.33.0", "vvv", "version", "version-unknown"),
-    "a release without end": ("v0.33.0", f"v{'9' * 5000}.0", "version", "version-unknown"),
+    "another release": ("v0.33.0", "v0.32.0", "observed", "facts-disagree"),
+    "another program": ("Initializing", "Starting", "observed", "facts-disagree"),
 }
 
 
@@ -251,6 +257,12 @@ DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
     "another context": ({"limit": 2048}, "context"),
     "no cache": ({"caches": False}, "prefix-cache"),
 }
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.34.0", "vvv", f"{'9' * 5000}.0"])
+def test_release_whose_lines_nobody_read_is_unknown(version: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "version", version)
+    assert judged(tmp_path)["observed"].reason == "version-unknown"
 
 
 @pytest.mark.parametrize("fault", DISAGREEING)
@@ -323,16 +335,10 @@ def recorded(folder: Path, **changes: Any) -> Path:
     """Write the facts of the sound stock server, with *changes*, as a baseline."""
     log, stock = folder / "stock.log", ServerIdentity(wheel="a" * 64, model="m")
     log.write_text(LOG)
-    facts = gate.record(POLICY, SERVERS[0].client, log, trace(folder / "sound.gz"), stock, RECIPE.name)
+    server = served(log)
+    facts = gate.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
     observed.save(replace(facts, **changes), folder / "observed.json")
     return folder / "observed.json"
-
-
-def test_variant_that_cublas_chooses_for_a_shape_is_no_other_kernel() -> None:
-    """Between two servers of one recipe, cuBLAS took both on an H100; other data types are another kernel."""
-    names = ("nvjet_sm90_tst_16x64_64x16_4x2_h_bz_TNT", "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_splitK_TNN", "nvjet_sm90_qst_16x64_64x16_4x2_h_bz_TNT")
-
-    assert [*map(kernel_trace.family, names)] == ["nvjet_sm90_tst", "nvjet_sm90_tst", "nvjet_sm90_qst"]
 
 
 def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: Path) -> None:
@@ -406,10 +412,13 @@ def test_baseline_that_flatters_is_refused(tmp_path: Path, changes: dict[str, An
 
 
 def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> None:
-    """A file that was not named rightly is no failure of what serves; the profile counts."""
+    """A file that was not named rightly is no failure of what serves; of a launch that is measured, the profile counts."""
+    profile = trace(tmp_path / "trace.json.gz")
     for log in (tmp_path / "absent", tmp_path):
-        profile = trace(tmp_path / "trace.json.gz")
-        checks = {check.name: check for check in gate.run(POLICY, RECIPE, served(log), profile, OWN)}
+        read = profiled(served(log), profile)
+        (check,) = gate.run(POLICY, RECIPE, served(log), read, OWN)
+        assert (check.state, check.reason) == ("invalid", "log-unreadable")
+        checks = {check.name: check for check in gate.check_contract(POLICY, RECIPE.contract, log, read)}
         assert checks["log"].reason == "log-unreadable"
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 
@@ -423,12 +432,12 @@ def test_listed_fallback_is_harmless_and_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
-    check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["server"]
+    check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["observed"]
     assert (check.state, check.reason) == ("fail", "graph-memory-negative")
 
 
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
     """A profile that is unreadable is no good launch."""
     launches: tuple[dict[str, Any], ...] = ({}, {"profile": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
-    faults = [gate.contract_fault([*judged(tmp_path, **launch).values()]) for launch in launches]
+    faults = [worst_check(judged(tmp_path, **launch).values()) for launch in launches]
     assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "backend-wrong"]

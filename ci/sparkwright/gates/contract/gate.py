@@ -9,7 +9,6 @@ unless the recipe or a patch says why. What the server states of itself (log, ``
 
 from __future__ import annotations
 
-import contextlib
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,17 +22,16 @@ from packaging.specifiers import SpecifierSet
 from sparkwright.bench.recipes.recipe import KernelContract, Recipe
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogLines, LogPattern, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
-from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, family
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
 from sparkwright.gates.core import observed
 from sparkwright.gates.core.observed import ObservedServer, Pace, PrefixCache
 from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity
 from sparkwright.gates.core.verdict import (
-    ORDER,
     Check,
     Figure,
     Sample,
@@ -41,26 +39,11 @@ from sparkwright.gates.core.verdict import (
     failed,
     invalid,
     judged,
-    not_run,
     passed,
 )
 
 #: Lines that the gate reads by name.
-LINES = frozenset(
-    {
-        "version",
-        "attention",
-        "linear",
-        "moe",
-        "moe-tuned",
-        "moe-untuned",
-        "kv-gib",
-        "kv-tokens",
-        "context",
-        "prefix-cache",
-        "cache-block",
-    }
-)
+LINES = frozenset({"version", "context", "prefix-cache", "cache-block", "kv-gib", "kv-tokens"})
 #: Check → the line that should not be in the log, the reason of its failure, and what a pass says.
 UNWANTED: Mapping[str, tuple[str, str, str]] = {
     "no-emulation": ("emulation", "emulation", "it computes nothing by emulation"),
@@ -71,11 +54,10 @@ UNWANTED: Mapping[str, tuple[str, str, str]] = {
 }
 
 CHECKS = (
-    *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
+    *declare(*UNWANTED, "no-fallback-kernel"),
     *declare("observed", "line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("profile-graphs", "profile-compile", measured=True),
     *declare("log", role="reports"),
-    *declare("moe-configuration", role="informs"),
 )
 
 #: Kernels that Inductor writes: their kind, and the operations that are in one.
@@ -85,8 +67,8 @@ REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
     "version-unknown": (
-        "What this release of vLLM prints is not known, or the log is not of one server alone. "
-        "Read the release's sources, then add it to ci/gates/contract.yaml."
+        "What this release of vLLM prints is not known. Read the release's sources, then add it to "
+        "ci/gates/contract.yaml."
     ),
     "backend-wrong": "The server chose something else than the recipe says. If the log lacks the "
     "line, the part was not used, or this release words the line differently.",
@@ -128,11 +110,8 @@ REASONS: Mapping[str, str] = {
     "place of FP4 kernels.",
     "kernel-unknown": "Too much of the time is by kernels that nothing judges. Give them a pattern "
     "in ci/gates/contract.yaml, or state the kind of layer in the recipe.",
-    "not-observed": "The server could not be asked for its facts; the check `server` says why.",
     "launches-differ": "Two launches of one wheel were served by other classes of kernels, so what "
     "one of them shows is not true of the other. Look for a choice that is made at each start.",
-    "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
-    "Triton kernels run with general ones. Tune them (docs/howto/measure.md).",
     "profile-missing": (
         "There is no profile, so only the log tells what ran. Start the server with sparkwright."
     ),
@@ -177,36 +156,19 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"lines: {', '.join(sorted(missing))} is missing or unknown")
 
 
-def profile(server: launch.Server, folder: Path) -> Path | None:
+def profile(server: launch.Server, folder: Path) -> KernelTrace | Check:
     """
-    Return a profile of one request, which *server* writes to *folder*; None if it cannot.
+    Return the kernels of one request, or the check that says why there are none.
 
-    It was started with `kernel_trace.flags` of that folder, which only write while a profile is
-    taken.
+    The *server* writes the profile to *folder*: it was started with `kernel_trace.flags` of that
+    folder, which only write while a profile is taken.
     """
-    with contextlib.suppress(ServerInvalid):
-        return None if server.failure else kernel_trace.record(server.client(), folder)
-    return None
-
-
-def read_profile(path: Path | None) -> KernelTrace | Check:
-    """Return the kernels of the profile at *path*, or the check that says why there are none."""
-    name = "no-fallback-kernel"
-    if path is None:
-        return not_run(name, "there is no profile", "profile-missing")
     try:
-        return kernel_trace.read(path)
+        return kernel_trace.read(kernel_trace.record(server.client(), folder))
     except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
-
-
-def contract_fault(checks: Sequence[Check]) -> Check | None:
-    """Return the check that speaks most against a launch; None if it is as promised."""
-    return min(
-        (check for check in checks if check.required and check.state != "pass"),
-        key=lambda check: ORDER.index(check.state),
-        default=None,
-    )
+        known = error.reason.startswith("profile-")
+        reason = error.reason if known else "profile-missing"
+        return invalid("no-fallback-kernel", error.message, reason)
 
 
 def check_contract(
@@ -219,7 +181,7 @@ def check_contract(
 
     Args:
         log: What the server printed.
-        trace: As `read_profile` returns it.
+        trace: As `profile` returns it.
     """
     kernel_checks = _kernel_checks(policy, contract, trace)
     try:
@@ -243,7 +205,7 @@ def run(
     policy: ContractPolicy,
     recipe: Recipe,
     server: launch.Server,
-    trace: Path | None,
+    trace: KernelTrace | Check,
     identity: ServerIdentity,
     baseline: Path | None = None,
     declared: Sequence[DeclaredChange] = (),
@@ -252,77 +214,61 @@ def run(
     Return the checks of a server of *recipe*.
 
     Args:
-        trace: See `profile`.
+        trace: As `profile` returns it.
         identity: The wheel and the model that it serves.
         baseline: The facts recorded of the stock wheel; None if no baseline was named.
         declared: The changes that patches of the stack declare.
     """
-    serves, kernels = _serves(server), read_profile(trace)
+    if server.failure:
+        message = f"the server was ended before traffic: {server.failure}"
+        return (failed("observed", message, server.reason or "server-died"),)
     try:
-        lines = scan(server.log, policy.lines | policy.unwanted)
-    except LogInvalid:  # `check_contract` reports it
-        return (serves, *check_contract(policy, recipe.contract, server.log, kernels))
-    contract = recipe.contract_for(next(iter(lines["version"].values), ""))
+        facts = observe(policy, server, trace, identity, recipe.name)
+    except ServerInvalid as error:
+        # Which contract holds for the release is not known either.
+        return (invalid("observed", error.message, error.reason),)
+    contract = recipe.contract_for(facts.version)
     reasons = {
         change.layer: change.why for change in declared if change.concerns("kernels", recipe.name)
     }
-    facts: ObservedServer | Check = not_run("observed", "it could not be asked", "not-observed")
-    try:
-        if serves.state == "pass":
-            facts = observe(policy, server.client(), lines, kernels, identity, recipe.name)
-    except ServerInvalid as error:
-        facts = invalid("observed", error.message, error.reason)
-    return (
-        serves,
-        _version(policy, lines["version"]),
-        facts if isinstance(facts, Check) else _observed(facts, lines),
-        *check_contract(policy, contract, server.log, kernels),
-        *(
-            [
-                _backends(
-                    policy, kernels, identity, recipe.name, baseline, contract.changes | reasons
-                )
-            ]
-            if isinstance(kernels, KernelTrace)
-            else []
-        ),
-        _kv(policy, recipe, lines),
-        *([_configuration(lines)] if "moe" in contract.serves else []),
-    )
+    checks = [
+        _observed(policy, facts),
+        *check_contract(policy, contract, server.log, trace),
+        _kv(policy, recipe, facts),
+    ]
+    if facts.classes:
+        checks.append(_backends(policy, facts, baseline, contract.changes | reasons))
+    return tuple(checks)
 
 
 def observe(
     policy: ContractPolicy,
-    client: Client,
-    lines: Mapping[str, LogLines],
+    server: launch.Server,
     trace: KernelTrace | Check,
     identity: ServerIdentity,
     recipe: str,
 ) -> ObservedServer:
     """
-    Return the facts of the server that *client* asks, for the recipe named *recipe*.
+    Return the facts about *server*, for the recipe named *recipe*.
 
     Args:
-        lines: Of its log; empty without one.
-        trace: As `read_profile` returns it.
+        trace: As `profile` returns it.
 
     Raises:
-        ServerInvalid: The server does not answer as it should.
+        ServerInvalid: The server does not answer as it should, or its log cannot be read.
     """
+    try:
+        lines = scan(server.log, policy.lines)
+    except LogInvalid as error:
+        raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
+    client = server.client()
     kernels = [] if isinstance(trace, Check) else kernel_classes.classify(trace, policy.kernels)
-    block, limit = observed.cache_block(client.metrics()), client.max_model_len()
-    cache = PrefixCache(0, 0, 0, 0)
-    if block:
+    metrics, limit = client.metrics(), client.max_model_len()
+    cache = PrefixCache()
+    if block := observed.cache_block(metrics):
         length = observed.prompt_length(block, 3, limit - 1)
         text = " ".join(str(number) for number in range(length))
         cache = observed.repeat(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
-    families = kernel_classes.shares(
-        [kernel._replace(name=family(kernel.name)) for kernel in kernels], "name"
-    )
-    unknown: dict[str, float] = {
-        phase: kernel_classes.time_share(kernels, phase, [k for k in kernels if not k.kind])
-        for phase in PHASES
-    }
     return ObservedServer(
         identity,
         recipe,
@@ -330,33 +276,11 @@ def observe(
         client.version(),
         limit,
         cache,
-        any(name.startswith(observed.DRAFTS) for name in client.metrics()),
+        any(name.startswith(observed.DRAFTS) for name in metrics),
         {name: tuple(found.values) for name, found in lines.items() if found.values},
-        families,
+        kernel_classes.shares(kernels, "name"),
         kernel_classes.shares(kernels, "label"),
-        unknown,
     )
-
-
-def record(
-    policy: ContractPolicy,
-    client: Client,
-    log: Path | None,
-    trace: Path | None,
-    identity: ServerIdentity,
-    recipe: str,
-) -> ObservedServer:
-    """
-    Return the facts of the stock wheel's server, for ``observed.json``.
-
-    Raises:
-        ServerInvalid: The server does not answer as it should, or its log cannot be read.
-    """
-    try:
-        lines = scan(log, policy.lines) if log else {}
-    except LogInvalid as error:
-        raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
-    return observe(policy, client, lines, read_profile(trace), identity, recipe)
 
 
 def same_launches(
@@ -380,19 +304,26 @@ def estimate(_: ContractPolicy, pace: Pace) -> float:
     return 30 + 3 * 2048 / pace.prefill_tokens_s + 8 / pace.decode_tokens_s
 
 
-def _observed(facts: ObservedServer, lines: Mapping[str, LogLines]) -> Check:
+def _observed(policy: ContractPolicy, facts: ObservedServer) -> Check:
     """Return whether what the server states of itself agrees, with the facts as evidence."""
-    cache = facts.prefix_cache
+    name, cache = "observed", facts.prefix_cache
+    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", facts.version, re.ASCII)
+    if not release or not SpecifierSet(policy.releases).contains(release[0]):
+        message = f"it is vLLM {facts.version[:60]}, not one of {policy.releases}"
+        return invalid(name, message, "version-unknown")
     stated = {
         "version": facts.version,
         "context": str(facts.max_model_len),
         "prefix-cache": str(cache.block > 0),
-        "cache-block": str(cache.block) if cache.block else None,
     }
+    if cache.block:
+        stated["cache-block"] = str(cache.block)
+    # A log without a release is of another program; no release prints all of the other lines.
+    logged = {"version": ("no release",), **facts.lines}
     samples = [
-        Sample(name, value, ", ".join(lines[name].values))
-        for name, value in stated.items()
-        if value is not None and lines[name].values and {*lines[name].values} != {value}
+        Sample(fact, value, ", ".join(logged[fact]))
+        for fact, value in stated.items()
+        if {*logged.get(fact, ())} - {value}
     ]
     if cache.block and (cache.hits % cache.block or cache.hits > cache.prompt):
         samples.append(Sample("hits", f"blocks of {cache.block} tokens", f"{cache.hits} tokens"))
@@ -405,66 +336,17 @@ def _observed(facts: ObservedServer, lines: Mapping[str, LogLines]) -> Check:
     ]
     if samples:
         message = f"{', '.join(sample.case for sample in samples)}: log and replies disagree"
-        return invalid("observed", message, "facts-disagree", figures=figures, samples=samples)
-    facts_of_log = {name: ", ".join(values) for name, values in facts.backends.items()}
-    shown = {"served name": facts.name, "drafts": str(facts.drafts), **facts_of_log}
-    message = (
-        f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; "
-        + (
+        return invalid(name, message, "facts-disagree", figures=figures, samples=samples)
+    shown = {"served name": (facts.name,), "drafts": (str(facts.drafts),), **facts.lines}
+    texts = [Sample(fact, "", ", ".join(values)[:200]) for fact, values in shown.items()]
+    reuse = "there is no prefix cache"
+    if cache.block:
+        reuse = (
             f"of a repeated prompt of {cache.prompt:,} tokens {cache.hits:,} were cached, "
             f"in blocks of {cache.block}"
-            if cache.block
-            else "there is no prefix cache"
         )
-    )
-    texts = [Sample(name, "", value[:200]) for name, value in shown.items()]
-    return passed("observed", message, figures=figures, samples=texts)
-
-
-def _configuration(lines: Mapping[str, LogLines]) -> Check:
-    """Return whether the experts are served with a configuration that was tuned for this device."""
-    name, missing, tuned = "moe-configuration", lines["moe-untuned"], lines["moe-tuned"]
-    samples = [Sample("log", actual=text) for text in (*missing.texts, *tuned.texts)[:5]]
-    if missing.count:
-        return failed(
-            name,
-            f"vLLM has no {', '.join(missing.values) or 'file'} for these experts",
-            "moe-untuned",
-            samples=samples,
-            required=False,
-        )
-    return passed(
-        name,
-        ", ".join(tuned.values) or "no kernel that serves reads a tuned configuration",
-        samples=samples,
-        required=False,
-    )
-
-
-def _serves(server: launch.Server) -> Check:
-    """Return whether it runs and names its model."""
-    if server.failure:
-        return failed(
-            "server",
-            f"the server was ended before traffic: {server.failure}",
-            server.reason or "server-died",
-        )
-    try:
-        message = f"it serves {server.client().model()}"
-    except ServerInvalid as error:
-        return invalid("server", error.message, error.reason)
-    return passed("server", message)
-
-
-def _version(policy: ContractPolicy, lines: LogLines) -> Check:
-    """Return whether the log is of one release, which the policy covers."""
-    logged = ", ".join(lines.values)
-    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", logged, re.ASCII)
-    covered = release and SpecifierSet(policy.releases).contains(release[0])
-    if len(lines.values) != 1 or not covered:
-        message = f"the log is of {logged or 'no known release'}, not of one in {policy.releases}"
-        return invalid("version", message, "version-unknown")
-    return passed("version", f"vLLM {logged} wrote the log")
+    message = f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; "
+    return passed(name, message + reuse, figures=figures, samples=texts)
 
 
 def _line(kind: str, pattern: str, lines: LogLines) -> Check:
@@ -522,33 +404,19 @@ def _kernel_checks(
     checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
     checks.append(_unknown(policy, contract, kernels))
     if "captured" in contract.lines:
-        checks.append(
-            _profiled(
-                "profile-graphs",
-                "graphs-unseen",
-                "kernels of decode steps in CUDA graphs",
-                trace.graphs,
-            )
-        )
+        what = "kernels of decode steps in CUDA graphs"
+        checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
     if contract.lines.get("compile") == "VLLM_COMPILE":
+        what = "kernels of torch.compile in decode"
         count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
-        checks.append(
-            _profiled(
-                "profile-compile", "compile-unseen", "kernels of torch.compile in decode", count
-            )
-        )
+        checks.append(_profiled("profile-compile", "compile-unseen", what, count))
     return checks
 
 
 def _profiled(name: str, reason: str, what: str, count: int) -> Check:
     """Return whether the profile shows *count* kernels, which the log states."""
-    return judged(
-        name,
-        f"the profile has {count or 'no'} {what}",
-        reason,
-        bool(count),
-        [Figure(what, count)],
-    )
+    message = f"the profile has {count or 'no'} {what}"
+    return judged(name, message, reason, count > 0, [Figure(what, count)])
 
 
 def _samples(kernels: Iterable[ClassifiedKernel], expected: str = "") -> list[Sample]:
@@ -570,23 +438,18 @@ def _layer(
     kernels: Sequence[ClassifiedKernel],
 ) -> Check:
     """Return whether the class of the contract serves this kind of layer in both phases."""
-    name, (wanted, pattern) = f"kernels-{kind}", contract.wanted(kind)
+    wanted, pattern = contract.wanted(kind)
     figures, samples = list[Figure](), list[Sample]()
     for phase in PHASES:
         own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
-        if not own:
-            others = [kernel for kernel in kernels if kernel.phase == phase]
-            message = f"none of {len(others)} kernels of {phase} serves {kind}"
-            shown = _samples(others[:10], wanted)
-            return failed(name, message, "kernel-unseen", figures=figures, samples=shown)
-        share = kernel_classes.served_share(own, wanted, pattern, policy.part)
-        figures.append(
-            Figure(f"{phase} by {wanted}", 100 * share, "%", len(own), bound=100 * policy.share)
-        )
+        share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.part)
+        what = f"{phase} by {wanted}"
+        figures.append(Figure(what, share, "%", len(own), bound=100 * policy.share))
         samples += _samples(own[:5], f"{wanted} {pattern}".strip())
     shares = ", ".join(f"{figure.value:.0f} % of {figure.name}" for figure in figures)
     good = all(figure.value >= 100 * policy.share for figure in figures)
-    return judged(name, f"time of {kind}: {shares}", "kernel-class", good, figures, samples)
+    reason = "kernel-class" if all(figure.count for figure in figures) else "kernel-unseen"
+    return judged(f"kernels-{kind}", f"time of {kind}: {shares}", reason, good, figures, samples)
 
 
 def _unknown(
@@ -594,35 +457,30 @@ def _unknown(
 ) -> Check:
     """Return whether the kernels that nothing judges take little of the time."""
     figures, samples = list[Figure](), list[Sample]()
-    unjudged = kernel_classes.unjudged(kernels, contract)
     for phase in PHASES:
-        share = kernel_classes.time_share(kernels, phase, unjudged)
-        figures.append(
-            Figure(
-                f"{phase} by kernels that nothing judges",
-                100 * share,
-                "%",
-                bound=100 * policy.unknown,
-            )
-        )
-        samples += _samples([kernel for kernel in unjudged if kernel.phase == phase][:10])
+        own = [kernel for kernel in kernels if kernel.phase == phase]
+        unjudged = kernel_classes.unjudged(own, contract)
+        share = 100 * kernel_classes.time(unjudged) / max(kernel_classes.time(own), 1)
+        what = f"{phase} by kernels that nothing judges"
+        figures.append(Figure(what, share, "%", bound=100 * policy.unknown))
+        samples += _samples(unjudged[:10])
     message = ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures)
     good = all(figure.value <= 100 * policy.unknown for figure in figures)
     return judged("kernels-unknown", message, "kernel-unknown", good, figures, samples)
 
 
-def _numbers(lines: LogLines) -> list[float]:
+def _numbers(facts: ObservedServer, line: str) -> list[float]:
     # A pattern gives digits, commas and dots; anything else is not its number.
     return [
         float(value.replace(",", ""))
-        for value in lines.values
+        for value in facts.lines.get(line, ())
         if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)
     ]
 
 
-def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -> Check:
+def _kv(policy: ContractPolicy, recipe: Recipe, facts: ObservedServer) -> Check:
     """Return whether the KV cache is as large as planned and holds one longest request."""
-    plan, sizes, counts = recipe.plan, _numbers(lines["kv-gib"]), _numbers(lines["kv-tokens"])
+    plan, sizes, counts = recipe.plan, _numbers(facts, "kv-gib"), _numbers(facts, "kv-tokens")
     figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
     figures += [Figure("tokens in the cache", count, bound=plan.max_model_len) for count in counts]
     tolerance = policy.kv_tolerance * plan.cache
@@ -638,12 +496,7 @@ def _kv(policy: ContractPolicy, recipe: Recipe, lines: Mapping[str, LogLines]) -
 
 
 def _backends(
-    policy: ContractPolicy,
-    trace: KernelTrace,
-    identity: ServerIdentity,
-    recipe: str,
-    baseline: Path | None,
-    reasons: Mapping[str, str],
+    policy: ContractPolicy, facts: ObservedServer, baseline: Path | None, reasons: Mapping[str, str]
 ) -> Check:
     """
     Return the check ``backends``: whether layers have the classes of kernels of the *baseline*.
@@ -651,35 +504,34 @@ def _backends(
     Args:
         reasons: ``decode moe`` and the like, or empty for all → why it may differ.
     """
-    name, kernels = "backends", kernel_classes.classify(trace, policy.kernels)
-    classes = kernel_classes.shares(kernels, "label")
+    name, identity = "backends", facts.identity
     figures = [
         Figure(f"{layer}: {label}", 100 * share, "%")
-        for layer, shares in classes.items()
+        for layer, shares in facts.classes.items()
         for label, share in shares.items()
     ]
     if baseline is None:
         message = "name --against a folder that --record wrote, to compare its server's kernels"
         return Check(name, "not-run", message, "not-asked", False, tuple(figures))
     try:
-        recorded = observed.load(baseline)
+        stock = observed.load(baseline)
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
-    if not recorded.classes:
+    if not stock.classes:
         return invalid(name, f"{baseline.name} has no kernels", "baseline-damaged")
-    if recorded.identity.wheel in ("", identity.wheel):
+    if stock.identity.wheel in ("", identity.wheel):
         message = "the baseline is the candidate itself, or does not name its wheel"
         return invalid(name, message, "baseline-is-candidate")
-    if recorded.recipe != recipe or identity.model not in ("", recorded.identity.model):
-        message = f"the baseline is of {recorded.recipe}, or of other weights"
+    if stock.recipe != facts.recipe or identity.model not in ("", stock.identity.model):
+        message = f"the baseline is of {stock.recipe}, or of other weights"
         return invalid(name, message, "baseline-other-model")
-    changed = kernel_classes.changes(recorded.classes, classes, policy.change)
+    changed = kernel_classes.changes(stock.classes, facts.classes, policy.change)
     samples = [
         Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)
         for layer, text in changed.items()
     ]
     message = (
-        f"of {len(classes)} kinds and phases, in other classes than with the stock wheel: "
+        f"of {len(facts.classes)} kinds and phases, in other classes than with the stock wheel: "
         f"{', '.join(changed) or 'none'}"
     )
     explained = "" in reasons or changed.keys() <= reasons.keys()

@@ -63,6 +63,10 @@ class ClassifiedKernel(NamedTuple):
         """The phase and the kind: ``decode moe``."""
         return f"{self.phase} {self.kind}"
 
+    def may_be(self, label: str) -> bool:
+        """Return whether the class may be *label*."""
+        return label in self.label.split("|")
+
 
 def classify(trace: KernelTrace, patterns: Sequence[KernelPattern]) -> list[ClassifiedKernel]:
     """Return the kernels of *trace* with their kind and class, the longest first."""
@@ -110,18 +114,14 @@ def served_share(kernels: Sequence[ClassifiedKernel], wanted: str, name: str, pa
         name: Searched in the name of each kernel that counts.
         part: The least share of each class of a sum; without it the sum has none.
     """
-    total, best = max(sum(kernel.microseconds for kernel in kernels), 1), 0.0
+    total, best = max(time(kernels), 1), 0.0
+    named = [kernel for kernel in kernels if re.search(name, kernel.name)]
     for alternative in wanted.split("|"):
-        classes = dict.fromkeys(alternative.split("+"), 0)
-        time = 0
-        for kernel in kernels:
-            matching = classes.keys() & set(kernel.label.split("|"))
-            if matching and re.search(name, kernel.name):
-                time += kernel.microseconds
-                for each in matching:
-                    classes[each] += kernel.microseconds
-        if len(classes) == 1 or min(classes.values()) >= part * total:
-            best = max(best, time / total)
+        classes = alternative.split("+")
+        own = [time(kernel for kernel in named if kernel.may_be(each)) for each in classes]
+        serving = time(kernel for kernel in named if any(map(kernel.may_be, classes)))
+        if len(classes) == 1 or min(own) >= part * total:
+            best = max(best, serving / total)
     return best
 
 
@@ -151,13 +151,9 @@ def unjudged(
     ]
 
 
-def time_share(
-    kernels: Iterable[ClassifiedKernel], phase: Phase, some: Iterable[ClassifiedKernel]
-) -> float:
-    """Return the share of the time of *kernels* in *phase* that *some* of them take."""
-    total = sum(kernel.microseconds for kernel in kernels if kernel.phase == phase)
-    part = sum(kernel.microseconds for kernel in some if kernel.phase == phase)
-    return part / max(total, 1)
+def time(kernels: Iterable[ClassifiedKernel]) -> int:
+    """Return the microseconds that *kernels* took."""
+    return sum(kernel.microseconds for kernel in kernels)
 
 
 def changes(

@@ -38,11 +38,6 @@ MOST_OBJECTS = 6_000_000
 LONGEST_EVENT = 86_400e6
 
 _STEP = re.compile(r"execute_(?:\d+_)?context_(\d{1,9})\(.*\)_generation_(\d{1,9})\(")
-#: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
-_TRAITS = re.compile(r"Mainloop[A-Za-z0-9]+?(?=I[LN]|<)|float_u?e\dm\d_t|bfloat16_t|half_t|__half")
-_TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
-#: What cuBLAS chooses for each shape anew: behind the tiles, the order of clusters and the layouts.
-_CUBLAS = re.compile(r"(nvjet_sm\d+_[a-z]+)_.*")
 
 
 class KernelTrace(dict[Phase, Counter[str]]):
@@ -159,22 +154,3 @@ def _phases(events: list[_Event]) -> KernelTrace:
             trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
             trace.graphs += phase == "decode" and kernel.args.correlation in graphs
     return trace
-
-
-def family(name: str) -> str:
-    """
-    Return what is stable of a kernel's *name*: function, main loop and data types, without tiles.
-
-    A name is demangled, or mangled where it is too long for the profiler.
-    """
-    function = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0].strip()
-    if name.startswith("_Z"):
-        parts, rest = [], name.removeprefix("_Z").removeprefix("N")
-        while match := re.match(r"\d{1,3}", rest):
-            end = match.end() + int(match[0])
-            parts.append(rest[match.end() : end])
-            rest = rest[end:]
-        function = "::".join(parts)
-    function = _CUBLAS.sub(r"\1", function)
-    traits = dict.fromkeys(_TRAITS.findall(name))
-    return _TILES.sub("", function)[:120] + (f" [{', '.join(traits)}]" if traits else "")

@@ -408,13 +408,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     def _record_facts(self, path: Path) -> None:
         server, options = self.server, self._options
-        facts = contract.record(
-            self._policies.contract,
-            server.client(),
-            server.started.log,
-            kernel_trace.record(server.client(), self._profiles),
-            server.identity,
-            options.recipe,
+        trace = contract.profile(server.started, self._profiles)
+        if isinstance(trace, Check):
+            raise ServerInvalid(trace.reason, trace.message)
+        facts = contract.observe(
+            self._policies.contract, server.started, trace, server.identity, options.recipe
         )
         observed.save(facts, path)
 

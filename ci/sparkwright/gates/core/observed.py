@@ -122,10 +122,9 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_model_len: Tokens of the longest request, by ``/v1/models``.
         prefix_cache: As observed.
         drafts: Whether tokens are drafted.
-        backends: Name of a line of ``ci/gates/contract.yaml`` → its values in the log.
-        kernels: ``decode moe`` and the like → family of a kernel → its share of that time.
+        lines: Name of a line of ``ci/gates/contract.yaml`` → its values in the log.
+        kernels: ``decode moe`` and the like → name of a kernel → its share of that time.
         classes: ``decode moe`` and the like → class of the kernels → its share of that time.
-        unknown: Phase → share of its time by kernels that no pattern of the policy knows.
     """
 
     identity: ServerIdentity
@@ -135,10 +134,9 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Annotated[int, Meta(ge=1)]
     prefix_cache: PrefixCache
     drafts: bool
-    backends: dict[str, tuple[str, ...]]
+    lines: dict[str, tuple[str, ...]]
     kernels: dict[str, dict[str, Fraction]]
     classes: dict[str, dict[str, Fraction]]
-    unknown: dict[str, Fraction]
     format: Literal[1] = 1
 
 

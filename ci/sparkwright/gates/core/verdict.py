@@ -172,9 +172,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def worst_check(self) -> Check | None:
-        """The first required check in the worst state; None if all pass, or there is none."""
-        checks = [check for check in self.checks if check.required and check.state != "pass"]
-        return min(checks, key=lambda check: ORDER.index(check.state), default=None)
+        """As `worst_check` of its checks."""
+        return worst_check(self.checks)
 
     @property
     def label(self) -> str:
@@ -305,6 +304,12 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
             verdicts[new.gate, new.recipe] = new
     ordered = tuple(verdicts[key] for key in sorted(verdicts))
     return replace(now, verdicts=ordered, device_code=now.device_code or before.device_code)
+
+
+def worst_check(checks: Iterable[Check]) -> Check | None:
+    """Return the first required one of *checks* in the worst state; None if all that are pass."""
+    unmet = [check for check in checks if check.required and check.state != "pass"]
+    return min(unmet, key=lambda check: ORDER.index(check.state), default=None)
 
 
 def worst(states: Iterable[State]) -> State:

@@ -42,7 +42,7 @@ from sparkwright.gates.core.server_under_test import (
     launch_plan,
     model_digest,
 )
-from sparkwright.gates.core.verdict import Check, GateError
+from sparkwright.gates.core.verdict import Check, GateError, worst_check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import (
     ExternalServer,
@@ -326,7 +326,7 @@ class Experiment:
         """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
         assert isinstance(server, Server)
         policy, subject = self._contract_policy, self._subjects[side]
-        trace = contract.read_profile(contract.profile(server, self._profiles))
+        trace = contract.profile(server, self._profiles)
         checks = contract.check_contract(
             policy, recipe.contract_for(subject.version), server.log, trace
         )
@@ -341,7 +341,7 @@ class Experiment:
             # A baseline may have other kernels, and a profile has to show them.
             unseen = [check for check in checks if check.reason.startswith("profile-")]
             checks = tuple(unseen) or checks
-        return contract.contract_fault(checks)
+        return worst_check(checks)
 
     def _result(
         self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner
