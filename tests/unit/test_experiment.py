@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,8 +10,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour, Fault, started
-from tests.support.results import ROOT
-from tests.support.results import bench as measured
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import results
@@ -21,7 +17,7 @@ from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Kind, Result, Speculation
-from sparkwright.cli import bench, main, options
+from sparkwright.cli import main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
@@ -163,7 +159,7 @@ def test_only_the_same_experiment_is_continued(place: Path) -> None:
     assert len(again.legs) == 2
     with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         answered(place, asked, blocks=1)
-    refserved.edit(place / "ci" / "gates" / "throughput.yaml", published_tolerance=0.5)
+    refserved.edit(place / "ci" / "gates" / "throughput.yaml", warmups=3)
     assert answered(place, asked, blocks=1).resumed == 0
 
 
@@ -184,20 +180,6 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     assert result.cells[0].series[0].candidate
     with refusal("measurement-invalid", match=server.url):
         answered(place, GateOptions(server=server.url, workload=CELLS))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reference"),
-    [({}, ""), ({"value": 1e6, "unit": "tok/s", "runs": None}, "gate-failed"), ({"cell": "8/8 c1"}, "gate-not-run")],
-)
-def test_a_published_figure_that_is_not_reached_fails(changes: dict[str, Any], reference: str) -> None:
-    """All published ones are exceeded here; of three times the speed none is."""
-    recipe = recipes.load(ROOT, "qwen3-next-80b-nvfp4-marlin")
-    figure = next(figure for figure in recipe.published[0].figures if figure.metric == "tpot")
-    report = replace(recipe.published[0], figures=(replace(figure, **changes),))
-    result = measured(figure.cell, speed=1e-4)
-    with refusal(reference) if reference else contextlib.nullcontext():
-        bench.compare_published(replace(recipe, published=(report,)), result, 0.05)
 
 
 @pytest.mark.parametrize(

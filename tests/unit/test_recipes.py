@@ -19,7 +19,7 @@ from tests.support.checkpoints import write
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
-from sparkwright.bench.recipes.recipe import PublishedFigure, Recipe
+from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.gate import ContractPolicy
@@ -38,10 +38,9 @@ def plain() -> dict[str, Any]:
     return dict(yaml.safe_load((ROOT / "ci" / "recipes" / "gpt-oss-120b-mxfp4.yaml").read_text()))
 
 
-def test_page_of_recipes_lists_each_of_them_as_not_measured() -> None:
+def test_page_of_recipes_lists_each_of_them() -> None:
     text = (ROOT / "ci" / "recipes" / "README.md").read_text("utf-8")
     assert set(re.findall(r"`([^`]+)`", text[text.index("| recipe |") : text.index("See [serve]")])) == set(NAMES)
-    assert [name for name in NAMES if recipe.load(ROOT, name).ours] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,9 +91,6 @@ def test_unknown_recipe_is_refused(name: str) -> None:
         recipe.load(ROOT, name)
 
 
-FIGURE = {"cell": "128/128 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s"}
-REPORT = {"source": "s", "host": "h", "stack": "s", "figures": [FIGURE]}
-
 BROKEN: dict[str, dict[str, Any]] = {
     "a shell in a flag": {"versions": [{"vllm": ">=0.20", "flags": ["--dtype=auto; reboot"]}]},
     "two flags in one": {"versions": [{"vllm": ">=0.20", "flags": ["--dtype auto"]}]},
@@ -107,12 +103,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a cache without size": {"plan": {**plain()["plan"], "cache": None}},
     "a share above one": {"plan": {**plain()["plan"], "gpu_memory_utilization": 1.5}},
     "three nodes": {"nodes": 3},
-    "our result without its wheel": {"ours": [REPORT]},
-    "a stranger's result with a wheel of ours": {"published": [{**REPORT, "wheel": "0" * 64}]},
     "an unknown field": {"speed": 60},
+    "no such cell": {"decides": {"decode": ["rate"]}},
     "another file's name": {"name": "mine"},
-    "no such cell": {"published": [{**REPORT, "figures": [{**FIGURE, "cell": "decode"}]}]},
-    "a rate in milliseconds": {"published": [{**REPORT, "figures": [{**FIGURE, "metric": "rate", "unit": "ms"}]}]},
 }
 
 
@@ -123,16 +116,6 @@ def test_broken_recipe_does_not_load(case: str, tmp_path: Path) -> None:
     (folder / "gpt-oss-120b-mxfp4.yaml").write_text(yaml.safe_dump({**plain(), **BROKEN[case]}))
     with refusal("file-invalid"):
         recipe.load(tmp_path, "gpt-oss-120b-mxfp4")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "agreement"),
-    [(0.0199, 0.0251, "holds"), (0.010, 0.014, "faster"), (0.028, 0.03, "slower"), (0.02, 0.03, "open"), (None, 0.02, "open")],
-)
-def test_published_rate_of_one_request_is_compared_as_a_time(low: float | None, high: float, agreement: str) -> None:
-    figure = msgspec.convert({**FIGURE, "runs": [40.0, 50.0]}, PublishedFigure)
-    assert figure.native == 0.02
-    assert figure.agreement(low, high, 0.05) == agreement
 
 
 def changed(**changes: Any) -> Recipe:

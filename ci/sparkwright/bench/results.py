@@ -17,7 +17,7 @@ from sparkwright.core.states import State
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
 
-Kind = Literal["gate", "bench", "verify"]
+Kind = Literal["gate", "bench"]
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """
-    The result of a gate, a bench or a verification.
+    The result of a gate or a bench.
 
     Attributes:
         kind: Which of them. *format*: of this record.

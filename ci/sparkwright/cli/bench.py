@@ -22,9 +22,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import METRICS
 from sparkwright.bench.report import output
-from sparkwright.bench.results import Kind, Result
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
@@ -38,10 +36,6 @@ from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, 
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
-    "--published": {
-        **options.FLAG,
-        "help": "measure the published figures of the recipe, and fail if they are not reached",
-    },
     "--wheel": {"type": Path, "metavar": "WHEEL", "help": "the wheel that is installed there"},
     "--launches": {
         "type": options.number(int, 1, 1000),
@@ -72,8 +66,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
-    """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
-    published = arguments.published
+    """Measure, show tables and plots, and keep the result."""
     options.refuse(
         (
             bool(arguments.serve) == bool(arguments.server),
@@ -83,14 +76,7 @@ def bench(arguments: argparse.Namespace) -> None:
             bool(arguments.serve) != bool(arguments.python),
             "--serve DIR and --python FILE belong together.",
         ),
-        (
-            published and (arguments.server or not arguments.recipe),
-            "--published needs --recipe, and an environment to serve it.",
-        ),
-        (
-            arguments.quick and (published or arguments.launches),
-            "--quick is one launch, without --published and --launches.",
-        ),
+        (arguments.quick and arguments.launches, "--quick is one launch, without --launches."),
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
             (arguments.rate or arguments.natural) and not arguments.quick,
@@ -104,59 +90,14 @@ def bench(arguments: argparse.Namespace) -> None:
     if arguments.quick:
         quick(context, bench_options, arguments.rate, natural=arguments.natural)
         return
-    kind: Kind = "verify" if published else "bench"
-    recipe = recipes.load(context.project.root, arguments.recipe) if published else None
-    if recipe and not bench_options.workload:
-        reports = (*recipe.published, *recipe.ours)
-        cells = (figure.cell for report in reports for figure in report.figures)
-        bench_options = replace(bench_options, workload=tuple(dict.fromkeys(cells)))
     blocks = arguments.launches or (1 if arguments.server else 0)
-    experiment = Experiment(context, kind, bench_options, blocks)
-    result = experiment.result()
+    result = Experiment(context, "bench", bench_options, blocks).result()
     output.show(result)
     path = gate.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
         what = f"{result.model} was not measured to the end."
         raise GateError("measurement-invalid", what, details=[result.says])
-    if recipe:
-        compare_published(recipe, result, experiment.policy.published_tolerance)
-
-
-def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
-    """
-    Show each published figure of *recipe* beside the measured one; *tolerance* still agrees.
-
-    Raises:
-        gate-not-run: No figure is published.
-        gate-failed: A figure is not reached.
-        gate-inconclusive: A figure cannot be decided.
-    """
-    measured = {
-        (cell.name, series.metric): series for cell in result.cells for series in cell.series
-    }
-    rows = []
-    for report in (*recipe.published, *recipe.ours):
-        for figure in report.figures:
-            if (series := measured.get((figure.cell, figure.metric))) is None:
-                continue
-            title, unit, factor, _ = METRICS[figure.metric]
-            agreement = figure.agreement(series.low, series.high, tolerance)
-            published = f"{figure.native * factor:.4g} {unit}"
-            here = f"{series.candidate * factor:.4g} {unit}" if series.candidate else "not measured"
-            rows.append([figure.cell, title, published, here, agreement, report.source])
-    columns = ["cell", "metric", "published", "here", "", "source"]
-    console.table(f"{recipe.name}: published figures", columns, rows, result=True)
-    if not rows:
-        raise GateError("gate-not-run", f"No figure of {recipe.name} was published.")
-    for agreement, state, reference in (
-        ("slower", "not reached here", "gate-failed"),
-        ("open", "undecided here", "gate-inconclusive"),
-    ):
-        details = [" ".join(row[:4]) for row in rows if row[4] == agreement]
-        if details:
-            what = f"{len(details)} of {len(rows)} published figures are {state}."
-            raise GateError(reference, what, details=details)
 
 
 def _texts(

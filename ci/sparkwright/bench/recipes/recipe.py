@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
-from sparkwright.bench.records import Count, Metric, Positive
+from sparkwright.bench.records import Metric, Positive
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import strict_yaml
@@ -38,10 +38,6 @@ UNRESOLVED = "unresolved"
 LayerKind = Literal["attention", "linear", "moe", "gdn", "mamba"]
 KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|weight-only|emulated)"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
-#: Factor from a published unit to seconds or tokens per second.
-FACTORS = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}
-
-Agreement = Literal["holds", "faster", "slower", "open"]
 
 
 class RecipeError(SparkwrightError):
@@ -210,83 +206,6 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return f"--speculative-config={msgspec.json.encode(settings).decode()}"
 
 
-class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    One published number.
-
-    Attributes:
-        cell: Name of the workload cell (``1024/1024 c8``) that comes nearest.
-        metric: ``tpot`` may be published as tokens per second of one request.
-        value: As published, in *unit*.
-        runs: Smallest and largest of the runs, or the ends of an interval, as published.
-    """
-
-    cell: str
-    metric: Metric
-    value: Positive
-    unit: Literal["ms", "s", "tok/s"]
-    runs: tuple[Positive, Positive] | None = None
-
-    def __post_init__(self) -> None:
-        WorkloadCell.parse(self.cell)
-        if (self.unit == "tok/s") != (self.metric == "rate") and self.metric != "tpot":
-            raise ValueError(f"{self.metric} has no unit {self.unit}")
-
-    @property
-    def native(self) -> float:
-        """The value in seconds, or in tokens per second for ``rate``."""
-        return self._native(self.value)
-
-    def _native(self, value: float) -> float:
-        inverse = self.metric == "tpot" and self.unit == "tok/s"
-        return 1 / value if inverse else value * FACTORS[self.unit]
-
-    def agreement(self, low: float | None, high: float | None, margin: float) -> Agreement:
-        """
-        Return whether a measured 95 % interval bears the published figure out.
-
-        It ``holds`` if the whole interval is within *margin* of the published one, is ``faster`` or
-        ``slower`` if none of it is, and ``open`` if the measurement is too coarse to say.
-
-        Args:
-            low: Lower end, in the unit of `native`; None if too little was measured.
-            high: Upper end.
-            margin: The ratio that still agrees (0.05 is 5 %).
-        """
-        if low is None or high is None:
-            return "open"
-        ends = [self._native(end) for end in self.runs or (self.value,)]
-        least, most = min(ends) / (1 + margin), max(ends) * (1 + margin)
-        if least <= low and high <= most:
-            return "holds"
-        if low <= most and high >= least:
-            return "open"
-        return "faster" if (low > most) == (self.metric == "rate") else "slower"
-
-
-class PublishedReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    All figures of one source that share a machine, a stack and a method.
-
-    Attributes:
-        source: Where they stand.
-        host: What they were measured on.
-        stack: Versions that were measured.
-        figures: The numbers.
-        times: Runs behind each figure; None if the source does not say.
-        differs: How the method differs from ours, and the effect; empty if nothing is known.
-        wheel: The sha256 of the wheel of ours that was measured; empty for results of others.
-    """
-
-    source: str
-    host: str
-    stack: str
-    figures: tuple[PublishedFigure, ...]
-    times: Count | None = None
-    differs: str = ""
-    wheel: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-
-
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     A model and how it is served.
@@ -306,8 +225,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patience: Seconds until the server must answer.
         abilities: What the gates ask of the model beside continuing a text.
         tool_parser, reasoning_parser: vLLM's parsers of the model's answers; empty for none.
-        published: Results of others.
-        ours: Results of this project's gate; empty if it was not measured.
+        published: Results that others state, each with its source, machine, versions and method.
         prefix_cache: The releases that have a prefix cache for this model, as a version specifier;
             empty for all. Hybrid models have one from 0.26 on.
         decides: Cell → metrics of it that decide G8 beside those of its workload.
@@ -330,8 +248,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abilities: tuple[Ability, ...] = ()
     tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
     reasoning_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
-    published: tuple[PublishedReport, ...] = ()
-    ours: tuple[PublishedReport, ...] = ()
+    published: tuple[str, ...] = ()
     prefix_cache: str = ""
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
     decides: dict[str, tuple[Metric, ...]] = {}
@@ -339,8 +256,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         SpecifierSet(self.prefix_cache)
-        if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):
-            raise ValueError("a result of ours names its wheel's sha256, and another's has none")
         for cell in self.decides:
             WorkloadCell.parse(cell)
         if "tools" in self.abilities and not self.tool_parser:

@@ -27,7 +27,6 @@ from sparkwright.core.pages import Table
 TITLES = {
     "gate": "Throughput gate",
     "bench": "Measurement",
-    "verify": "Verification of a recipe",
 }
 #: Columns of the longest bar.
 _BARS = 30

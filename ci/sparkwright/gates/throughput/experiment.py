@@ -128,8 +128,8 @@ class Experiment:
         self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(root)
         self.cells = self._chosen_cells()
-        # No draft of random tokens is accepted; published figures are repeated as they were made.
-        self._drafted = bool(self._recipe and self._recipe.speculation and kind != "verify")
+        # No draft of random tokens is accepted.
+        self._drafted = bool(self._recipe and self._recipe.speculation)
         if not (self._drafted and options.texts):
             workloads.check_texts(self.cells, options.texts)
         self.digest = sha256_bytes(

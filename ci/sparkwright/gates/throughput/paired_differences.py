@@ -39,7 +39,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
         alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
         min_blocks, max_blocks: Blocks before a decision, and after which there is none.
-        launches: Of a bench or a verification, which compare nothing.
+        launches: Of a bench, which compares nothing.
         workloads: The set of ``workloads.yaml`` that decides.
         warmups: Requests before each measurement that do not count.
         prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
@@ -49,7 +49,6 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lag: Longest wait before a side's turn, in lengths of the turn before.
         own_error: Standard error of a measurement by itself, as a share of the margin, at which it
             is long enough.
-        published_tolerance: Share by which a published figure may be off and still hold.
     """
 
     bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
@@ -65,7 +64,6 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ceiling_min_bytes: Annotated[float, Meta(ge=0)]
     lag: Annotated[float, Meta(ge=0, le=4)]
     own_error: Share
-    published_tolerance: Share
 
     def needed(self, result: LoadResult, metrics: Sequence[Metric]) -> float:
         """
