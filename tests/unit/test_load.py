@@ -192,8 +192,8 @@ def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_end
     generator = Timetable(0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
     look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2))
     tpot = look.figures[0]
-    # t(0.975, 7) · s / √8 with s = 10.69
-    assert [tpot.low, tpot.mean, tpot.high] == pytest.approx([91.06, 100, 108.94], abs=0.01)
+    # In logarithms: t(0.975, 7) · s / √8 with s = 0.1073.
+    assert [tpot.low, tpot.median, tpot.high] == pytest.approx([90.96, 100, 108.84], abs=0.01)
     assert (look.runs, look.output_tokens, look.requests) == (8, 64, 2)
     assert len({spec.seed for spec in generator.specs[1:]}) == 8
     late = Timetable(1.0, 1.0)
@@ -204,9 +204,9 @@ def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_end
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
-    output.show_quick(look, "toy", "8/1 c1")
+    output.show_quick(look, "toy")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
-    assert shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
+    assert shown == {"time per token, ms", "time per token, p90, ms", "time per token, p99, ms", "gap between events, p90, ms"}
 
 
 class Overloaded(Timetable):

@@ -1,4 +1,4 @@
-"""The report of an experiment: page, terminal, comparison, and the files that it reads."""
+"""The report of experiments: page, terminal, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, ROOT, bench
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import MOST_TOKENS, LoadResult, Request
-from sparkwright.bench.records import COUNTED, METRICS, Metric
+from sparkwright.bench.records import METRICS, SHOWN, Metric
 from sparkwright.bench.report import output, view
-from sparkwright.bench.report.view import View, comparison, shift
 from sparkwright.bench.results import Series
 from sparkwright.cli import main
 from sparkwright.core.pages import clean
@@ -68,18 +67,21 @@ def test_foreign_strings_are_text_and_nothing_else(pages: dict[str, str]) -> Non
     assert not re.search(f"<script|{UNSAFE}", pages["hostile"])
 
 
-def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> None:
-    result, page_text = gate(*POINTS[:2]), shown(pages["one"])
+def test_every_series_is_on_the_page_and_ratios_come_before_figures(pages: dict[str, str]) -> None:
+    """A ratio with its interval for each cell and metric; then the median of each side with its own."""
+    result, text = gate(*POINTS[:2]), shown(pages["one"])
+    ratios, figures = view.ratios(result), view.figures({"": result})
     series = [one for cell in result.cells for one in cell.series]
-    numbers = [
-        view.quantity(value, one.metric) for one in series for value in (one.baseline, one.candidate)
-    ]
-    numbers += [view.signed(end - 1) for one in series for end in (one.low, one.high) if end]
-    numbers += [
-        view.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS if metric not in COUNTED
-    ]
-
-    assert [number for number in numbers if number not in page_text] == []
+    assert [row[2] for row in ratios.rows] == [view.number((one.candidate or 0) / (one.baseline or 1)) for one in series]
+    assert [row[3] for row in ratios.rows] == [view.interval(one.low, one.high) for one in series]
+    assert all(cell in text for table in (ratios, figures) for row in table.rows for cell in row if "<" not in cell)
+    assert [row[2] for row in figures.rows] == ["candidate", "baseline"] * len(series)
+    for name in ("time per token", "throughput"):
+        ours = next(one.candidate for one in series if METRICS[one.metric][0] == name)
+        row = next(row for row in figures.rows if row[1].startswith(name))
+        assert row[3] == view.number((ours or 0) * (1000 if name == "time per token" else 1))
+    assert text.index(ratios.title) < text.index(figures.title)
+    assert pages["one"].count("<svg") == len(series)
 
 
 @pytest.mark.parametrize("state", SIGNS)
@@ -97,7 +99,7 @@ def test_the_verdict_comes_first_as_word_sign_and_colour(state: State) -> None:
 def test_a_page_of_nothing_measured_shows_no_pass(name: str, pages: dict[str, str]) -> None:
     source = output.render([EXAMPLES[name]()])
 
-    assert "Not measured, or not well enough" in source
+    assert "Nothing was measured." in source
     assert "✓" not in source
     assert '<span class="pill">• measured</span>' in pages["several"]
 
@@ -130,8 +132,11 @@ def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, data: bytes, det
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_terminal_of_80_columns_is_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    output.show(EXAMPLES[name]())
+def test_a_terminal_of_80_columns_is_enough(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    output.show([EXAMPLES[name]()])
     out = capsys.readouterr().out
     tables = [line.rstrip() for line in out.splitlines() if re.match(" [^ ]", line)]
 
@@ -141,68 +146,53 @@ def test_a_terminal_of_80_columns_is_enough(name: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("metric", "low", "high", "ends"),
+    ("metric", "low", "high", "places"),
     [
-        ("tpot", 1.01, 1.03, (0.01, 0.03)),
-        ("ttft", 1.01, None, (math.expm1(0.1), math.expm1(0.1))),
-        ("rate", 0.8, 1.25, (-0.2, 0.25)),
+        ("tpot", 1.01, 1.03, (1.01, 1.02, 1.03)),
+        ("ttft", 1.01, None, (1.01, 1.02, 1.02)),
+        ("rate", 0.99, 1.25, (1 / 1.25, 1 / 1.02, 1 / 0.99)),
+        ("tpot", 1.0, 1e300, ()),
     ],
 )
-def test_a_positive_shift_is_worse_in_every_metric(
-    metric: Metric, low: float, high: float | None, ends: tuple[float, float]
+def test_right_of_the_middle_is_worse_in_every_metric(
+    metric: Metric, low: float, high: float | None, places: tuple[float, ...]
 ) -> None:
-    """Too few blocks give no interval."""
-    moved = shift(Series(metric, True, (0.0, 0.1, 0.2), low=low, high=high))
-
-    assert moved == pytest.approx((math.expm1(0.1), *ends))
+    series = Series(metric, True, low=low, high=high, baseline=1.0, candidate=1.02)
+    assert [math.exp(place) for place in view.costs(series)] == pytest.approx(places)
 
 
-def test_any_number_of_results_is_compared() -> None:
-    many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model") for seed in range(7)]
+def test_any_number_of_results_stands_side_by_side() -> None:
+    many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model", recipe="") for seed in range(7)]
     source = shown(output.render(many))
-
-    compared = comparison([View(result) for result in many])
-    assert [row[1][:2] for row in compared.rows] == [f"#{number}" for number in range(1, 8)] * 2
-    assert "Not all of one model" in compared.note
-    assert "Not all" not in comparison([View(many[0])] * 2).note
-    assert source.count("1024/1024: throughput by concurrency") == 2  # title and heading
-    assert all(result.model in source for result in many)
+    rows = view.figures(view.labelled(many)).rows
+    assert [row[2][:2] for row in rows[:7]] == [f"#{number}" for number in range(1, 8)]
+    assert {row[1] for row in rows[:7]} == {"time per token, ms"}
+    assert all(f"#{number} owner-{number - 1}/model" in source for number in range(1, 8))
 
 
-def test_a_load_over_time_has_the_tokens_that_were_sent() -> None:
-    requests = (
-        Request(0.0, 1.0, 2.0, 8, 11),
-        Request(2.0, 1.0, 2.0, 8, 21),
-        Request(0.0, 0, 0, 8, 0, 0, "429"),
-    )
-    curve = LoadResult("g", "", 4.0, requests).curve(4)
-
-    assert curve
-    assert curve.tokens == pytest.approx((1, 10, 1, 20))
-    assert view.sparkline((0, 0, 1, 1, 8, 8)) == " ▁█"
-
-
-def test_percentiles_of_a_measurement_are_shown_and_an_answer_of_one_token_has_no_time_per_token(pages: dict[str, str]) -> None:
+def test_percentiles_are_shown_and_an_answer_of_one_token_has_no_time_per_token(pages: dict[str, str]) -> None:
     run = LoadResult(
         "g", "", 10.0, tuple(Request(0.0, 0.1 * n, 0.1 * n + 0.2, 8, 21) for n in range(1, 101)),
         0.01, 0.05, 0.03,
     )  # fmt: skip
     result = bench(LADDER[0], blocks=1)
-    several = View(replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs)))
-    [table] = [table for table in several.tables if table.title == "Percentiles over requests"]
-
-    assert [row[1:] for row in table.rows] == [
-        ("TPOT, ms", "10.00", "10.00", "10.00"),
-        ("TTFT, ms", "5,050", "9,010", "9,901"),
-        ("ITL, ms", "10.00", "30.00", "50.00"),
-        ("requests, 1/s", "10.00", "–", "–"),
-    ]
-    assert table.title in shown(pages["one"])
+    several = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
+    rows = view.figures({"": several}, (*METRICS, *SHOWN)).rows
+    assert [row[3] for row in rows] == [
+        "10.00", "5,050", "210.0", "1.600", "10.00", "10.00", "9,010", "9,901", "10.00", "30.00", "50.00", "10.00",
+    ]  # fmt: skip
+    assert "time to first token, p99, ms" in shown(pages["one"])
     run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
     single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
-    legs = shown(output.render([single])).split("Measurements")[-1]
-    assert comparison([View(single), View(result)]).rows[0][2] == "not measured"
-    assert ("not measured" in legs, "0.000" in legs) == (True, False)
+    assert view.figures({"": single}).rows[0][1:4] == ("time per token, ms", "candidate", "not measured")
+
+
+def test_time_per_token_is_held_against_what_memory_allows() -> None:
+    result = gate(*POINTS[:1])
+    row = view.figures({"": result}, ["bandwidth"]).rows[0]
+    # 24 ms for 1.6 tokens, of which a step reads all weights once.
+    assert float(row[3]) == pytest.approx(100 / (0.024 * 1.6 * (result.cells[0].ceiling or 0)), rel=0.01)
+    assert view.figures({"": bench(LADDER[0])}, ["bandwidth"]).rows == []
 
 
 def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
@@ -210,16 +200,16 @@ def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
     assert b"itl_p90" not in path.read_bytes()
     source = output.render([results.read(path)])
 
-    assert set(re.findall("candidate ITL, ms</td><td>.*?</td><td>(.*?)</td>", source)) == {
-        "not measured"
-    }
+    assert set(re.findall("gap between events, p90, ms</td>.*?</td><td>(.*?)</td>", source)) == {"not measured"}
 
 
-@given(st.floats(-1e300, 1e300), st.integers(1, 9))
-def test_numbers_keep_their_digits(value: float, digits: int) -> None:
-    written = float(view.number(value, digits).replace(",", ""))
-
-    assert written == value or abs(written - value) <= abs(value) * 0.51 * 10 ** (1 - digits)
+@given(st.floats(-1e300, 1e300))
+def test_numbers_keep_four_digits_and_absurd_ones_are_not_shown(value: float) -> None:
+    text = view.number(value)
+    if 1e-9 < value < 1e12:
+        assert abs(float(text.replace(",", "")) - value) <= value * 0.51e-3
+    else:
+        assert text == view.NOT_MEASURED
 
 
 @given(st.text(max_size=2000))
@@ -246,4 +236,4 @@ def test_lab_report_writes_a_page_and_never_over_a_result(
     assert target.read_text("utf-8") == output.render([result])
     assert written["results"][0]["kind"] == "bench"
     assert results.read(path) == result
-    assert len(re.findall(r"c1 +#[123]", printed)) == 3
+    assert len(re.findall(r"c1 +time per token, ms +#[123]", printed)) == 3

@@ -9,15 +9,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.vllm_bench import (
-    LoadCurve,
-    LoadError,
-    LoadGenerator,
-    LoadResult,
-    LoadSpec,
-)
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.records import COUNTED, METRICS, SHOWN
-from sparkwright.bench.statistics import mean_interval
+from sparkwright.bench.results import LoadFigure, load_figure
 from sparkwright.core.console import console
 
 #: Seconds from the ready server to the result, and of one run.
@@ -33,16 +27,6 @@ MAX_ROUNDS, MAX_REQUESTS = 8, 512
 SUSTAINED, MIN_REQUESTS = 0.9, 10
 
 
-class QuickFigure(msgspec.Struct, frozen=True):
-    """A figure: mean over the runs, and its 95 % t-interval; None with fewer than two."""
-
-    name: str
-    unit: str
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
 class QuickLook(msgspec.Struct, frozen=True):
     """
     The result of a quick look.
@@ -51,7 +35,6 @@ class QuickLook(msgspec.Struct, frozen=True):
         output_tokens: Of each answer, which may be shorter than those of the workload.
         requests: Of a run. *runs*: their count. *seconds*: that all took.
         generator: Name and version.
-        curve: How the last run went over time.
         warnings: Why the figures may be worse than the server's; a busy machine, for example.
     """
 
@@ -60,8 +43,7 @@ class QuickLook(msgspec.Struct, frozen=True):
     runs: int
     seconds: float
     generator: str
-    figures: tuple[QuickFigure, ...]
-    curve: LoadCurve | None
+    figures: tuple[LoadFigure, ...]
     warnings: tuple[str, ...]
     disclaimer: str = (
         "A quick look, not a gate: one launch, nothing compared. The interval covers the runs, and "
@@ -122,16 +104,12 @@ def quick_look(
         rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
         warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []
-    for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
-        if name in COUNTED:
-            continue
-        # Answers of one token have neither a time per token nor a gap: None, or 0.
-        values = [factor * value for result in results if (value := getattr(result, name))]
-        mean = (statistics.fmean(values), *mean_interval(values)) if len(values) > 1 else ()
-        figures.append(QuickFigure(title, unit, *mean))
+    for name in (*METRICS, *SHOWN):
+        if name not in COUNTED:
+            figures.append(load_figure(name, [getattr(result, name) for result in results]))
     return QuickLook(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
-        generator.name, tuple(figures), results[-1].curve(), tuple(warnings),
+        generator.name, tuple(figures), tuple(warnings),
     )  # fmt: skip
 
 

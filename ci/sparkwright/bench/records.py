@@ -26,10 +26,7 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "drafts": ("tokens per step with drafts", "tokens", 1.0, True),
 }
 
-#: Metrics that the counters of a server give, and no load by itself.
-COUNTED = ("drafts",)
-
-#: The same of figures of a load that are shown beside them, and never decide.
+#: The same of figures that are shown beside them, and never decide.
 SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "tpot_p90": ("time per token, p90", "ms", 1000.0, False),
     "tpot_p99": ("time per token, p99", "ms", 1000.0, False),
@@ -39,7 +36,11 @@ SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "itl_p90": ("gap between events, p90", "ms", 1000.0, False),
     "itl_p99": ("gap between events, p99", "ms", 1000.0, False),
     "requests_per_second": ("requests", "1/s", 1.0, True),
+    "bandwidth": ("share of the memory's bandwidth", "%", 100.0, True),
 }
+
+#: Those of both that a load by itself does not have, but counters of the server or the model.
+COUNTED = ("drafts", "bandwidth")
 
 
 class Reason(msgspec.Struct, frozen=True):

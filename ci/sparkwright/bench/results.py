@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -10,14 +13,55 @@ import msgspec
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.modules import Bandwidth
-from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.records import METRICS, SHOWN, Metric, Reason, Side
+from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.files import read_json
 from sparkwright.core.states import State
 
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
 
+#: Smallest and largest number that a machine may have given.
+_LEAST, _MOST = 1e-9, 1e12
+
 Kind = Literal["gate", "bench"]
+
+
+def plausible(value: float) -> bool:
+    """Return whether *value* is a positive number that a machine may have given."""
+    return _LEAST < value < _MOST
+
+
+class LoadFigure(msgspec.Struct, frozen=True):
+    """
+    A figure of `METRICS` or `SHOWN`, in its unit.
+
+    Attributes:
+        name: Its title.
+        samples: Number of the samples that have it: blocks, or runs of a quick look.
+        median: Over the samples; None without any.
+        low, high: 95 % interval of the mean of the logarithms; None with too few samples.
+    """
+
+    name: str
+    unit: str
+    samples: int = 0
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def load_figure(name: str, values: Iterable[float | None]) -> LoadFigure:
+    """Return the figure *name*, of `METRICS` or `SHOWN`, over *values*, one of each sample."""
+    title, unit, factor, _ = {**METRICS, **SHOWN}[name]
+    samples = [factor * value for value in values if value is not None and plausible(value)]
+    if not samples:
+        return LoadFigure(title, unit)
+    median = statistics.median(samples)
+    if len(samples) < MIN_INTERVAL:
+        return LoadFigure(title, unit, len(samples), median)
+    low, high = mean_interval([math.log(sample) for sample in samples])
+    return LoadFigure(title, unit, len(samples), median, math.exp(low), math.exp(high))
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -74,8 +118,8 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether it counts as a measurement."""
         return self.run is not None and not self.reasons and not self.discarded
 
-    def value(self, metric: Metric) -> float | None:
-        """Return the value of *metric*; None if it was not measured."""
+    def value(self, metric: str) -> float | None:
+        """Return the value of *metric*, of `METRICS` or `SHOWN`; None if it was not measured."""
         if metric == "drafts":
             return self.speculation.length if self.speculation else None
         return getattr(self.run, metric) if self.run else None
@@ -233,6 +277,17 @@ class Result(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     resumed: int = 0
     format: Literal[3] = 3
+
+    def figure(self, cell: CellResult, name: str, side: Side) -> LoadFigure:
+        """Return the figure *name* of *side* in *cell* over the blocks."""
+        blocks: dict[int, list[float]] = {}
+        for leg in self.legs:
+            if leg.counts and leg.block >= 0 and (leg.cell, leg.side) == (cell.name, side):
+                bandwidth = name == "bandwidth"
+                value = cell.bandwidth_share(leg) if bandwidth else leg.value(name)
+                if value is not None:
+                    blocks.setdefault(leg.block, []).append(value)
+        return load_figure(name, map(statistics.median, blocks.values()))
 
 
 def read(path: Path) -> Result:

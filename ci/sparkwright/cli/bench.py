@@ -66,7 +66,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
-    """Measure, show tables and plots, and keep the result."""
+    """Measure, show tables, and keep the result."""
     options.refuse(
         (
             bool(arguments.serve) == bool(arguments.server),
@@ -92,7 +92,7 @@ def bench(arguments: argparse.Namespace) -> None:
         return
     blocks = arguments.launches or (1 if arguments.server else 0)
     result = Experiment(context, "bench", bench_options, blocks).result()
-    output.show(result)
+    output.show([result])
     path = gate.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
@@ -185,7 +185,7 @@ def quick(
         conditions.append(f"{rate:g} requests per second, any number at a time")
     if natural:
         conditions.append("answers of natural length")
-    output.show_quick(look, f"{name}, {', '.join(conditions)}", cell.name)
+    output.show_quick(look, f"{name}, {', '.join(conditions)}")
     facts = {
         "quick": look,
         "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},

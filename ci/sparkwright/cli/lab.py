@@ -210,7 +210,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def status(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the status page, and show what could not be read."""
-    # These load matplotlib and the gates.
+    # This loads the gates.
     from sparkwright.lab.status_page import StatusPage
 
     context = options.checkout(arguments)
@@ -233,7 +233,7 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show results of measurements, or write a page of them."""
-    # These load matplotlib.
+    # These load scipy.
     from sparkwright.bench import results
     from sparkwright.bench.report import output
 
@@ -245,10 +245,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         context.store.write(target.absolute(), output.render(measured).encode())
         console.result(str(target.absolute()))
     else:
-        for result in measured:
-            output.show(result)
-        if len(measured) > 1:
-            output.show_compared(measured)
+        output.show(measured)
     names = ("kind", "state", "says", "culprits")
     shown = [
         {"file": str(path), **{name: getattr(result, name) for name in names}}

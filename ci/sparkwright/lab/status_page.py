@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkwright import __version__
-from sparkwright.bench.report import charts
-from sparkwright.bench.report.charts import Chart
-from sparkwright.bench.report.view import FIGURES, Value, View
+from sparkwright.bench.report import view
 from sparkwright.bench.results import Result
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks.drift import Drift, PatchStatus
@@ -77,52 +76,6 @@ class PublishedRelease(msgspec.Struct, frozen=True):
         return {name: worst(gate.state for gate in gates if gate.name == name) for name in names}
 
 
-class WheelSpeed(msgspec.Struct, frozen=True):
-    """
-    The speed of one wheel in one workload.
-
-    Attributes:
-        cell: The workload.
-        wheel: The sha256 of the wheel.
-        figures: Its figures, as `FIGURES` names them.
-        rate: Tokens per second of each user; None if that was not measured.
-    """
-
-    release: str
-    cell: str
-    wheel: str
-    figures: tuple[str, ...]
-    rate: Value | None
-
-
-def _table(speeds: Sequence[WheelSpeed]) -> Table:
-    rows = [
-        (speed.cell, speed.release, speed.wheel[:12], *speed.figures)
-        for speed in sorted(speeds, key=lambda speed: speed.cell)
-    ]
-    heads = ("Workload", "Release", "Wheel", *FIGURES)
-    return Table("Speeds", heads, rows, 0, "Medians over blocks; the newest release first.")
-
-
-def _chart(speeds: Sequence[WheelSpeed], name: str) -> Chart | None:
-    """Return the tokens per second of each user over the releases."""
-    oldest_first = [speed for speed in reversed(speeds) if speed.rate]
-    names = list(dict.fromkeys(speed.release for speed in oldest_first))
-    cells = sorted({speed.cell for speed in oldest_first})[: len(charts.SERIES)]
-    if not cells:
-        return None
-    with charts.drawing(200 + 15 * len(cells)) as (figure, axes):
-        for series, cell in enumerate(cells):
-            own = [speed for speed in oldest_first if speed.cell == cell]
-            points = [(names.index(speed.release), speed.rate) for speed in own if speed.rate]
-            charts.medians(axes, points, series, cell)
-        axes.set_xlim(-0.5, max(len(names) - 0.5, 2.5))
-        axes.set_xticks([0, len(names) - 1], [names[0], names[-1]])
-        charts.finish(axes, "tok/s of each user")
-        caption = f"{len(names)} releases; bars are 95 % intervals over blocks."
-        return charts.chart(figure, name, "Speed by release", caption)
-
-
 def _state(conclusion: str | None) -> State:
     return CONCLUSIONS.get(conclusion, "inconclusive")
 
@@ -181,7 +134,7 @@ class StatusPage:
         self.patches: dict[str, list[PatchStatus]] = {}
         self.pulls: dict[str, tuple[str, PickRecord]] = {}
         self.runs: list[Run] | None = None
-        self._speeds: dict[tuple[str, str], list[WheelSpeed]] = {}
+        self._speeds: dict[tuple[str, str], list[tuple[str, ...]]] = {}
 
     @contextmanager
     def _noting(self, subject: str | Path) -> Iterator[None]:
@@ -220,21 +173,18 @@ class StatusPage:
             raise FileError("file-invalid", what, details=[str(error)[:300]]) from error
         if result.candidate.sha256 != wheel.sha256:
             raise FileError("file-invalid", f"{file.name} is not about {wheel.name}.")
-        view = View(result)
-        speeds = self._speeds.setdefault((view.title, result.host.get("gpu", "unknown")), [])
-        for cell in result.cells:
-            if figures := view.figures(cell):
-                tpot = view.value(cell, "tpot")
-                rate = tpot.inverse if tpot else None
-                speeds.append(WheelSpeed(release, cell.name, wheel.sha256, figures, rate))
+        key = (result.recipe or result.model, result.host.get("gpu", "unknown"))
+        shown = view.figures({f"{release} {wheel.sha256[:12]}": result})
+        self._speeds.setdefault(key, []).extend(shown.rows)
 
     @property
-    def speeds(self) -> list[tuple[str, str, Table, Chart | None]]:
-        """Recipe and kind of GPU, each with a table and a chart of its speeds."""
-        return [
-            (recipe, gpu, _table(speeds), _chart(speeds, f"speeds-{number}"))
-            for number, ((recipe, gpu), speeds) in enumerate(sorted(self._speeds.items()))
-        ]
+    def speeds(self) -> list[tuple[str, str, Table]]:
+        """Recipe and kind of GPU, each with a table of its speeds, the newest release first."""
+        tables = []
+        for (recipe, gpu), rows in sorted(self._speeds.items()):
+            by_figure = sorted(rows, key=lambda row: row[:2])
+            tables.append((recipe, gpu, replace(view.figures({}), title="Speeds", rows=by_figure)))
+        return tables
 
     def read_patches(self, context: RunContext, paths: Sequence[Path]) -> None:
         """
@@ -273,7 +223,7 @@ class StatusPage:
             for run in repository.request("GET", path, _Runs, what).workflow_runs:
                 path, what = f"/actions/runs/{run.id}/jobs", f"the jobs of run {run.id}"
                 jobs = tuple(repository.pages(path, Job, what, key="jobs"))
-                self.runs.append(msgspec.structs.replace(run, jobs=jobs))
+                self.runs.append(replace(run, jobs=jobs))
 
     def render(self) -> str:
         """Return the page."""

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -63,8 +62,6 @@ REASONS: Mapping[str, str] = {
 }
 
 
-#: Parts of the time of a load in its curve, an even number.
-PARTS = 40
 #: Largest number of tokens that a record may state.
 MOST_TOKENS = 1 << 40
 Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
@@ -129,19 +126,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         """Seconds per token after the first; 0 for fewer than two tokens."""
         following = self.output_tokens - 1
         return (self.latency - self.ttft) / following if following > 0 else 0.0
-
-
-class LoadCurve(msgspec.Struct, frozen=True):
-    """
-    A load in equal parts of its time.
-
-    Attributes:
-        seconds: Of the whole load.
-        tokens: Output tokens per second of all requests together, in each part.
-    """
-
-    seconds: float
-    tokens: tuple[float, ...]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -227,25 +211,6 @@ class LoadResult(msgspec.Struct, frozen=True):
         """Output tokens per second, all requests together."""
         tokens = sum(request.output_tokens for request in self.requests)
         return tokens / self.seconds if self.seconds > 0 else 0.0
-
-    def curve(self, parts: int = PARTS) -> LoadCurve | None:
-        """
-        Return how it went in that many parts; None if its times are implausible.
-
-        The tokens of a request after the first are spread evenly.
-        """
-        if not 0 < self.seconds < 1e9:
-            return None
-        moments, tokens = np.linspace(0.0, self.seconds, parts + 1), np.zeros(parts + 1)
-        with np.errstate(over="ignore"):
-            for request in self.requests:
-                times = request.start + np.array([request.ttft, request.latency])
-                counts = [min(1, request.output_tokens), request.output_tokens]
-                tokens += np.interp(moments, times, counts, left=0.0)
-        rates = np.diff(tokens) * (parts / self.seconds)
-        if not np.isfinite(rates).all() or rates.min() < 0:
-            return None
-        return LoadCurve(self.seconds, tuple(rates.tolist()))
 
 
 class LoadGenerator(Protocol):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import view
 from sparkwright.bench.report.view import number
-from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.bench.results import Result
 from sparkwright.core import pages
 from sparkwright.core.console import duration
-from sparkwright.core.pages import Table
 from sparkwright.core.states import State
 from sparkwright.gates.core.ladder import GATES, STOPPED
 from sparkwright.gates.core.observed import Pace
@@ -87,53 +86,21 @@ class NightReport(msgspec.Struct, frozen=True):
 
     def _missing(self) -> Iterator[str]:
         """Yield what keeps the wheel from being verified; gates of one cause are one text."""
-        steps = {step.name: step for step in self.steps}
         failed = next((s for s in self.steps if s.name not in GATES and s.state == "fail"), None)
         if failed:
             yield f"{failed.name} could not be made ({failed.message})"
         causes: dict[str, list[str]] = {}
-        for name in GATES:
-            step = steps.get(name)
-            if step is None:
-                cause = "not run yet" if name in self.asked else "not asked for"
-                causes.setdefault(cause, []).append(name)
-            elif step.state != "pass":
-                reasons = unmet(step.verdict) if step.verdict else []
-                cause = f"{step.state} ({'; '.join(reasons[:NAMED])})"
-                causes.setdefault(cause, []).append(name)
-        # Failures first, and what nobody asked for last.
-        ranks = [*ORDER[:3], "not-run", "not run yet", "not asked for"]
-        for cause, names in sorted(causes.items(), key=lambda item: _rank(ranks, item[0])):
-            yield f"{', '.join(names)} {cause}"
-
-    @property
-    def ratios(self) -> Table:
-        """Ours against stock: a ratio with its interval for each cell and metric."""
-        rows = [
-            (cell.name, title, _ratio(series), _interval(series), _conclusion(series))
-            for cell, title, series in self._series()
-        ]
-        heads = ("Workload", "Metric", ">ours ÷ stock", ">95 % interval", "Says")
-        note = (
-            "Of the medians over the blocks of launches. Times below 1 and rates above 1 are ours."
-        )
-        return Table("Ours against the stock wheel", heads, rows, 5, note)
-
-    @property
-    def figures(self) -> Table:
-        """The absolute figures behind the ratios."""
-        rows = []
-        for cell, title, series in self._series():
-            _, unit, factor, _ = METRICS[series.metric]
-            values = [value and value * factor for value in (series.candidate, series.baseline)]
-            rows.append((cell.name, f"{title}, {unit}", *map(number, values)))
-        return Table("Absolute figures", ("Workload", "Metric", ">ours", ">stock"), rows, 4)
-
-    def _series(self) -> Iterator[tuple[CellResult, str, Series]]:
-        for cell in self.result.cells if self.result else ():
-            for series in cell.series:
-                if series.baseline and series.candidate and series.metric in METRICS:
-                    yield cell, METRICS[series.metric][0], series
+        verdicts = [step.verdict for step in self.steps if step.verdict]
+        for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.state)):
+            if verdict.state != "pass":
+                cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
+                causes.setdefault(cause, []).append(verdict.gate)
+        others = [name for name in GATES if name not in {step.name for step in self.steps}]
+        causes["not run yet"] = [name for name in others if name in self.asked]
+        causes["not asked for"] = [name for name in others if name not in self.asked]
+        for cause, names in causes.items():
+            if names:
+                yield f"{', '.join(names)} {cause}"
 
     @property
     def facts(self) -> dict[str, str]:
@@ -149,10 +116,6 @@ class NightReport(msgspec.Struct, frozen=True):
             facts["stock: prefill"] = f"{number(self.pace.prefill_tokens_s)} tok/s, one request"
             facts["stock: decode"] = f"{number(self.pace.decode_tokens_s)} tok/s, one request"
         return facts
-
-
-def _rank(ranks: Sequence[str], cause: str) -> int:
-    return next(number for number, rank in enumerate(ranks) if cause.startswith(rank))
 
 
 def unmet(verdict: Verdict) -> list[str]:
@@ -171,21 +134,6 @@ def unmet(verdict: Verdict) -> list[str]:
 def render(report: NightReport) -> str:
     """Return the page of *report*: one file, without scripts."""
     template = pages.environment("sparkwright.gates.core").get_template("night.html")
-    return template.render(report=report, gates=GATES, version=__version__, duration=duration)
-
-
-def _ratio(series: Series) -> str:
-    assert series.baseline
-    assert series.candidate
-    return f"{series.candidate / series.baseline:.4f}"
-
-
-def _interval(series: Series) -> str:
-    if series.low is None or series.high is None:
-        return "–"
-    return f"{series.low:.4f} to {series.high:.4f}"
-
-
-def _conclusion(series: Series) -> str:
-    decides = f"{series.state}: {series.conclusion}" if series.primary else "does not decide"
-    return decides.removesuffix(": ")
+    return template.render(
+        report=report, gates=GATES, version=__version__, duration=duration, view=view
+    )
