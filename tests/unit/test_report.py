@@ -18,7 +18,7 @@ from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, ROOT, bench
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import MOST_TOKENS, LoadResult, Request
-from sparkwright.bench.records import METRICS, SHOWN, Metric
+from sparkwright.bench.records import FIGURES, METRICS, Metric
 from sparkwright.bench.report import output, view
 from sparkwright.bench.results import Series
 from sparkwright.cli import main
@@ -177,7 +177,7 @@ def test_percentiles_are_shown_and_an_answer_of_one_token_has_no_time_per_token(
     )  # fmt: skip
     result = bench(LADDER[0], blocks=1)
     several = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
-    rows = view.figures({"": several}, (*METRICS, *SHOWN)).rows
+    rows = view.figures({"": several}, FIGURES).rows
     assert [row[3] for row in rows] == [
         "10.00", "5,050", "210.0", "1.600", "10.00", "10.00", "9,010", "9,901", "10.00", "30.00", "50.00", "10.00",
     ]  # fmt: skip

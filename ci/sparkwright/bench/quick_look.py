@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
-from sparkwright.bench.records import COUNTED, METRICS, SHOWN
+from sparkwright.bench.records import COUNTED, FIGURES
 from sparkwright.bench.results import LoadFigure, load_figure
 from sparkwright.core.console import console
 
@@ -104,7 +104,7 @@ def quick_look(
         rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
         warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []
-    for name in (*METRICS, *SHOWN):
+    for name in FIGURES:
         if name not in COUNTED:
             figures.append(load_figure(name, [getattr(result, name) for result in results]))
     return QuickLook(

@@ -39,6 +39,9 @@ SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "bandwidth": ("share of the memory's bandwidth", "%", 100.0, True),
 }
 
+#: Both.
+FIGURES: dict[str, tuple[str, str, float, bool]] = dict([*METRICS.items(), *SHOWN.items()])
+
 #: Those of both that a load by itself does not have, but counters of the server or the model.
 COUNTED = ("drafts", "bandwidth")
 

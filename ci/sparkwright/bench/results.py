@@ -13,7 +13,7 @@ import msgspec
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.modules import Bandwidth
-from sparkwright.bench.records import METRICS, SHOWN, Metric, Reason, Side
+from sparkwright.bench.records import FIGURES, Metric, Reason, Side
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.files import read_json
 from sparkwright.core.states import State
@@ -34,7 +34,7 @@ def plausible(value: float) -> bool:
 
 class LoadFigure(msgspec.Struct, frozen=True):
     """
-    A figure of `METRICS` or `SHOWN`, in its unit.
+    A figure of `FIGURES`, in its unit.
 
     Attributes:
         name: Its title.
@@ -52,8 +52,8 @@ class LoadFigure(msgspec.Struct, frozen=True):
 
 
 def load_figure(name: str, values: Iterable[float | None]) -> LoadFigure:
-    """Return the figure *name*, of `METRICS` or `SHOWN`, over *values*, one of each sample."""
-    title, unit, factor, _ = {**METRICS, **SHOWN}[name]
+    """Return the figure *name* of `FIGURES` over *values*, one of each sample."""
+    title, unit, factor, _ = FIGURES[name]
     samples = [factor * value for value in values if value is not None and plausible(value)]
     if not samples:
         return LoadFigure(title, unit)
@@ -119,7 +119,7 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.run is not None and not self.reasons and not self.discarded
 
     def value(self, metric: str) -> float | None:
-        """Return the value of *metric*, of `METRICS` or `SHOWN`; None if it was not measured."""
+        """Return the value of *metric*, of `FIGURES`; None if it was not measured."""
         if metric == "drafts":
             return self.speculation.length if self.speculation else None
         return getattr(self.run, metric) if self.run else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from sparkwright.bench.records import COUNTED, METRICS
+from sparkwright.bench.records import COUNTED, METRICS, Side
 from sparkwright.bench.results import LoadFigure, Result, Series, plausible
 from sparkwright.core.console import duration
 from sparkwright.core.pages import Table
@@ -118,7 +118,9 @@ def figures(
     rows = []
     for cell_name, name in itertools.product(cells, names):
         for label, result in results.items():
-            sides = ("candidate", "baseline") if result.baseline else ("candidate",)
+            sides: list[Side] = ["candidate"]
+            if result.baseline:
+                sides.append("baseline")
             own = [cell for cell in result.cells if cell.name == cell_name]
             for cell, side in itertools.product(own, sides):
                 figure = result.figure(cell, name, side)
