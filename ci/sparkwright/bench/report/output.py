@@ -13,12 +13,6 @@ from sparkwright.core import pages
 from sparkwright.core.console import console
 from sparkwright.core.pages import Table
 
-#: Kind of a result → what the page calls it.
-TITLES = {
-    "gate": "Throughput gate",
-    "bench": "Measurement",
-}
-
 
 def show(results: Sequence[Result]) -> None:
     """Print *results* as the result of a command."""
@@ -49,6 +43,6 @@ def render(results: Sequence[Result]) -> str:
     """Return the page of *results*."""
     labelled = view.labelled(results)
     return pages.environment("sparkwright.bench.report").get_template("page.html").render(
-        results=labelled, view=view, kinds=TITLES, version=__version__,
+        results=labelled, view=view, version=__version__,
         tables=(view.figures(labelled), view.figures(labelled, SHOWN, "Beside them")),
     )  # fmt: skip
