@@ -73,7 +73,7 @@ def project(root: Path, **changes: float) -> Path:
     for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
         shutil.copytree(CODE.parent / name, root / name)
     gates = root / "ci" / "gates"
-    edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, clock_jump=60)
+    edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1)
     edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
     profile = "  - {ttft: 0.02, tpot: 0.002, event_tokens: 1, output_tokens: 8, concurrency: 1}"
     generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))

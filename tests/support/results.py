@@ -85,9 +85,7 @@ def _legs(
                 1.3 * tpot,
                 1.1 * tpot,
             )
-            shot = Snapshot(
-                at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
-            )
+            shot = Snapshot(0.001, 2400.0, temperature=60 + 5 * chance.random())
             launch, speculation = 4 * block + position, Speculation(1.6, 0.6)
             yield Measurement(
                 cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation

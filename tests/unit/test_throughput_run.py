@@ -121,7 +121,7 @@ class SimulatedServers(MachineMonitor):
         self.now += 1
         gemv = GEMV * (1.5 if self.noise.slow(self.now) else 1.0)
         reasons, self.throttled = self.throttled, ()
-        return Snapshot(self.now, self.now, gemv=gemv, copy=COPY, throttle_reasons=reasons)
+        return Snapshot(gemv=gemv, throttle_reasons=reasons)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         return state_checks.disturbances(before, after, [Reading(GEMV, COPY)], MACHINE)

@@ -1,11 +1,10 @@
-"""Observe the machine: GPU (NVML), load of others, memory, battery, and the matrix-vector probe."""
+"""Observe the machine: GPU (NVML), load of others, memory, and the matrix-vector probe."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -196,8 +195,7 @@ class MachineMonitor:
             readings = self._readings()
         except ProbeError as error:
             return replace(self._state(), probe_error=str(error))
-        gemv, copy = (readings[0].gemv, readings[0].copy) if readings else (None, None)
-        return replace(self._state(), gemv=gemv, copy=copy)
+        return replace(self._state(), gemv=readings[0].gemv if readings else None)
 
     def _state(self) -> Snapshot:
         """Return the state now, without the probe; this program and its children are no others."""
@@ -207,8 +205,6 @@ class MachineMonitor:
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
         others = {user.pid for user in computing} - {each.pid for each in own}
         return Snapshot(
-            time=time.time(),
-            monotonic=time.monotonic(),
             sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
@@ -218,7 +214,6 @@ class MachineMonitor:
             gpu_processes=tuple(
                 f"process {pid}" for pid in sorted(others) if psutil.pid_exists(pid)
             ),
-            on_battery=_on_battery(),
         )
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
@@ -236,15 +231,6 @@ def _gpu(uuid: str) -> Any:
             return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         return pynvml.nvmlDeviceGetHandleByIndex(0)
     return None
-
-
-def _on_battery() -> bool:
-    """Return whether a battery alone feeds the machine."""
-    try:
-        battery = psutil.sensors_battery()
-    except OSError:  # psutil lists a directory that a kernel without power supplies does not have
-        return False
-    return battery is not None and battery.power_plugged is False
 
 
 def _text(path: Path) -> str:

@@ -32,8 +32,6 @@ REASONS: Mapping[str, str] = {
     "too-hot": "The GPU is hotter than the policy allows. Let it cool down, and check its cooling.",
     "machine-busy": "Other programs use the processors. End them, or measure later.",
     "gpu-shared": "Another process computes on the GPU. End it.",
-    "on-battery": "The machine runs on its battery, which lowers clocks. Connect it to power.",
-    "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
     "probe-silent": (
@@ -114,7 +112,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cooldown: Seconds to wait before such a repetition.
         preheat: Seconds of work before a session.
         max_other_load: Maximum share of the processors' time that other programs use.
-        clock_jump: Maximum seconds by which the clock may be set during a measurement.
         throttle_reasons: Throttle reasons that count; the others are only recorded.
     """
 
@@ -125,7 +122,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cooldown: Seconds
     preheat: Seconds
     max_other_load: Annotated[float, Meta(gt=0, le=1)]
-    clock_jump: Positive
     throttle_reasons: tuple[ThrottleReason, ...]
 
 
@@ -134,28 +130,22 @@ class Snapshot(msgspec.Struct, frozen=True):
     The machine at a moment; None for what is not reported.
 
     Attributes:
-        time: Seconds since 1970. *monotonic*: seconds of a clock that is never set.
-        gemv: Seconds of the probe's matrix-vector product. *copy*: seconds of its copy.
+        gemv: Seconds of the probe's matrix-vector product.
         sm_clock: MHz. *temperature*: degrees Celsius of the GPU.
         throttle_reasons: Why the GPU's clocks are held back.
         available: MB of memory that are available on the host.
         other_load: Share of the processors' time used by other programs, 0 to 1.
         gpu_processes: Other processes that compute on the GPU.
-        on_battery: Whether the machine runs on its battery.
         probe_error: Why there is no reading of the probe.
     """
 
-    time: float
-    monotonic: float
     gemv: float | None = None
-    copy: float | None = None
     sm_clock: float | None = None
     temperature: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     available: int | None = None
     other_load: float | None = None
     gpu_processes: tuple[str, ...] = ()
-    on_battery: bool = False
     probe_error: str = ""
 
 
@@ -197,11 +187,6 @@ def disturbances(
             *_state_reasons(snapshot, policy),
         )
     }
-    passed = after.monotonic - before.monotonic
-    jump = (after.time - before.time) - passed
-    # The monotonic clock starts again with the machine.
-    if passed < 0 or abs(jump) > policy.clock_jump:
-        reasons["clock-jumped"] = Reason("clock-jumped", f"the clock jumped by {jump:+.1f} s")
     return tuple(reasons.values())
 
 
@@ -227,8 +212,6 @@ def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason
             "machine-busy",
             f"others use {load:.0%} of the processors, allowed: {policy.max_other_load:.0%}",
         )
-    if snapshot.on_battery:
-        yield Reason("on-battery", "the machine runs on its battery")
     if throttling := set(snapshot.throttle_reasons).intersection(policy.throttle_reasons):
         yield Reason("throttled", ", ".join(sorted(throttling)))
     if (celsius := snapshot.temperature) is not None and celsius > policy.max_temperature:
