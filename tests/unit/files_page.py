@@ -18,7 +18,6 @@ from msgspec import inspect as types
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
-from sparkwright.bench.server.launch import RemovedVariable
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
@@ -59,7 +58,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
-    "ci/variables.yaml (by variable)": (RemovedVariable, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),

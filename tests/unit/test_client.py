@@ -221,21 +221,11 @@ def test_wrong_chat_answer_is_refused(reply: object, reason: str, listen: Listen
         )
 
 
-def test_profile_ends_with_its_block_and_health_is_a_status(listen: Listen) -> None:
-    replies = {
-        "/health": head(length=0),
-        "/start_profile": head(length=0),
-        "/stop_profile": head(length=0),
-    }
-    server = listen(lambda connection, path: connection.sendall(replies[path]))
-    client = Client(server.url)
-    client.health()
-    with pytest.raises(KeyError), client.profile():
+def test_profile_ends_with_its_block(listen: Listen) -> None:
+    server = listen(lambda connection, _: connection.sendall(head(length=0)))
+    with pytest.raises(KeyError), Client(server.url).profile():
         raise KeyError
-    assert server.asked == ["/health", "/start_profile", "/stop_profile"]
-    replies["/health"] = whole(b"", "503 Service Unavailable")
-    with invalid("server-refused"):
-        client.health()
+    assert server.asked == ["/start_profile", "/stop_profile"]
 
 
 @pytest.mark.parametrize(

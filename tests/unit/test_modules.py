@@ -99,7 +99,6 @@ def test_unquantised_layers_of_a_seed_report_are_in_the_table(tmp_path: Path) ->
 
     table = {"linear_attn.in_proj_qkvz": (30, 1440), "linear_attn.out_proj": (30, 480), "mlp.gate": (40, 40), "lm_head": (1, 970)}
     assert {name: rows[name] for name in table} == table
-    assert found.findings == ()
     assert round(found.weights / 1e9, 1) == 3.9
     assert sum(row.read for row in found.rows if not row.quantised) / found.weights > 0.75
 
@@ -136,58 +135,44 @@ def stored(weight: str, kind: str, *shape: int, **scales: tuple[str, list[int]])
 
 
 GLOBAL = {"weight_global_scale": ("F32", [1]), "input_global_scale": ("F32", [1])}
-#: Tensors → their scheme, and the fault.
-SCHEMES: dict[str, tuple[list[Told], str, str]] = {
-    "NVFP4 of ModelOpt": (nvfp4(NAME, 64, 256), "NVFP4 (modelopt)", ""),
-    "NVFP4 with weights alone": (nvfp4(NAME, 64, 256)[:-1], "NVFP4 (modelopt, W4A16)", ""),
+#: Tensors → their scheme.
+SCHEMES: dict[str, tuple[list[Told], str]] = {
+    "NVFP4 of ModelOpt": (nvfp4(NAME, 64, 256), "NVFP4 (modelopt)"),
+    "NVFP4 with weights alone": (nvfp4(NAME, 64, 256)[:-1], "NVFP4 (modelopt, W4A16)"),
     "NVFP4 of compressed-tensors": (
-        stored("weight_packed", "U8", 64, 128, weight_scale=("F8_E4M3", [64, 16]), **GLOBAL), "NVFP4 (compressed-tensors)", "",
+        stored("weight_packed", "U8", 64, 128, weight_scale=("F8_E4M3", [64, 16]), **GLOBAL), "NVFP4 (compressed-tensors)",
     ),
-    "MXFP4": (stored("weight_packed", "U8", 64, 128, weight_scale=("U8", [64, 8])), "MXFP4 (compressed-tensors)", ""),
-    "packed integers": (stored("weight_packed", "I32", 64, 32, weight_scale=("BF16", [64, 2])), "INT4 (any)", ""),
-    "AWQ": (stored("qweight", "I32", 256, 8, qzeros=("I32", [2, 8]), scales=("F16", [2, 64])), "INT4 (any)", ""),
-    "INT8": (stored("weight", "I8", 64, 256, weight_scale=("BF16", [64, 1])), "INT8", ""),
-    "MXFP8": (stored("weight", "F8_E4M3", 64, 256, weight_scale=("U8", [64, 8])), "MXFP8 (modelopt)", ""),
-    "FP8": (stored("weight", "F8_E4M3", 64, 256, weight_scale=("F32", [])), "FP8", ""),
-    "FP8 in blocks": (stored("weight", "F8_E4M3", 256, 256, weight_scale_inv=("F32", [2, 2])), "FP8", ""),
+    "MXFP4": (stored("weight_packed", "U8", 64, 128, weight_scale=("U8", [64, 8])), "MXFP4 (compressed-tensors)"),
+    "packed integers": (stored("weight_packed", "I32", 64, 32, weight_scale=("BF16", [64, 2])), "INT (any)"),
+    "AWQ": (stored("qweight", "I32", 256, 8, qzeros=("I32", [2, 8]), scales=("F16", [2, 64])), "INT (any)"),
+    "INT8": (stored("weight", "I8", 64, 256, weight_scale=("BF16", [64, 1])), "INT8"),
+    "MXFP8": (stored("weight", "F8_E4M3", 64, 256, weight_scale=("U8", [64, 8])), "MXFP8 (modelopt)"),
+    "FP8": (stored("weight", "F8_E4M3", 64, 256, weight_scale=("F32", [])), "FP8"),
+    "FP8 in blocks": (stored("weight", "F8_E4M3", 256, 256, weight_scale_inv=("F32", [2, 2])), "FP8"),
     "MXFP4 of gpt-oss": (
         [(f"{EXPERTS}.up_blocks", "U8", [4, 64, 8, 16]), (f"{EXPERTS}.up_scales", "U8", [4, 64, 8]), (f"{EXPERTS}.up_bias", "BF16", [4, 64])],
-        "MXFP4", "",
+        "MXFP4",
     ),
     "NVFP4 of experts in one tensor": (
         [(f"{EXPERTS}.down_proj", "U8", [4, 64, 128]), (f"{EXPERTS}.down_proj_weight_scale", "F8_E4M3", [4, 64, 16]),
          (f"{EXPERTS}.down_proj_weight_scale_2", "F32", [4]), (f"{EXPERTS}.down_proj_input_scale", "F32", [4])],
-        "NVFP4 (modelopt)", "",
+        "NVFP4 (modelopt)",
     ),
-    "BF16": (plain(NAME, 64, 256), "BF16", ""),
-    "NVFP4 without scales": (nvfp4(NAME, 64, 256)[:1], "packed", "scale-missing"),
-    "NVFP4 without the scale of all": (nvfp4(NAME, 64, 256)[:2], "NVFP4 (modelopt, W4A16)", "scale-missing"),
-    "NVFP4 with other scales": (
-        stored("weight_packed", "U8", 64, 128, weight_scale=("F8_E4M3", [64, 15]), **GLOBAL), "NVFP4 (compressed-tensors)", "scale-shape",
-    ),
-    "FP8 without a scale": (stored("weight", "F8_E4M3", 64, 256), "packed", "scale-missing"),
-    "MXFP8 with other scales": (stored("weight", "F8_E4M3", 64, 256, weight_scale=("U8", [64, 7])), "MXFP8 (modelopt)", "scale-shape"),
-    "blocks with other scales": (
-        [(f"{EXPERTS}.up_blocks", "U8", [4, 64, 8, 16]), (f"{EXPERTS}.up_scales", "U8", [4, 64, 9])], "MXFP4", "scale-shape",
-    ),
-    "scales of an unknown type": (stored("weight", "U8", 64, 128, weight_scale=("BF16", [64, 8])), "packed", "format-unknown"),
-    "plain numbers with scales": (stored("weight", "BF16", 64, 128, weight_scale=("BF16", [64, 8])), "packed", "format-unknown"),
-    "scales without a weight": (stored("weight_scale", "BF16", 64, 8), "packed", "format-unknown"),
+    "BF16": (plain(NAME, 64, 256), "BF16"),
+    "NVFP4 without scales": (nvfp4(NAME, 64, 256)[:1], "packed"),
+    "FP8 without a scale": (stored("weight", "F8_E4M3", 64, 256), "packed"),
+    "scales of an unknown type": (stored("weight", "U8", 64, 128, weight_scale=("BF16", [64, 8])), "packed"),
+    "plain numbers with scales": (stored("weight", "BF16", 64, 128, weight_scale=("BF16", [64, 8])), "packed"),
+    "scales without a weight": (stored("weight_scale", "BF16", 64, 8), "packed"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_tensors_of_a_matrix_tell_its_format_and_faults(tmp_path: Path, name: str) -> None:
-    """All bytes belong to one module; a packed weight whose scales do not belong to it would be garbage that no server notices."""
-    tensors, scheme, fault = SCHEMES[name]
-    found = audited(write(tmp_path / "m", small(quant_method="any", bits=4), tensors))
+def test_the_tensors_of_a_matrix_tell_its_format(tmp_path: Path, name: str) -> None:
+    """All bytes belong to one module."""
+    tensors, scheme = SCHEMES[name]
+    found = audited(write(tmp_path / "m", small(quant_method="any"), tensors))
     assert [(row.scheme, row.count, row.bytes) for row in found.rows] == [(scheme, 1, found.bytes)]
-    assert [finding.reference for finding in found.findings] == [fault][: len(fault)]
-
-
-def test_bits_of_packed_integers_are_those_of_their_scheme(tmp_path: Path) -> None:
-    config = small(quant_method="x", config_groups={"g": {"weights": {"num_bits": 8}}})
-    assert audited(write(tmp_path / "m", config, SCHEMES["packed integers"][0])).scheme == "INT8 (x)"
 
 
 # What a token does not read.
@@ -233,7 +218,7 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 
 
 FIELDS = (
-    "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "model_type", "text_config", "quant_method", "config_groups", "weights", "num_bits", "bits",
+    "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "model_type", "text_config", "quant_method",
 )  # fmt: skip
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b"]),
@@ -264,21 +249,14 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
 # The verb.
 
 
-def test_the_verb_prints_the_table_and_the_ceilings_and_fails_on_a_finding(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """
-    The maker's figure is called nominal, and the document says that none was measured. A finding gives exit code 1 with a stable reference,
-    and the audit itself in the document.
-    """
+def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
+    """The maker's figure is called nominal, and the document says that none was measured."""
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
     document = json.loads(cli("model", "inspect", *mini.words, "--json", folder).stdout)
     assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["nominal"]
     assert document["ceilings"][0]["request"] == pytest.approx(273e9 / document["step"])
     shown = cli("model", "inspect", *mini.words, folder).stdout
     assert ("linear_attn.in_proj_qkvz" in shown, "not measured" in shown) == (True, True)
-    done = cli("model", "inspect", *mini.words, "--json", write(tmp_path / "n", small(), nvfp4(NAME, 64, 256)[:1]))
-    document = json.loads(done.stdout)
-    assert (done.returncode, document["error"]["reference"]) == (1, "modules-unexpected")
-    assert document["audit"]["findings"][0]["reference"] == "scale-missing"
 
 
 # The files.

@@ -71,7 +71,7 @@ def test_recipe_is_launched_or_refused_for_each_stack(name: str, version: str) -
             recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
         return
     launch = recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
-    flags = [preflight.setting(flag) for flag in launch.flags]
+    flags = [recipe.setting(flag) for flag in launch.flags]
     assert len(set(flags)) == len(flags)
     assert not any(blank in flag for flag in launch.flags for blank in " \n\t")
     assert ("--tensor-parallel-size=2" in launch.flags) == (reviewed.nodes == 2)
@@ -91,6 +91,10 @@ def test_unknown_recipe_is_refused(name: str) -> None:
         recipe.load(ROOT, name)
 
 
+def served(*arguments: str) -> dict[str, Any]:
+    return {"versions": [{"vllm": ">=0.20.1,<0.34", "flags": list(arguments)}]}
+
+
 BROKEN: dict[str, dict[str, Any]] = {
     "a shell in a flag": {"versions": [{"vllm": ">=0.20", "flags": ["--dtype=auto; reboot"]}]},
     "two flags in one": {"versions": [{"vllm": ">=0.20", "flags": ["--dtype auto"]}]},
@@ -106,6 +110,12 @@ BROKEN: dict[str, dict[str, Any]] = {
     "an unknown field": {"speed": 60},
     "no such cell": {"decides": {"decode": ["rate"]}},
     "another file's name": {"name": "mine"},
+    "a flag twice": served("--dtype=auto", "--dtype=half"),
+    "a flag and its opposite": served("--async-scheduling", "--no-async-scheduling"),
+    "a dotted flag twice": served("--compilation-config.mode=3", "--compilation-config.mode=1"),
+    "a flag of the plan": served("--max-model-len=4096"),
+    "a flag of the plan by its other name": served("--device-memory-utilization=0.9"),
+    "a flag of the measurement": served("--no-enable-prefix-caching"),
 }
 
 
@@ -122,28 +132,18 @@ def changed(**changes: Any) -> Recipe:
     return msgspec.convert({**plain(), **changes}, Recipe)
 
 
-def served(*arguments: str) -> Recipe:
-    return changed(versions=[{"vllm": ">=0.20.1,<0.34", "flags": list(arguments)}])
-
-
 def planned(**changes: Any) -> Recipe:
     return changed(plan={**plain()["plan"], **changes})
 
 
 WRONG: dict[str, tuple[Recipe, str]] = {
-    "a flag twice": (served("--dtype=auto", "--dtype=half"), "flag-twice"),
-    "a flag and its opposite": (served("--async-scheduling", "--no-async-scheduling"), "flag-twice"),
-    "a dotted flag twice": (served("--compilation-config.mode=3", "--compilation-config.mode=1"), "flag-twice"),
-    "a flag of the plan": (served("--max-model-len=4096"), "flag-planned"),
-    "a flag of the plan by its other name": (served("--device-memory-utilization=0.9"), "flag-planned"),
-    "a flag of the measurement": (served("--no-enable-prefix-caching"), "flag-planned"),
     "drafts without a head": (changed(speculation={"method": "mtp", "tokens": 3}), "speculation-headless"),
     "a cell that is too long": (planned(max_model_len=2048), "cell-too-long"),
     "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
     "no memory left": (planned(weights=110), "memory-short"),
     "too much at the start": (planned(gpu_memory_utilization=0.95), "memory-utilization"),
     "a short cache": (planned(cache=1), "cache-short"),
-    "two settings behind a dot": (served("--compilation-config.mode=3", "--compilation-config.level=1"), ""),
+    "two settings behind a dot": (changed(**served("--compilation-config.mode=3", "--compilation-config.level=1")), ""),
 }
 
 
@@ -177,7 +177,7 @@ def test_checkpoint_has_its_bytes_and_drafting_layers(changes: dict[str, Any], t
     assert (size.bytes, size.drafts) == ((2 + len(tensors)) * 2 * 64 * 64, drafts)
 
 
-GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10, 10.0), round(44.2 * 2**30), True, 1e9, (), ())
+GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10, 10.0), round(44.2 * 2**30), True, 1e9, ())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], serve
         ("qwen3-next-80b-nvfp4-marlin", {"scheme": ""}, False),
         ("qwen3-next-80b-nvfp4-marlin", {"bytes": 20 * 2**30}, False),
         ("nemotron-3-nano-w4a4-b12x", {"model": "nemotron_h", "scheme": "NVFP4 (modelopt, W4A16)", "bytes": 19 * 2**30}, False),
-        ("qwen3-next-80b-awq", {"scheme": "INT4 (awq)"}, True),
+        ("qwen3-next-80b-awq", {"scheme": "INT (awq)"}, True),
         ("toy-cpu", {"scheme": ""}, True),
     ],
 )
@@ -219,11 +219,12 @@ def test_checkpoint_of_another_model_is_refused(
         preflight.require_checkpoint(recipe.load(ROOT, name), Path("model"))
 
 
-@pytest.mark.parametrize(("total", "servers"), [(4_000, 1), (8_000, 2), (8_000, 1)])
-def test_recipe_that_does_not_fit_is_refused(total: int, servers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("total", "fits", "two"), [(4_000, False, False), (8_000, True, False), (16_000, True, True)])
+def test_recipe_that_does_not_fit_is_refused(total: int, fits: bool, two: bool, tmp_path: Path) -> None:
     toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
-    with contextlib.nullcontext() if (total, servers) == (8_000, 1) else refusal("recipe-unfit", match="toy-cpu"):
-        preflight.check(toy, WORKLOADS, here, total=total, servers=servers)
+    with contextlib.nullcontext() if fits else refusal("recipe-unfit", match="toy-cpu"):
+        preflight.check(toy, WORKLOADS, here, total)
+    assert preflight.both_fit(toy, here, total) == two
 
 
 cells = st.builds(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sparkwright.bench.recipes.preflight import setting
+from sparkwright.bench.recipes.recipe import setting
 from sparkwright.serving.environment import ServingEnvironment
 from sparkwright.serving.errors import ServeError
 

@@ -59,11 +59,6 @@ class ModelError(SparkwrightError):
             "Name the folder with --model, fetch the model (`hf download`), or let vLLM fetch it "
             "with --download.",
         ),
-        "modules-unexpected": Advice(
-            "Scales of quantised tensors are missing or do not belong to their weight, or their "
-            "format is unknown.",
-            "Look at the modules named above. Ask the model's publisher for a sound checkpoint.",
-        ),
     }
 
 

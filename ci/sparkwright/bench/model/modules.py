@@ -12,14 +12,13 @@ experts a token takes, and whether tables are shared.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
-from sparkwright.bench.records import Reason
 
 #: Parameters of a module; a tensor of another name is a module of its own.
 _PARAMETER = re.compile(
@@ -50,11 +49,11 @@ _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
 _SCALES = ("scales", "weight_scale", "weight_scale_inv")
-#: Format, types of its weight and of its scales, and elements of a weight's row for each scale.
+#: Format, types of its weight, and types of its scales.
 _SCALED = (
-    ("NVFP4", ("U8",), ("F8_E4M3",), 8),
-    ("MXFP4", ("U8",), ("U8", "F8_E8M0"), 16),
-    ("MXFP8", _FP8, ("U8", "F8_E8M0"), 32),
+    ("NVFP4", ("U8",), ("F8_E4M3",)),
+    ("MXFP4", ("U8",), ("U8", "F8_E8M0")),
+    ("MXFP8", _FP8, ("U8", "F8_E8M0")),
 )
 
 
@@ -88,9 +87,8 @@ class Module(msgspec.Struct, frozen=True, gc=False):
         short: Its name within its layer, an expert's number as ``*``.
         group: ``layers``, or the first name of `_GROUPS`.
         parts: Its tensors by parameter.
-        scheme: How its weight is stored, such as ``NVFP4 (modelopt)`` or ``BF16``.
-        fault: ``scale-missing`` (its values are unknown), ``scale-shape`` (they would be wrong),
-            ``format-unknown`` (nothing shows that its scales are its own); empty if it is sound.
+        scheme: How its weight is stored, such as ``NVFP4 (modelopt)`` or ``BF16``; ``packed`` if
+            its tensors do not show it.
     """
 
     expert: int | None
@@ -98,7 +96,6 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     group: str
     parts: dict[str, Tensor]
     scheme: str
-    fault: str
 
     @property
     def bytes(self) -> int:
@@ -141,7 +138,6 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         bytes: Size of the checkpoint.
         drafts: Whether vLLM can draft with it (MTP).
         weights: Bytes of the weights that a step reads, for all requests together.
-        findings: Faults of modules; see `Module`.
     """
 
     model: str
@@ -152,7 +148,6 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     drafts: bool
     weights: float
     rows: tuple[ModuleRow, ...]
-    findings: tuple[Reason, ...]
 
 
 def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
@@ -195,7 +190,6 @@ def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
     # (vllm/config/speculative.py), and quantizers drop the field.
     stated = checkpoint.config.get("num_nextn_predict_layers")
     drafts = "mtp" in groups and (checkpoint.config.get("model_type") != "nemotron_h" or stated)
-    faults = Counter((module.fault, module.short, module.scheme) for module in listed)
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=max(packed, key=lambda row: row.bytes).scheme if packed else "",
@@ -205,11 +199,6 @@ def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
         drafts=bool(drafts),
         weights=weights,
         rows=tuple(rows),
-        findings=tuple(
-            Reason(fault, f"{count} × {short}, {scheme}")
-            for (fault, short, scheme), count in faults.items()
-            if fault
-        ),
     )
 
 
@@ -225,7 +214,8 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
 
 def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:
     """Return the modules; those of later layers than the *config* counts draft."""
-    layers, quantization = _layers(config), _quantization(config)
+    layers, quantization = _layers(config), config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in checkpoint.tensors.items():
         match = _PARAMETER.fullmatch(name) or _STACKED.fullmatch(name)
@@ -237,69 +227,41 @@ def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:
         group = next((group for group, rule in _GROUPS if rule.search(name)), "layers")
         if layer and int(layer[1]) >= layers and group not in APART:
             group = "mtp"
-        scheme, fault = _scheme(tensors, quantization)
         index = int(expert[1]) if expert else None
-        listed.append(Module(index, short, group, tensors, scheme, fault))
+        listed.append(Module(index, short, group, tensors, _scheme(tensors, method)))
     return listed
 
 
-def _scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> tuple[str, str]:
+def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
     """
-    Return how the module with the tensors *parts*, by parameter, is stored, and its fault.
+    Return how the module with the tensors *parts*, by parameter, is stored.
 
     The formats are those of the recipes: NVFP4 and MXFP4 of ModelOpt, compressed-tensors and
-    gpt-oss, FP8, and packed integers (compressed-tensors, AWQ, GPTQ).
+    gpt-oss, FP8, and packed integers of a *method* (compressed-tensors, AWQ, GPTQ).
     """
     weight = next((parts[name] for name in _WEIGHTS if name in parts), None)
     scale = next((parts[name] for name in _SCALES if name in parts), None)
     if scale is None and (weight is None or weight.dtype in _PLAIN):
-        return "/".join(sorted({part.dtype for part in parts.values()})), ""
+        return "/".join(sorted({part.dtype for part in parts.values()}))
     if scale is None or weight is None:
-        return "packed", "scale-missing" if weight else "format-unknown"
-    if "blocks" in parts:  # gpt-oss: 16 bytes, which are 32 numbers, have one scale
-        return "MXFP4", "" if scale.shape == weight.shape[:-1] else "scale-shape"
+        return "packed"
+    if "blocks" in parts:  # gpt-oss
+        return "MXFP4"
     if weight.dtype == "I32":
-        method = str(quantization.get("quant_method", "")).lower()[:30]
-        return f"INT{_bits(quantization)} ({method})", ""
+        return f"INT ({str(method or 'unknown').lower()[:30]})"
     maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"
-    for name, weights, scales, group in _SCALED:
+    for name, weights, scales in _SCALED:
         if weight.dtype in weights and scale.dtype in scales:
-            shape = (*weight.shape[:-1], sum(weight.shape[-1:]) // group)
-            fault = "" if scale.shape == shape else "scale-shape"
-            if name == "NVFP4" and not parts.keys() & {"weight_scale_2", "weight_global_scale"}:
-                fault = "scale-missing"
             if name == "NVFP4" and not parts.keys() & {"input_scale", "input_global_scale"}:
                 maker += ", W4A16"
-            return f"{name} ({maker})", fault
-    if weight.dtype in (*_FP8, "I8"):
-        return "INT8" if weight.dtype == "I8" else "FP8", ""
-    return "packed", "format-unknown"
-
-
-def _bits(quantization: Mapping[str, Any]) -> str:
-    """Return the bits of packed integers, which the config alone states, or ``?``."""
-    stated = [scheme.get("num_bits") for scheme in _weight_schemes(quantization)]
-    return next((str(bits)[:4] for bits in (quantization.get("bits"), *stated) if bits), "?")
-
-
-def _weight_schemes(quantization: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemes of weights of a config of compressed-tensors."""
-    groups = quantization.get("config_groups")
-    schemes = groups.values() if isinstance(groups, dict) else ()
-    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
-    return [scheme for scheme in weights if isinstance(scheme, dict)]
+            return f"{name} ({maker})"
+    return {"I8": "INT8", **dict.fromkeys(_FP8, "FP8")}.get(weight.dtype, "packed")
 
 
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
-
-
-def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the *config* says that the model is quantised; empty if it says nothing."""
-    stated = config.get("quantization_config")
-    return stated if isinstance(stated, dict) else {}
 
 
 def _layers(config: Mapping[str, Any]) -> int:

@@ -9,8 +9,6 @@ of weights and 62.2 GiB of cache at 0.90 of the memory.
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -28,30 +26,7 @@ from sparkwright.bench.recipes.workloads import Workloads
 #: estimates.
 OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
-FORMATS = {"AWQ": "INT4", "none": ""}
-
-#: Flags that follow from other fields of the recipe, or that a measurement sets on both sides.
-PLANNED = frozenset(
-    {
-        "--max-model-len",
-        "--max-num-seqs",
-        "--gpu-memory-utilization",
-        "--kv-cache-memory-bytes",
-        "--num-gpu-blocks-override",
-        "--tensor-parallel-size",
-        "--distributed-executor-backend",
-        "--speculative-config",
-        "--spec-method",
-        "--spec-tokens",
-        "--spec-model",
-        "--enable-prefix-caching",
-        "--served-model-name",
-        "--host",
-        "--port",
-        "--api-key",
-        "--model",
-    }
-)
+FORMATS = {"AWQ": "INT", "none": ""}
 
 REASONS: Mapping[str, str] = {
     "memory-short": "The plan needs more than the machine has, and a Spark without memory stops "
@@ -68,10 +43,6 @@ REASONS: Mapping[str, str] = {
         "The checkpoint on disk has another architecture, format or size "
         "than the recipe's model, so no result would count for the recipe. "
         "Name the recipe's checkpoint."
-    ),
-    "flag-twice": "vLLM silently takes the last of two equal flags. Remove one.",
-    "flag-planned": (
-        "The plan, the nodes, the speculation or a measurement sets this flag already. Remove it."
     ),
     "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
     "them; vLLM refuses it (seed report 003).",
@@ -97,12 +68,6 @@ class PreflightFinding(msgspec.Struct, frozen=True):
     weight: Literal["error", "advice"] = "error"
 
 
-def setting(flag: str) -> str:
-    """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
-    name = "--" + flag.partition("=")[0].removeprefix("--").removeprefix("no-")
-    return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
-
-
 def require_checkpoint(recipe: Recipe, folder: Path) -> None:
     """
     Raise unless the model in *folder* can be the checkpoint of *recipe*, by its files alone.
@@ -126,28 +91,23 @@ def check(
     recipe: Recipe,
     workloads: Workloads | None,
     model: Path,
-    *,
     total: int | None = None,
-    servers: int = 1,
 ) -> None:
     """
     Check that *recipe* can be served here, and measured with its workloads.
 
     Args:
         model: Folder of the checkpoint.
-        total: Megabytes of the memory of a node; None for this machine's.
-        servers: How many run on a node at a time.
+        total: As of `findings`.
 
     Raises:
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
         not-provided, checkpoint-invalid: As `checkpoint.read`.
     """
-    if total is None:  # on a Spark the machine's memory is also its GPU's
-        total = int(psutil.virtual_memory().total // 1_000_000)
     audit = modules.audit(read(model))
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
-        for finding in findings(recipe, workloads, total=total, checkpoint=audit, servers=servers)
+        for finding in findings(recipe, workloads, total=total, checkpoint=audit)
     ]
     if errors:
         raise RecipeError(
@@ -157,23 +117,17 @@ def check(
 
 def both_fit(recipe: Recipe, model: Path, total: int | None = None) -> bool:
     """
-    Return whether two servers of *recipe* fit into memory by its plan.
-
-    Args:
-        model: Folder of the checkpoint.
-        total: Megabytes of the memory of a node; None for this machine's.
+    Return whether two servers of *recipe* fit into memory by its plan; arguments as of `check`.
     """
-    with contextlib.suppress(RecipeError):
-        check(recipe, None, model, total=total, servers=2)
-        return True
-    return False
+    audit = modules.audit(read(model))
+    return not findings(recipe, None, total=total, checkpoint=audit, servers=2)
 
 
 def findings(
     recipe: Recipe,
     workloads: Workloads | None,
     *,
-    total: int,
+    total: int | None = None,
     checkpoint: ModuleAudit | None = None,
     servers: int = 1,
 ) -> list[PreflightFinding]:
@@ -182,13 +136,14 @@ def findings(
 
     Args:
         workloads: What may be measured; None if the recipe only serves.
-        total: Megabytes of the memory of one node.
+        total: Megabytes of the memory of a node; None for this machine's, which on a Spark is also
+            its GPU's.
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
         servers: How many run on a node at a time.
     """
+    memory = psutil.virtual_memory().total if total is None else total * 1e6
     results = [
-        *_flags(recipe),
-        *_memory(recipe, total * 1e6 / 2**30, checkpoint, servers),
+        *_memory(recipe, memory / 2**30, checkpoint, servers),
         *_cells(recipe, workloads),
     ]
     if checkpoint and recipe.model.repository != "any":
@@ -220,21 +175,6 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightF
             "checkpoint-other",
             f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}",
         )
-
-
-def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:
-    """Yield what is wrong with the flags of each range of releases."""
-    for variant in recipe.versions:
-        for name, count in Counter(setting(flag) for flag in variant.flags).items():
-            if count > 1:
-                yield PreflightFinding(
-                    "flag-twice", f"{name} is there {count} times for vLLM {variant.vllm}"
-                )
-            if name.partition(".")[0] in PLANNED:
-                yield PreflightFinding(
-                    "flag-planned",
-                    f"{name} is also said by the recipe's own fields, or by a measurement",
-                )
 
 
 def _memory(

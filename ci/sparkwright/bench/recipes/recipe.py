@@ -40,6 +40,30 @@ KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|weight-only|emulated)
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
 
 
+#: Flags that follow from other fields of the recipe, or that a measurement sets on both sides.
+PLANNED = frozenset(
+    {
+        "--max-model-len",
+        "--max-num-seqs",
+        "--gpu-memory-utilization",
+        "--kv-cache-memory-bytes",
+        "--num-gpu-blocks-override",
+        "--tensor-parallel-size",
+        "--distributed-executor-backend",
+        "--speculative-config",
+        "--spec-method",
+        "--spec-tokens",
+        "--spec-model",
+        "--enable-prefix-caching",
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--api-key",
+        "--model",
+    }
+)
+
+
 class RecipeError(SparkwrightError):
     """A recipe cannot be used with this release, machine or model."""
 
@@ -156,6 +180,12 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "", ""
 
 
+def setting(flag: str) -> str:
+    """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
+    name = "--" + flag.partition("=")[0].removeprefix("--").removeprefix("no-")
+    return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
+
+
 class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     How a range of releases of vLLM serves the recipe.
@@ -178,6 +208,10 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         SpecifierSet(self.vllm)
+        names = [setting(flag) for flag in self.flags]
+        for name in names:
+            if names.count(name) > 1 or name.partition(".")[0] in PLANNED:
+                raise ValueError(f"{name} is there twice, or set by other fields or a measurement")
 
 
 class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -300,9 +334,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def announces_cache(self, version: str) -> bool:
         """Return whether the release *version* has a prefix cache by what the recipe states."""
-        variant = self.variant(version)
-        disabled = "--no-enable-prefix-caching" in variant.flags
-        return not disabled and Version(version).base_version in SpecifierSet(self.prefix_cache)
+        return Version(version).base_version in SpecifierSet(self.prefix_cache)
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""

@@ -236,10 +236,6 @@ class Client:
         """Return the server's version of vLLM."""
         return self._ask("/version", _Version).version
 
-    def health(self) -> None:
-        """Raise `ServerInvalid` unless ``/health`` says 200."""
-        self._exchange("GET", "/health")
-
     def metrics(self) -> dict[str, float]:
         """
         Return the server's metrics, which are in Prometheus' text format.

@@ -27,9 +27,8 @@ import msgspec
 import psutil
 
 from sparkwright.bench.machine.watchdog import watch_memory
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import server_log, wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core import config, strict_yaml
 from sparkwright.core.console import console
@@ -60,14 +59,6 @@ ALWAYS = {
 #: Variables of a gate's servers: with it vLLM counts the requests with logits that are not numbers.
 GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
-#: A line that ends a server before traffic: with a negative estimate, vLLM 0.20 to 0.33 plans more
-#: KV cache than there is memory (vllm #44740).
-FATAL = {
-    "graph-memory-negative": LogPattern(
-        "CUDA graph memory: -", r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB"
-    )
-}
-
 
 #: The script that supervises a command; neither variables of the command nor its folder change
 #: what it imports.
@@ -87,30 +78,10 @@ class VariableError(SparkwrightError):
     }
 
 
-class RemovedVariable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A variable of earlier releases.
-
-    Attributes:
-        gone: The first release, of those that were read, that does not read it.
-        now: What replaced it; empty if nothing did.
-    """
-
-    gone: str
-    now: str = ""
-
-
 @functools.cache
-def _removed() -> dict[str, RemovedVariable]:
-    path = config.root() / "ci" / "variables.yaml"
-    return strict_yaml.load(path, dict[str, RemovedVariable])
-
-
-def removed_variable(variable: str) -> str:
-    """Return what became of a *variable* that earlier releases read; empty if nothing is known."""
-    removed = _removed().get(variable)
-    now = f"; now {removed.now}" if removed and removed.now else ""
-    return f"gone since {removed.gone}{now}" if removed else ""
+def removed_variables() -> dict[str, str]:
+    """Return what became of each variable that earlier releases read."""
+    return strict_yaml.load(config.root() / "ci" / "variables.yaml", dict[str, str])
 
 
 def check_variables(variables: Mapping[str, str], package: Path) -> None:
@@ -125,7 +96,7 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return
-    details = [f"{name}: {removed_variable(name) or 'unknown'}" for name in unread]
+    details = [f"{name}: {removed_variables().get(name, 'unknown')}" for name in unread]
     raise VariableError(
         "variable-refused",
         f"The installed vLLM does not read {', '.join(unread)}.",
@@ -214,7 +185,7 @@ class Server:
         url: Its address.
         failure: Why it does not run as it should, in a sentence; empty while it does.
         reason: ``server-late``, ``server-died``, ``memory-low``, ``kernel-no-memory``,
-            ``log-unreadable``, the name of a line of `FATAL`, or the reason given to `end`.
+            ``log-unreadable``, or the reason given to `end`.
     """
 
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
@@ -223,7 +194,7 @@ class Server:
             port = int(free.getsockname()[1])
         self.plan, self.log, self.url = plan, log, f"http://127.0.0.1:{port}"
         self.failure, self.reason = "", ""
-        self._scanner, self._stopped = LogScanner(FATAL), threading.Event()
+        self._stopped = threading.Event()
         environment = plan.environment()
         command = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
         command = [*SUPERVISOR, str(plan.grace), *command]
@@ -254,8 +225,6 @@ class Server:
                         self.end("server-late", f"it does not answer after {seconds:.0f} s")
                     progress.update(round(seconds), "s")
                     time.sleep(0.5)
-            # What it logged since the last look counts, too.
-            self.guard()
         except BaseException:
             self.stop()
             raise
@@ -273,13 +242,9 @@ class Server:
         return Client(self.url, self.plan.name, deadline=deadline)
 
     def _answers(self) -> bool:
-        # /health says 200 before /v1/models lists the model.
-        client = self.client(deadline=10)
-        try:
-            client.health()
-            return bool(client.model())
-        except ServerInvalid:
-            return False
+        with contextlib.suppress(ServerInvalid):
+            return bool(self.client(deadline=10).model())
+        return False
 
     def processes(self) -> list[psutil.Process]:
         """Return its processes, whatever session they are in."""
@@ -295,16 +260,10 @@ class Server:
         """
         Return whether it runs as it should; call this repeatedly.
 
-        It is ended if its log requires that.
+        It is ended if its log becomes too large.
         """
-        if not self.failure:
-            try:
-                self._scanner.read(self.log)
-            except LogInvalid as error:
-                self.end("log-unreadable", f"its log cannot be used: {error}")
-            for name, lines in self._scanner.lines.items():
-                if lines.count:
-                    self.end(name, lines.texts[0])
+        if not self.failure and self.log.stat().st_size > server_log.LARGEST:
+            self.end("log-unreadable", f"its log has more than {server_log.LARGEST} bytes")
         if not self.failure and not self.running:
             self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
         return not self.failure

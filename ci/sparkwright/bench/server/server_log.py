@@ -47,6 +47,11 @@ class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         compile_patterns(self.pattern)
 
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return the match in the line *text*."""
+        parts = (self.holds,) if isinstance(self.holds, str) else self.holds
+        return re.search(self.pattern, text) if any(part in text for part in parts) else None
+
 
 class LogLines(msgspec.Struct):
     """The lines of one kind: their number, the first of them, and values with their counts."""
@@ -68,62 +73,28 @@ class LogInvalid(Exception):
     """A file is not a log that can be read; the text says why."""
 
 
-class LogScanner:
-    """
-    Search a log that may still grow.
-
-    Attributes:
-        lines: Lines that match, by the name of their pattern.
-    """
-
-    def __init__(self, patterns: Mapping[str, LogPattern]) -> None:
-        self.lines = {name: LogLines() for name in patterns}
-        self._position = 0
-        self._patterns = [
-            (part.encode(), name, re.compile(kind.pattern))
-            for name, kind in patterns.items()
-            for part in ((kind.holds,) if isinstance(kind.holds, str) else kind.holds)
-        ]
-
-    def read(self, log: Path, *, final: bool = False) -> None:
-        """
-        Search the lines of *log* that are new and whole; with *final*, one without end, too.
-
-        Raises:
-            LogInvalid: It holds a byte 0, which text never does, or more than `LARGEST` bytes.
-        """
-        with log.open("rb") as stream:
-            stream.seek(self._position)
-            while line := stream.readline(LONGEST):
-                if not final and len(line) < LONGEST and not line.endswith(b"\n"):
-                    return
-                self._position += len(line)
-                if b"\0" in line or self._position > LARGEST:
-                    raise LogInvalid(f"it is no text, or has more than {LARGEST} bytes")
-                # A progress bar overwrites itself; what it leaves is not part of the next line.
-                for text in line.split(b"\r"):
-                    self._search(text)
-
-    def _search(self, line: bytes) -> None:
-        kinds = {name: pattern for part, name, pattern in self._patterns if part in line}
-        text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip() if kinds else ""
-        for name, pattern in kinds.items():
-            if match := pattern.search(text):
-                self.lines[name].add(text[:400], match.groupdict().get("value"))
-
-
 def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
     """
     Return the lines of *log* by the name of their pattern.
 
     Raises:
-        LogInvalid: It is not a regular file, is too large, or holds bytes that are not text.
+        LogInvalid: It is not a regular file, cannot be read, holds a byte 0, which text never does,
+            or more than `LARGEST` bytes.
     """
-    scanner = LogScanner(patterns)
+    lines = {name: LogLines() for name in patterns}
     if not log.is_file():
         raise LogInvalid("it is not a regular file")
     try:
-        scanner.read(log, final=True)
+        with log.open("rb") as stream:
+            while line := stream.readline(LONGEST):
+                if b"\0" in line or stream.tell() > LARGEST:
+                    raise LogInvalid(f"it is no text, or has more than {LARGEST} bytes")
+                # A progress bar overwrites itself; what it leaves is not part of the next line.
+                for part in line.split(b"\r"):
+                    text = _COLOUR.sub("", part.decode("utf-8", "replace")).strip()
+                    for name, pattern in patterns.items():
+                        if match := pattern.search(text):
+                            lines[name].add(text[:400], match.groupdict().get("value"))
     except OSError as error:
         raise LogInvalid(f"it cannot be read: {error.strerror}") from None
-    return scanner.lines
+    return lines

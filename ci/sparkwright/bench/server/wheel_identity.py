@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from zipfile import ZipFile, ZipInfo
 
 from packaging.utils import canonicalize_name
 
@@ -76,20 +77,16 @@ def mismatches(
         wheel-invalid: *wheel* is none.
     """
     site = site_packages(python)
-    differing = dict(itertools.islice(_compare(wheel, site), MOST))
-    return differing or _imports(python, wheel, site, variables)
-
-
-def _imports(
-    python: Path, wheel: Path, site: Path, variables: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Return how imports of the files of *wheel* differ from them; see `import_probe`."""
     with zip_file(wheel) as archive:
         members = zip_members(archive, wheel.name)
-    info = next((name.split("/")[0] for name in members if ".dist-info/" in name), "")
-    names = filter(None, (_installed_name(name, info) for name in members))
+        info = next((name.split("/")[0] for name in members if ".dist-info/" in name), "")
+        installed = {_installed_name(name, info): member for name, member in members.items()}
+        installed.pop("", None)
+        differing = dict(itertools.islice(_compare(archive, installed, site), MOST))
+    if differing:
+        return differing
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="names-") as file:
-        file.write("\n".join(names))
+        file.write("\n".join(installed))
         file.flush()
         # A server of another user is asked as this one; the startup files are the same.
         words = [str(python.absolute()), "-P", str(PROBE), str(site), file.name]
@@ -98,6 +95,26 @@ def _imports(
         )
     faults: dict[str, str] = json.loads(answer)
     return faults
+
+
+def _compare(
+    archive: ZipFile, installed: Mapping[str, ZipInfo], site: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield how the files below *site* differ from the members *installed* there."""
+    for name, member in installed.items():
+        path = site / name
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            yield member.filename, "missing"
+            continue
+        with archive.open(member) as packed, path.open("rb") as file:
+            blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
+            if any(block != other for block, other in blocks):
+                yield member.filename, "differs"
+    for top in sorted({name.partition("/")[0] for name in installed}):
+        for path in sorted((site / top).rglob("*")) if not top.endswith(".dist-info") else ():
+            name = str(path.relative_to(site))
+            if path.suffix in LOADED and name not in installed and path.is_file():
+                yield name, "foreign"
 
 
 def environment_contents(site: Path) -> dict[str, str]:
@@ -145,24 +162,3 @@ def _installed_name(member: str, info: str) -> str:
         return member
     # These two become the site-packages; scripts, data and headers leave it.
     return rest.partition("/")[2] if rest.startswith(("purelib/", "platlib/")) else ""
-
-
-def _compare(wheel: Path, site: Path) -> Iterator[tuple[str, str]]:
-    with zip_file(wheel) as archive:
-        members = zip_members(archive, wheel.name)
-        folders = {name.partition("/")[0] for name in members}
-        info = next((folder for folder in folders if folder.endswith(".dist-info")), "")
-        names = {name: _installed_name(name, info) for name in members}
-        own = {site / names[name]: member for name, member in members.items() if names[name]}
-        for path, member in own.items():
-            if not (path.is_file() and os.access(path, os.R_OK)):
-                yield member.filename, "missing"
-                continue
-            with archive.open(member) as packed, path.open("rb") as file:
-                blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
-                if any(block != other for block, other in blocks):
-                    yield member.filename, "differs"
-    for folder in sorted({site / path.relative_to(site).parts[0] for path in own}):
-        for path in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
-            if path.suffix in LOADED and path not in own and path.is_file():
-                yield str(path.relative_to(site)), "foreign"

@@ -373,7 +373,7 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
     if not texts and lines.count <= len(lines.texts):
         return passed(name, message)
     samples = [Sample("log", actual=text) for text in texts or lines.texts]
-    samples += [Sample(value, launch.removed_variable(value)) for value in lines.values]
+    samples += [Sample(value, launch.removed_variables().get(value, "")) for value in lines.values]
     return failed(
         name,
         f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}",

@@ -32,7 +32,7 @@ ENDED: Mapping[str, str] = {
     "Lower --gpu-memory-utilization.",
     "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
     "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
-    "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
+    "cache than there is memory. Pin --kv-cache-memory-bytes and "
     "watch MemAvailable (vllm #44740).",
     "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
     "prints, from its first line.",
