@@ -110,7 +110,7 @@ def gate(
     )
     result = Result(
         "gate", decision.state or "inconclusive", decision.message, FORK,
-        tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * cell.prompt)) for cell in results), legs,
+        tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * WorkloadCell.parse(cell.name).prompt)) for cell in results), legs,
         baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
         quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",

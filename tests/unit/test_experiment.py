@@ -16,7 +16,7 @@ from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.results import Kind, Result, Speculation
+from sparkwright.bench.results import CONTROL_BLOCK, Kind, Result, Speculation
 from sparkwright.cli import main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
@@ -108,7 +108,7 @@ def test_every_gate_has_an_aa_block_of_its_own_and_spends_its_own_error_rate(pla
     append_line(log, Attempt(3, sha256, "G8"))
     second = answered(place, asked, "gate")
     for result in (first, second):
-        assert all(series.sigma for series in result.cells[0].series if series.primary), result.says
+        assert [leg.side for leg in result.legs if leg.block == CONTROL_BLOCK and leg.counts].count("control") == 2, result.says
     assert (first.attempt, second.attempt) == (1, 2)
     assert second.alpha == pytest.approx(first.alpha / 4)
 

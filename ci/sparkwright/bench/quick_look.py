@@ -16,7 +16,7 @@ from sparkwright.core.console import console
 
 #: Seconds from the ready server to the result, and of one run.
 BUDGET_S, RUN_S = 110.0, 10.0
-#: Runs for an interval, and runs after which more would narrow it little.
+#: Fewest runs of a result, and runs after which more would narrow the interval little.
 MIN_RUNS, MAX_RUNS = 2, 8
 #: Output tokens of the trial, and the minimum of a run.
 TRIAL_TOKENS = 16

@@ -152,7 +152,6 @@ class Series(msgspec.Struct, frozen=True):
             empty without a baseline.
         pass_evidence, fail_evidence: e-values after each block, of a deciding series.
         state: ``pass``, ``fail``, ``inconclusive`` or ``not-run``.
-        sigma: Difference of the gate's A/A block, without its sign; None without it.
         baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
         low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
             None with too few blocks.
@@ -167,7 +166,6 @@ class Series(msgspec.Struct, frozen=True):
     pass_evidence: tuple[float, ...] = ()
     fail_evidence: tuple[float, ...] = ()
     state: State = "not-run"
-    sigma: float | None = None
     baseline: float | None = None
     candidate: float | None = None
     low: float | None = None
@@ -184,15 +182,13 @@ class CellResult(msgspec.Struct, frozen=True):
 
     Attributes:
         name: ``1024/1024 c8``: tokens of prompt and answer, and concurrency.
-        prompt, answer, concurrency: As ordered.
+        concurrency: As ordered.
         series: By metric.
         ceiling: Tokens per second of one request that memory allows; None if unknown, and if the
             model is small enough for caches.
     """
 
     name: str
-    prompt: int
-    answer: int
     concurrency: int
     series: tuple[Series, ...]
     ceiling: float | None = None

@@ -185,12 +185,10 @@ def cell_results(
                 row = replace(
                     row, pass_evidence=verdict.pass_evidence, fail_evidence=verdict.fail_evidence,
                     state=verdict.state, conclusion=verdict.conclusion,
-                    sigma=None if own_series.aa is None else abs(own_series.aa),
                     margin=own_series.bounds.margin, tolerated=own_series.bounds.tolerated,
                 )  # fmt: skip
             rows.append(replace(row, primary=name in deciding))
-        shape = (cell.prompt, cell.answer, cell.concurrency)
-        results.append(CellResult(cell.name, *shape, tuple(rows)))
+        results.append(CellResult(cell.name, cell.concurrency, tuple(rows)))
     return tuple(results)
 
 
