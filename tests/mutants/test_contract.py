@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.mutants.conftest import Kill
 from tests.refusals import refusal
@@ -14,7 +15,6 @@ from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy
-from sparkwright.gates.core import observed
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -35,7 +35,7 @@ def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ch
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
     path = tmp_path_factory.mktemp("baseline") / "observed.json"
     own = gate.profile(server, server.log.parent / "profiles")
-    observed.save(gate.observe(POLICY, server, own, ServerIdentity(wheel="a" * 64), CPU.name), path)
+    path.write_bytes(msgspec.json.encode(gate.observe(POLICY, server, own, ServerIdentity(wheel="a" * 64), CPU.name)))
     checks = judged(server, baseline=path)
     assert {"observed", "kernels-unknown", "kernels-attention", "kernels-linear", "backends", "kv-cache"} <= named(checks, "pass")
     return checks

@@ -9,12 +9,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.support import refserved
 from tests.support.processes import heard
 
-from sparkwright.gates.core.night import NightLine
+from sparkwright.gates.core import ladder
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
@@ -68,11 +67,11 @@ def test_a_night_that_is_killed_in_each_step_ends_with_all_its_verdicts(vllm_pyt
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
 
-    (journal,) = (tmp_path / "cache" / "night").glob("*/journal.jsonl")
-    lines = [msgspec.json.decode(line, type=NightLine) for line in journal.read_bytes().splitlines()]
-    gates = [line.step.name for line in lines if line.step and line.step.verdict]
-    assert gates == list(GATES)
-    assert [line.ended for line in lines].count(True) == 1
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    verdicts = ladder.read_verdicts(document.read_bytes())
+    assert [verdict.gate for verdict in verdicts.verdicts] == list(GATES)
+    ended = [line.gate for line in verdicts.attempts if line.state]
+    assert ended == list(GATES)
     assert "record logprobs.json" not in done.stderr
     (html,) = (tmp_path / "out").glob("*.toy-cpu.html")
     assert all(f"<summary>{gate} toy-cpu" in html.read_text("utf-8") for gate in GATES)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch as mock
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
@@ -337,7 +338,7 @@ def recorded(folder: Path, **changes: Any) -> Path:
     log.write_text(LOG)
     server = served(log)
     facts = gate.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
-    observed.save(replace(facts, **changes), folder / "observed.json")
+    (folder / "observed.json").write_bytes(msgspec.json.encode(replace(facts, **changes)))
     return folder / "observed.json"
 
 

@@ -94,10 +94,12 @@ def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest()
     assert len(digests - {policies.digest("G7")}) == 3
 
 
-def test_a_load_generator_that_cannot_be_fetched_is_not_run(built: Built, served: GateOptions) -> None:
-    with built(replace(served, baseline_python=served.python)) as builder:
-        (check,) = builder.gate("G8").run()
-    assert (check.state, check.reason) == ("not-run", "generator-missing")
+def test_a_load_generator_that_cannot_be_fetched_is_not_run(built: Built, served: GateOptions, wheel: Path) -> None:
+    options = replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python)
+    with built(options) as builder:
+        (verdict,) = builder.climb([builder.gate("G8")], None).verdicts
+    assert (verdict.state, verdict.checks[0].reason) == ("not-run", "step-failed")
+    assert verdict.checks[0].message.startswith("offline: ")
 
 
 def test_two_runs_of_a_recipe_do_not_share_a_server_log(built: Built, served: GateOptions, tmp_path: Path) -> None:
@@ -135,11 +137,12 @@ def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateO
         assert builder.gate("G6").blocked is None
 
 
-def test_an_environment_that_cannot_serve_is_refused_before_any_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
+def test_an_environment_that_cannot_serve_is_refused_before_any_gate(built: Built, served: GateOptions, wheel: Path, tmp_path: Path) -> None:
     """Neither the gates before it nor, for G8, the probe of the machine run."""
     old = refserved.environment(tmp_path / "old", Behaviour(), "0.16.0")
     for python, reference in ((tmp_path / "python", "environment-unusable"), (old, "recipe-unfit")):
-        with built(replace(served, recipe="toy-cpu", baseline_python=python)) as builder, refusal(reference):
+        options = replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=python)
+        with built(options) as builder, refusal(reference):
             builder.gate("G8")
         with built(replace(served, recipe="toy-cpu", python=python)) as builder, refusal(reference):
             builder.gate("G4")
@@ -161,7 +164,7 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
             assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
             assert not ours or (rows["ladder"].state, rows["ladder"].reason in REASONS) == ("invalid", True)
         with refusal("measurement-invalid", match="would name a wheel that did not answer"):
-            builder.record(wheel.parent / "reference")
+            list(builder.record(wheel.parent / "reference"))
     logs = [str(log) for log in (tmp_path / "cache").rglob("server.log")]
     assert len(logs) == ours
     assert all(log in capsys.readouterr().err.replace("\n", "") for log in logs)
@@ -173,7 +176,7 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     """G8's result is on the disk before its checks are judged."""
     monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
     monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
-    with built(replace(served, wheel=wheel, baseline_python=served.python, workload=("quick",))) as builder:
+    with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()
     assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
 

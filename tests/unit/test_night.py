@@ -9,7 +9,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import refserved, standin, verdicts, wheels
@@ -18,8 +17,7 @@ from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.bench.report import view
 from sparkwright.cli import evidence, main
-from sparkwright.gates.core import page
-from sparkwright.gates.core.night import NightLine
+from sparkwright.gates.core import ladder, page
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.verdict import Verdict, not_run, passed
 
@@ -98,17 +96,11 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
     (tmp_path / "stock" / "behaviour.json").unlink()
     with refusal("measurement-invalid"):
         main.run([*words, "--only", "G4", "--only", "G5"])
-    (journal,) = (tmp_path / "cache" / "night").glob("*/journal.jsonl")
-    lines = [
-        msgspec.json.decode(line, type=NightLine) for line in journal.read_bytes().splitlines()
-    ]
-    steps = {line.step.name: line.step for line in lines if line.step}
-    assert (steps["reference"].state, steps["G5"].state) == ("fail", "not-run")
-    assert "it ended by itself" in steps["reference"].message
-    assert steps["G5"].verdict
-    assert steps["G5"].verdict.checks[0].reason == "step-failed"
-    assert steps["G4"].verdict
-    assert steps["G4"].verdict.measured
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    first, second = ladder.read_verdicts(document.read_bytes()).verdicts
+    assert (first.gate, first.measured) == ("G4", True)
+    assert (second.state, second.checks[0].reason) == ("not-run", "step-failed")
+    assert "it ended by itself" in second.checks[0].message
     assert "reference could not be made" in written(tmp_path)
 
 

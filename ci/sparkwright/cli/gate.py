@@ -20,13 +20,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.audit import wheel
+from sparkwright.audit import wheel as wheels
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import UNRESOLVED
-from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import host_info
 from sparkwright.cli import evidence, options
 from sparkwright.core import strict_yaml
@@ -143,7 +142,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
-            bool(arguments.baseline) != bool(arguments.baseline_python) and not arguments.serve,
+            bool(arguments.baseline) != bool(arguments.baseline_python),
             "--baseline WHEEL and --baseline-python FILE belong together.",
         ),
         (
@@ -199,8 +198,14 @@ def _spend_night(
 ) -> None:
     began = time.time()
     with context.store.lock("night", wait=False):
-        night = _prepare(context, arguments, gate_options)
-        report = night.run()
+        night, wheel = _prepare(context, arguments, gate_options), gate_options.wheel
+        assert wheel
+        night.show_plan()
+        # Made before any gate, so that somebody is still there if one cannot be installed.
+        ours = _environment(context, "ours", wheel, arguments.python, wheel)
+        base = arguments.baseline_python
+        stock = _environment(context, "stock", wheel, base, arguments.baseline)
+        report = night.run(ours.python, stock.wheel, stock.python)
         stem = report.wheel.removesuffix(".whl")
         files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
         bundle = night.page.with_suffix(".tar.gz")
@@ -212,6 +217,16 @@ def _spend_night(
     documents = {"answer": report.answer, "page": str(night.page), "evidence": str(bundle)}
     console.document({"ladder": ladder.document(night.ladder), **documents})
     ladder.raise_for_state(night.ladder)
+
+
+def _environment(
+    context: RunContext, side: str, wheel: Path, python: Path | None, own: Path
+) -> staging.GateEnvironment:
+    """Return the environment of *python*, of the wheel *own*, or one that is made."""
+    if python:
+        return staging.GateEnvironment(python, own)
+    with console.step(f"the environment of the {'stock' if side == 'stock' else 'built'} wheel"):
+        return staging.environment(context, side, wheel)
 
 
 def _prepare(
@@ -264,13 +279,10 @@ def _prepare(
     if lacking:
         what = f"The night of {recipe.name} lacks {len(lacking)} thing(s)."
         raise GateError("gate-unprepared", what, details=lacking)
-    wheel = gate_options.wheel
-    assert wheel
     return Night(
         context,
         replace(gate_options, serve=model),
         stock,
-        lambda side: staging.environment(context, side, wheel),
         hours=arguments.hours,
         keep_going=arguments.keep_going,
     )
@@ -323,29 +335,16 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
     Raises:
         file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
-    path, python, facts = gate_options.wheel, gate_options.python, ladder.host_facts()
-    subject, file = None, None
+    path, file = gate_options.wheel, None
     if path:
-        subject = wheel.read_subject(path)
         stack, beside = context.project.stack, path.parent
+        subject = wheels.read_subject(path)
         file = ladder.VerdictFile(context.store, context.output, subject, stack, beside)
         console.note(f"attempt {file.attempt} of this wheel; verdicts: {file.path}")
-    with GateBuilder(context, gate_options, facts) as builder:
-        # The verdicts are about the wheel together with the packages that it is served with.
-        site = wheel_identity.site_packages(python) if python else None
-        return ladder.climb(
-            [
-                builder.gate(name)
-                for name in ladder.GATES
-                if name in (gate_options.only or ladder.GATES)
-            ],
-            stack=context.project.stack,
-            wheel=subject,
-            device_code=lambda: builder.device_code,
-            host={**facts, **(wheel_identity.environment_contents(site) if site else {})},
-            keep_going=keep_going,
-            file=file,
-        )
+    with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
+        names = [name for name in ladder.GATES if name in (gate_options.only or ladder.GATES)]
+        gates = [builder.gate(name) for name in names]
+        return builder.climb(gates, file, keep_going=keep_going)
 
 
 def _newest_wheel(context: RunContext) -> Path | None:

@@ -22,7 +22,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.core.ladder import SERVED, Gate, unchanged
+from sparkwright.gates.core.ladder import SERVED
 from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.release import policy as release_policy
@@ -140,12 +140,20 @@ def settled(
         current = []
         for name in served:
             digest = policy.expected_digest(gate, request.stack, name)
-            wanted = Gate(gate, digest, tuple, name, model=digests.get(name, ""))
-            current.append(unchanged(verdicts, wanted, facts))
+            same = {"gate": gate, "recipe": name, "model": digests.get(name, "")}
+            if digest:
+                same["policy"] = digest
+            current.append(any(_is_of(verdict, same, facts) for verdict in verdicts))
         # One recipe is enough for G8.
         if not (any(current) if gate == "G8" else all(current)):
             return False
     return True
+
+
+def _is_of(verdict: Verdict, same: Mapping[str, str], host: Mapping[str, str]) -> bool:
+    """Return whether *verdict* has the fields *same*, and was reached on the machine *host*."""
+    fields = all(getattr(verdict, name) == value for name, value in same.items())
+    return fields and all(verdict.host.get(name) == value for name, value in host.items())
 
 
 def _unfit(recipe: Recipe, versions: Sequence[str], label: str) -> str:

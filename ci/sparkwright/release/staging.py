@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from packaging.utils import canonicalize_name
 
@@ -33,12 +34,18 @@ from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
-from sparkwright.gates.core.night import GateEnvironment
 from sparkwright.release import keys, locked_set, policy
 from sparkwright.release.publisher import Publisher
 
 #: The address of the index; no server answers there (RFC 2606).
 URL = "https://staging.invalid/"
+
+
+class GateEnvironment(msgspec.Struct, frozen=True):
+    """The Python of an environment, and the wheel of vLLM that it was installed from."""
+
+    python: Path
+    wheel: Path
 
 
 @contextmanager

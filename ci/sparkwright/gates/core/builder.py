@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditReport
-from sparkwright.audit.wheel import cached_audit
+from sparkwright.audit.wheel import cached_audit, read_subject
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
@@ -24,37 +25,43 @@ from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
-from sparkwright.core.store import locked, write_file
+from sparkwright.core.store import locked
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.core import observed, policy
-from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
-from sparkwright.gates.core.observed import OBSERVED
+from sparkwright.gates.core import ladder, policy
+from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate, VerdictFile
+from sparkwright.gates.core.observed import measure_pace
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     ServerUnderTest,
     launch_plan,
     model_digest,
-    same_wheel,
 )
-from sparkwright.gates.core.verdict import UNAVAILABLE, Check, GateError, invalid, not_run
+from sparkwright.gates.core.verdict import (
+    Check,
+    GateError,
+    Ladder,
+    Sample,
+    failed,
+    invalid,
+    not_run,
+    passed,
+)
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import dirty_text
 from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Experiment
 
-#: A file in the folder that ``--record`` writes, beside `OBSERVED` and the answers to the task.
-LOGPROBS = "logprobs.json"
+#: Files in the folder of a reference, beside the sampled text and the answers to the task.
+PACE, OBSERVED, LOGPROBS = "pace.json", "observed.json", "logprobs.json"
 
 _SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
@@ -68,7 +75,11 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "G5": {**_SERVES, **_COMPARES},
     "G6": {**_SERVES, **_COMPARES},
     "G7": _SERVES,
-    "G8": {**_STARTS, "a --baseline-python": ("baseline_python",)},
+    "G8": {
+        "a WHEEL": ("wheel",),
+        **_STARTS,
+        "a --baseline and its --baseline-python": ("baseline",),
+    },
 }
 
 
@@ -83,10 +94,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         server: The server that the gates question.
         device_code: The wheel's device-code digest; empty until the audit has run.
         evidence: The sha256 of the file of G8's measurements; empty until G8 has run.
-        left_s: Seconds that the next gate may take, if it can be shorter; None for its policy's.
+        left_s: Seconds that the next gate may take, if it can be shorter.
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
+        UsageError: The policy has no such profile or task.
         recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
         store-busy: Another run starts servers of the same recipe and gates in the same store.
     """
@@ -96,6 +108,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         self._context, self._options = context, options
         self._policies = policy.load(root)
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
+        _require("--profile", options.profile, self._policies.generation.profiles)
+        _require("--task", options.task, self._policies.accuracy.tasks)
         model = options.serve or options.model_folder
         if self._recipe and model:
             preflight.require_checkpoint(self._recipe, model)
@@ -123,8 +137,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             options, host, logs, self._recipe, kernel_trace.flags(self._profiles)
         )
         self._stack.callback(self.server.end)
-        self.device_code, self.evidence = "", ""
-        self.left_s: float | None = None
+        self._host, self.device_code, self.evidence = host, "", ""
+        self.left_s = math.inf
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -137,44 +151,61 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             blocked: Why it cannot run, if that is known.
 
         Raises:
-            UsageError: The policy has no such profile or task.
             environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
         """
-        options, policies = self._options, self._policies
-        recipe = self._recipe.name if self._recipe and name in SERVED else ""
-        lacking = [
-            text
-            for text, names in NEEDS.get(name, {}).items()
-            if not any(getattr(options, each) for each in names)
-        ]
-        if name in ("G4", "G7"):
-            _require("--profile", options.profile, policies.generation.profiles)
-        if name == "G6":
-            _require("--task", options.task, policies.accuracy.tasks)
-        digest = ""
-        no_floor = name == "G6" and not (self._recipe and options.task in self._recipe.floors)
-        if lacking and not blocked:
-            message = f"to run it, name {'; and '.join(lacking)}"
-            blocked = not_run(STOPPED[0].name, message, "not-asked")
-        elif no_floor and not blocked:
-            subject = options.recipe or "a server without --recipe"
-            message = f"{subject} has no floor of {options.task}"
-            blocked = not_run(STOPPED[0].name, message, "floor-missing")
-        elif name in SERVED and options.serve and not blocked:
+        options = self._options
+        blocked = blocked or self._lacking(name)
+        if name in SERVED and options.serve and not blocked:
             self.server.launch()
+        digest = ""
         if name not in ("G0", "G8"):
             settings = (options.flag, options.variable)
-            digest = policies.digest(name, self._recipe, options.profile, settings)
+            digest = self._policies.digest(name, self._recipe, options.profile, settings)
         elif not blocked:
             digest = self._audit.policy if name == "G0" else self._experiment.digest
         return Gate(
             name,
             digest,
             partial(self._checks, name),
-            recipe,
+            self._recipe.name if self._recipe and name in SERVED else "",
             blocked,
             (lambda: self.evidence) if name == "G8" else str,
             self._model if name in SERVED else "",
+        )
+
+    def _lacking(self, name: str) -> Check | None:
+        """Return that the gate *name* needs another option, or a floor; None if it has all."""
+        options = self._options
+        texts = [
+            text
+            for text, names in NEEDS.get(name, {}).items()
+            if not any(getattr(options, each) for each in names)
+        ]
+        if texts:
+            message = f"to run it, name {'; and '.join(texts)}"
+            return not_run(STOPPED[0].name, message, "not-asked")
+        if name == "G6" and not (self._recipe and options.task in self._recipe.floors):
+            subject = options.recipe or "a server without --recipe"
+            message = f"{subject} has no floor of {options.task}"
+            return not_run(STOPPED[0].name, message, "floor-missing")
+        return None
+
+    def climb(
+        self, gates: Sequence[Gate], file: VerdictFile | None, *, keep_going: bool = False
+    ) -> Ladder:
+        """Run *gates*, which `gate` returned, as `ladder.climb` does."""
+        options = self._options
+        # The verdicts are about the wheel together with the packages that it is served with.
+        site = wheel_identity.site_packages(options.python) if options.python else None
+        contents = wheel_identity.environment_contents(site) if site else {}
+        return ladder.climb(
+            gates,
+            stack=self._context.project.stack,
+            wheel=read_subject(options.wheel) if options.wheel else None,
+            device_code=lambda: self.device_code,
+            host={**self._host, **contents},
+            keep_going=keep_going,
+            file=file,
         )
 
     @cached_property
@@ -255,9 +286,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 rules, client = policies.soak, server.client()
                 if recipe and recipe.soak_seconds:
                     rules = replace(rules, seconds=recipe.soak_seconds)
-                if self.left_s is not None:
-                    shortest = min(rules.seconds, rules.shortest)
-                    rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
+                shortest = min(rules.seconds, rules.shortest)
+                rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
                 words = partial(
                     generation.run, policies.generation, client, options.profile, quick=True
                 )
@@ -265,8 +295,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 return soak.run(
                     rules, client, pid=server.pid(), words=words, distributions=distributions
                 )
-            case "G8":
-                return self._throughput()
+            case "G8" if options.wheel and options.python and options.baseline:
+                return self._throughput(options.wheel, options.python, options.baseline)
         raise AssertionError(name)
 
     def _ended(self) -> Check | None:
@@ -279,27 +309,25 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return invalid(STOPPED[0].name, f"the server does not run: {server.failure}", server.reason)
 
     @cached_property
-    def contents(self) -> dict[str, str]:
-        """The digests of the wheels of ours in the environment that serves."""
-        python = self._options.python
-        site = wheel_identity.site_packages(python) if python else None
-        return wheel_identity.environment_contents(site) if site else {}
-
-    @cached_property
     def _served(self) -> Check:
         """Whether the server of the run serves the wheel that its verdicts are about."""
         options, name = self._options, "wheel-served"
-        if options.serve:
-            return self._same_wheel(options.wheel, options.python, name)
+        if options.wheel and options.python and options.serve:
+            return self._same_wheel(name, options.wheel, options.python)
         message = "what a server that was not started here is installed from cannot be seen"
         return not_run(name, message, "wheel-unseen")
 
-    def _same_wheel(self, wheel: Path | None, python: Path | None, name: str) -> Check:
-        variables = None
-        if wheel and python:
-            plan = launch_plan(self._options, self._recipe, python, (), gated=True)
-            variables = plan.environment()
-        return same_wheel(wheel, python, name, variables)
+    def _same_wheel(self, name: str, wheel: Path, python: Path) -> Check:
+        """
+        Return the check *name*: the environment of *python* holds exactly the files of *wheel*,
+        and imports them.
+        """
+        plan = launch_plan(self._options, self._recipe, python, (), gated=True)
+        if mismatches := wheel_identity.mismatches(python, wheel, plan.environment()):
+            samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
+            message = f"{len(mismatches)} files of the environment are not the wheel's, or not used"
+            return failed(name, message, "wheel-not-served", samples=samples)
+        return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
 
     @cached_property
     def _declared(self) -> tuple[DeclaredChange, ...]:
@@ -327,41 +355,35 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _experiment(self) -> Experiment:
         return Experiment(self._context, "gate", self._options)
 
-    def _throughput(self) -> tuple[Check, ...]:
-        options = self._options
+    def _throughput(self, wheel: Path, python: Path, baseline: Path) -> tuple[Check, ...]:
+        baseline_python = self._options.baseline_python
+        assert baseline_python
         # Two servers and their load need the machine alone.
         self.server.end()
-        try:
-            result = self._experiment.result(self.left_s)
-        except SourceError as error:
-            if error.reference not in UNAVAILABLE:
-                raise
-            return (not_run("legs", error.what, "generator-missing"),)
+        result = self._experiment.result(self.left_s)
         # Kept even if the verdicts cannot be stored: hours were measured.
-        self.evidence = sha256_file(
-            throughput.write_result(self._context.store, self._context.output, result)
-        )
+        path = throughput.write_result(self._context.store, self._context.output, result)
+        self.evidence = sha256_file(path)
         return (
             *throughput.checks(result),
-            self._same_wheel(options.wheel, options.python, "candidate-wheel"),
-            self._same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
+            self._same_wheel("candidate-wheel", wheel, python),
+            self._same_wheel("baseline-wheel", baseline, baseline_python),
         )
 
-    def record(self, folder: Path) -> tuple[Path, ...]:
+    def record(self, folder: Path) -> Iterator[Path]:
         """
-        Write what gates compare with into *folder*, and return the files: the server's
-        distributions, sampled answers, the facts about it and its answers to the task, these unless
-        the recipe has no floor for it. A file that is there is not written again.
+        Write what gates compare with into *folder*, and yield each file: the pace of the server,
+        its distributions, sampled answers, the facts about it and its answers to the task, these
+        unless the recipe has no floor for it. A file that is there is not written again.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
-        parts = {folder.absolute() / name: write for name, write in self._parts().items()}
-        lacking = {path: write for path, write in parts.items() if not path.exists()}
+        files = [name for name in self._recorded() if not (folder / name).exists()]
         fault = None
-        if lacking:
+        if files:
             fault = self._served if self._served.state != "pass" else self._ended()
         if fault:
             raise GateError(
@@ -369,64 +391,54 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 "The reference would name a wheel that did not answer.",
                 details=[fault.message],
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            for path, write in lacking.items():
-                with console.step(f"record {path.name}"):
-                    write(path)
-        except ServerInvalid as error:
-            raise GateError(
-                "measurement-invalid",
-                f"The reference cannot be recorded: {error.message}.",
-                details=[str(error)],
-            ) from None
-        return tuple(parts)
+        for name in files:
+            try:
+                with console.step(f"record {name}"):
+                    content = msgspec.json.encode(self._content(name))
+            except ServerInvalid as error:
+                raise GateError(
+                    "measurement-invalid",
+                    f"The reference cannot be recorded: {error.message}.",
+                    details=[str(error)],
+                ) from None
+            yield self._context.store.write(folder.absolute() / name, content)
 
-    def _parts(self) -> dict[str, Callable[[Path], object]]:
-        """Return the files that gates compare with, and what writes each whole or not at all."""
-        task, recipe = self._options.task, self._recipe
-        profiles = self._policies.generation.profiles
-        _require("--profile", self._options.profile, profiles)
-        parts: dict[str, Callable[[Path], object]] = {}
-        if self._asked("G5", "G7"):
-            parts[LOGPROBS] = self._record_distributions
-        if self._asked("G3"):
-            parts[OBSERVED] = self._record_facts
-        if self._asked("G4") and "dirty-text" not in profiles[self._options.profile].not_run:
-            parts[dirty_text.TEXT] = self._record_text
+    def _recorded(self) -> Iterator[str]:
+        """Yield the names of the files that the gates compare with."""
+        options, recipe = self._options, self._recipe
+        asked = set(options.only or SERVED)
+        yield PACE
+        if asked & {"G5", "G7"}:
+            yield LOGPROBS
+        if "G3" in asked:
+            yield OBSERVED
+        profile = self._policies.generation.profiles[options.profile]
+        if "G4" in asked and "dirty-text" not in profile.not_run:
+            yield dirty_text.TEXT
         # Without a floor, G6 does not run.
-        if self._asked("G6") and (recipe is None or task in recipe.floors):
-            parts[f"{task}.json"] = self._record_answers
-        return parts
+        if "G6" in asked and (recipe is None or options.task in recipe.floors):
+            yield f"{options.task}.json"
 
-    def _asked(self, *names: str) -> bool:
-        return not self._options.only or not set(names).isdisjoint(self._options.only)
-
-    def _record_distributions(self, path: Path) -> None:
-        client, identity = self.server.client(), self.server.identity
-        distributions.save(logprobs.record(self._policies.logprobs, client, identity), path)
-
-    def _record_facts(self, path: Path) -> None:
-        server, options = self.server, self._options
-        trace = contract.profile(server.started, self._profiles)
-        if isinstance(trace, Check):
-            raise ServerInvalid(trace.reason, trace.message)
-        facts = contract.observe(
-            self._policies.contract, server.started, trace, server.identity, options.recipe
-        )
-        observed.save(facts, path)
-
-    def _record_text(self, path: Path) -> None:
-        rules, server = self._policies.generation, self.server
-        wrap = rules.profiles[self._options.profile].wrap
-        text = dirty_text.record(rules, server.client(), wrap, self._recipe, server.identity)
-        write_file(path, msgspec.json.encode(text))
-
-    def _record_answers(self, path: Path) -> None:
-        task, server = self._options.task, self.server
-        rules = self._policies.accuracy.task(task)
-        result = harness.ask(self._context, task, rules, server.client(), server.identity)
-        self._context.store.write(path, msgspec.json.encode(result))
+    def _content(self, name: str) -> msgspec.Struct:
+        """Return what the server under test gives for the file *name* of the reference."""
+        options, policies, server = self._options, self._policies, self.server
+        client, identity = server.client(), server.identity
+        match name:
+            case "pace.json":
+                return measure_pace(client, server.start_s)
+            case "logprobs.json":
+                return logprobs.record(policies.logprobs, client, identity)
+            case "observed.json":
+                trace = contract.profile(server.started, self._profiles)
+                if isinstance(trace, Check):
+                    raise ServerInvalid(trace.reason, trace.message)
+                rules = policies.contract
+                return contract.observe(rules, server.started, trace, identity, options.recipe)
+            case dirty_text.TEXT:
+                wrap = policies.generation.profiles[options.profile].wrap
+                return dirty_text.record(policies.generation, client, wrap, self._recipe, identity)
+        rules_of_task = policies.accuracy.task(options.task)
+        return harness.ask(self._context, options.task, rules_of_task, client, identity)
 
 
 def _require(option: str, value: str, choices: Mapping[str, object]) -> None:

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
-from sparkwright.core.console import console, duration
-from sparkwright.core.errors import FileError
+from sparkwright.core.console import console, duration, one_line
+from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.core.files import canonical, list_folder, sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line, read_lines
@@ -80,6 +80,9 @@ WHEEL_SERVED = declare("wheel-served")
 
 #: Fields of a document, or of its verdicts, that it may lack; it was written before there were any.
 LATER = ("attempts", "model")
+
+#: Characters of the message of a step that failed.
+LONGEST = 500
 
 #: Samples shown of a check that failed; ``--json`` prints all.
 SHOWN = 3
@@ -283,7 +286,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: The sha256 of the policy that it judges by; empty if it has none.
-        run: Return its checks; a failure of the set-up may raise.
+        run: Return its checks; if it raises a `SparkwrightError`, the gate is not-run.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
         model: As `Verdict.model`.
@@ -314,6 +317,12 @@ def host_facts() -> dict[str, str]:
     }
 
 
+def step_failed(error: SparkwrightError) -> Check:
+    """Return that a gate, or what it needs, could not be set up."""
+    texts = (f"{error.reference}: {error.what}", *error.details[:3], error.todo)
+    return not_run(STOPPED[0].name, one_line(" ".join(texts), LONGEST), "step-failed")
+
+
 def climb(
     gates: Sequence[Gate],
     *,
@@ -333,9 +342,6 @@ def climb(
         keep_going: Also run the gates after a failure.
         file: Gets the verdicts so far after each gate, so that hours of measuring survive a crash
             of the next gate.
-
-    Raises:
-        SparkwrightError: A gate could not be set up.
     """
     ladder = Ladder(stack, wheel, ())
     for gate in gates:
@@ -348,8 +354,11 @@ def climb(
         elif not gate.blocked:
             if file:
                 file.begin(gate.name, gate.recipe, began)
-            with console.step(f"{gate.name}: {GATES[gate.name]}"):
-                checks = gate.run()
+            try:
+                with console.step(f"{gate.name}: {GATES[gate.name]}"):
+                    checks = gate.run()
+            except SparkwrightError as error:
+                checks = (step_failed(error),)
         verdict = Verdict(
             gate.name,
             GATES[gate.name],
@@ -369,22 +378,6 @@ def climb(
         if file:
             file.store(ladder)
     return ladder
-
-
-def unchanged(verdicts: Iterable[Verdict], gate: Gate, host: Mapping[str, str]) -> Verdict | None:
-    """
-    Return the verdict of *gate* among *verdicts*, if it would be judged now by the same policy,
-    with the same recipe and model, on the same machine.
-
-    Args:
-        host: Facts of this machine; facts of environments beside them do not count.
-    """
-    for verdict in verdicts:
-        same = (verdict.gate, verdict.recipe, verdict.model) == (gate.name, gate.recipe, gate.model)
-        judged = not gate.policy or verdict.policy == gate.policy
-        if same and judged and all(verdict.host.get(name) == host[name] for name in host):
-            return verdict
-    return None
 
 
 def show(ladder: Ladder) -> None:

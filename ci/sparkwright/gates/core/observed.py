@@ -20,11 +20,7 @@ from msgspec import Meta
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_json
-from sparkwright.core.store import write_file
 from sparkwright.gates.core.server_under_test import ServerIdentity
-
-#: The file of the reference folder.
-OBSERVED = "observed.json"
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
 CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -182,11 +178,6 @@ def repeat(client: Client, tokens: list[int], salt: str) -> PrefixCache:
     after = client.metrics()
     growth = [round(after.get(key, 0) - before.get(key, 0)) for key in (CACHE_QUERIES, CACHE_HITS)]
     return PrefixCache(block, len(tokens), *growth)
-
-
-def save(observed: ObservedServer, path: Path) -> None:
-    """Write *observed* to *path*, whole or not at all."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(observed), indent=1) + b"\n")
 
 
 def load(path: Path) -> ObservedServer:

@@ -26,10 +26,11 @@ from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.soak.load import SoakPolicy
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 
 class GatePolicies(msgspec.Struct, frozen=True):
-    """The policy of each gate that has a file of its own, in the order of the gates from G1."""
+    """The policy of each gate from G1, in their order."""
 
     numerics: NumericsPolicy
     device: DevicePolicy
@@ -38,6 +39,7 @@ class GatePolicies(msgspec.Struct, frozen=True):
     logprobs: LogprobsPolicy
     accuracy: AccuracyPolicy
     soak: SoakPolicy
+    throughput: ThroughputPolicy
 
     def digest(
         self,
@@ -67,7 +69,7 @@ class GatePolicies(msgspec.Struct, frozen=True):
 
 
 #: Gate → its package, which is also the name of its policy file.
-PACKAGES = dict(zip(list(GATES)[1:], (*GatePolicies.__struct_fields__, "throughput"), strict=True))
+PACKAGES = dict(zip(list(GATES)[1:], GatePolicies.__struct_fields__, strict=True))
 
 
 def load(root: Path) -> GatePolicies:

@@ -8,6 +8,7 @@ judge one launch.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,6 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
-from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -40,7 +40,6 @@ ENDED: Mapping[str, str] = {
 
 REASONS: Mapping[str, str] = {
     **ENDED,
-    "not-asked": "The command line names no wheel, or no environment that it is installed in.",
     "wheel-unseen": (
         "The gate did not start the server, so it may serve another wheel. Use "
         "--serve and --python; without a WHEEL the server alone is judged."
@@ -160,6 +159,9 @@ class ServerUnderTest:
         folder: For the server's log, which stays.
         recipe: How it is started, beside the flags and variables of *options*.
         flags: Further arguments of ``vllm serve``, for the gates themselves.
+
+    Attributes:
+        start_s: Seconds that the server took to start.
     """
 
     def __init__(
@@ -172,12 +174,16 @@ class ServerUnderTest:
     ) -> None:
         self._options, self._host, self._folder = options, dict(host), folder
         self._recipe, self._flags = recipe, flags
-        self._stack = contextlib.ExitStack()
+        self._stack, self.start_s = contextlib.ExitStack(), 0.0
 
     @cached_property
     def started(self) -> Server:
         """The server that we start, once for all gates."""
-        return self._stack.enter_context(Server(self.launch(), self._folder / "server.log"))
+        began = time.monotonic()
+        server = Server(self.launch(), self._folder / "server.log")
+        self._stack.enter_context(server)
+        self.start_s = time.monotonic() - began
+        return server
 
     def end(self) -> None:
         """End the server that we started, if we did."""
@@ -232,28 +238,6 @@ class ServerUnderTest:
         """Return the process of the server that we started; None for one that ran already."""
         processes = self.started.processes() if self._options.serve else ()
         return next((process.pid for process in processes), None)
-
-
-def same_wheel(
-    wheel: Path | None,
-    python: Path | None,
-    name: str,
-    variables: Mapping[str, str] | None = None,
-) -> Check:
-    """
-    Return the check *name*: the environment of *python* holds exactly the files of *wheel*, and
-    imports them.
-
-    Args:
-        variables: Of the server that starts from it.
-    """
-    if not wheel or not python:
-        return not_run(name, "name the wheel and the Python of its environment", "not-asked")
-    if mismatches := wheel_identity.mismatches(python, wheel, variables):
-        samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
-        message = f"{len(mismatches)} file(s) of the environment are not the wheel's, or not used"
-        return failed(name, message, "wheel-not-served", samples=samples)
-    return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
 
 
 def model_digest(folder: Path) -> str:

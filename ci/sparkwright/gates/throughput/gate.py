@@ -83,8 +83,6 @@ REASONS: Mapping[str, str] = {
         "More bytes per second than the memory can deliver: look at the bytes "
         "per token, at caches, and at uncounted speculation."
     ),
-    "generator-missing": "The load generator is not in the store and cannot be fetched. Run the "
-    "gate once with a connection.",
     "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
     "small enough for caches.",
 }
