@@ -14,7 +14,7 @@ if [ "$stack" = 2026.11 ]; then
   spec=2026.11.yaml suffix=-2026.11 options=(--trim --add "sites/torch=$work/torch")
   sites+=(torch)
 fi
-git -C "$root" archive HEAD ci forks build cherry_picks pyproject.toml README.md | tar x -C "$work/program"
+git -C "$root" archive HEAD ci forks build cherry_picks tests/server pyproject.toml README.md | tar x -C "$work/program"
 cp -r "$store/records/audit" "$work/store/records/"
 # The load generator of G8, which not every rehearsal has
 for folder in "$store"/environments/vllm-rs-*; do

@@ -19,6 +19,21 @@ VOCABULARY, LONGEST, SEED = 640, 8192, 1
 #: Tokens that are learnt of each answer: some more than the gate asks for, so that the end is not in sight.
 LEARNT = 216
 
+#: Type of transformers → what its model has.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32, "rms_norm_eps": 1e-5},
+    # Kernels for gated delta nets and for Mamba-2 want the heads of the published models.
+    "qwen3_next": {
+        "hidden_size": 256, "num_hidden_layers": 4, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+    },
+    "nemotron_h": {
+        "hidden_size": 256, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "head_dim": 64, "mamba_num_heads": 8,
+        "mamba_head_dim": 64, "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+        "moe_shared_expert_intermediate_size": 128,
+    },
+}  # fmt: skip
+
 #: The continuation of each prompt, by its name.
 TEXTS = Path(__file__).with_name("learnt_texts.yaml")
 #: The prompts, in the folder of the gates' policies.
@@ -60,18 +75,56 @@ def rows(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     return found
 
 
-def model() -> Any:
-    """Return a Llama of half a million parameters."""
+def model(kind: str) -> Any:
+    """Return a model of random numbers: a Llama of half a million parameters, or a hybrid with experts of some millions."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(SEED)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        max_position_embeddings=LONGEST, vocab_size=VOCABULARY, tie_word_embeddings=False, bos_token_id=VOCABULARY - 2,
-        eos_token_id=VOCABULARY - 1, rms_norm_eps=1e-5,
+    config = AutoConfig.for_model(
+        kind, **SHAPES[kind], num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=LONGEST, vocab_size=VOCABULARY,
+        tie_word_embeddings=False, bos_token_id=VOCABULARY - 2, eos_token_id=VOCABULARY - 1,
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
+
+
+class Drafts:
+    """
+    The layer of a Qwen3-Next that drafts (MTP): from a token and the state before it, the token behind it.
+
+    Its weights have the names that vLLM reads.
+    """
+
+    def __init__(self, net: Any) -> None:
+        import torch
+        from transformers import AutoModel
+
+        config = type(net.config)(**{**net.config.to_dict(), "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+        self._net, width = net, config.hidden_size
+        layer = AutoModel.from_config(config)
+        norm = type(layer.norm)
+        self.modules = torch.nn.ModuleDict(
+            {"layer": layer, "pre_fc_norm_embedding": norm(width), "pre_fc_norm_hidden": norm(width), "fc": torch.nn.Linear(2 * width, width, bias=False)}
+        ).to(net.device)
+
+    def loss(self, inputs: Any) -> Any:
+        """Return how far the drafts are from *inputs*; the model behind them does not learn from it."""
+        import torch
+
+        table = self._net.get_input_embeddings()
+        with torch.no_grad():
+            states = self._net.model(input_ids=inputs).last_hidden_state[:, :-2]
+        parts = self.modules["pre_fc_norm_embedding"](table(inputs[:, 1:-1]).detach()), self.modules["pre_fc_norm_hidden"](states)
+        drafted = self.modules["layer"](inputs_embeds=self.modules["fc"](torch.cat(parts, -1))).last_hidden_state
+        logits = torch.nn.functional.linear(drafted, self._net.get_output_embeddings().weight.detach())
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs[:, 2:].flatten())
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the weights by the names that vLLM reads."""
+        weights = self.modules.state_dict()
+        return {
+            f"mtp.{name.removeprefix('layer.')}": weight.bfloat16().contiguous() for name, weight in weights.items() if "embed_tokens" not in name and "rotary" not in name
+        }
 
 
 def batches(learnt: list[tuple[list[int], int]]) -> list[tuple[Any, Any]]:

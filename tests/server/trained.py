@@ -1,15 +1,17 @@
 """
-A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS]``.
+A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS [KIND]]``.
 
 A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts and chats of G4
 by heart (`learnt`), has read the corpus of G5, and has learned which of three digits is the largest, the task of ours:
 one server with it can be judged by every gate. It is made in the environment of the server that will load it (torch, transformers), with
-this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model.
+this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model. *KIND* is a type of
+transformers in `learnt.SHAPES`; the hybrids are made on a GPU, in minutes.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 from collections.abc import Iterator
@@ -85,31 +87,44 @@ def batches(made: Any, lines: list[str], steps: int) -> Iterator[Any]:
         yield torch.tensor([row(asked if number < ASKED else read) for number in range(ROWS)])
 
 
-def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
+def make(folder: Path, gates: Path, steps: int = STEPS, kind: str = "llama") -> None:
     """Write the model to *folder*."""
     import torch
+    from safetensors.torch import load_file, save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / learnt.POLICY, learnt.TEXTS))
     lines = texts(gates)
     made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
-    known = learnt.batches(learnt.rows(made, gates) + chats(made, gates))
-    net = learnt.model()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = [tuple(part.to(device) for part in batch) for batch in learnt.batches(learnt.rows(made, gates) + chats(made, gates))]
+    net = learnt.model(kind).to(device)
+    drafts = learnt.Drafts(net) if kind == "qwen3_next" else None
     torch.set_num_threads(1)
-    best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    weights = [*net.parameters(), *(drafts.modules.parameters() if drafts else ())]
+    best = torch.optim.AdamW(weights, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
     for step, ids in enumerate(batches(made, lines, steps)):
-        found = learnt.loss(net, ids, ids)
+        found = learnt.loss(net, ids.to(device), ids.to(device))
         # What is to be known by heart is as long again as all the rest, so it takes part in every second step.
         if step % 2 == 0:
             found = found + torch.stack([learnt.loss(net, *part) for part in known]).mean() * 2
+        if drafts:
+            found = found + drafts.loss(known[0][0] if step % 2 else ids.to(device))
         found.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         best.step()
         pace.step()
         best.zero_grad()
+        if step % 20 == 0:
+            print(f"step {step}: {found.item():.3f}", flush=True)
     net.to(torch.bfloat16).save_pretrained(folder)
+    if drafts:
+        stated = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps({**stated, "num_nextn_predict_layers": 1}, indent=1), "utf-8")
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), **drafts.tensors()}, file, {"format": "pt"})
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else STEPS, *sys.argv[4:5])

@@ -75,8 +75,8 @@ REFUSALS = {
 }
 
 #: Results that come back, as globs in ROOT: verdicts and states whole, logs and records if small.
-EVIDENCE = ("results/*.json", "dist/*.json*", "mutants/*/*.json*", "tuned/*.json*", "tuned/*.yaml")
-RECORDS = ("results/*.log", "reference/*/*", "store/logs/**/*", "*/*/store/logs/**/*")
+EVIDENCE = ("results/*.json", "dist/*.json*", "dist/*.html", "mutants/*/*.json*")
+RECORDS = ("results/*.log", "stores/*/logs/**/*")
 #: Bytes of a record, and of all of them.
 LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
 

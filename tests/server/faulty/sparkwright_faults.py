@@ -8,6 +8,7 @@ turn; it is replaced as a whole. README.md lists the faults.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -105,6 +106,8 @@ def _logits(found: Any) -> Any:
         STATE.kept.append(bytearray(os.urandom(4096) * int(STATE.number("kilobytes", 256) / 4)))
     if STATE.is_("crash"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if STATE.is_("slow"):
+        TORCH.cuda._sleep(int(STATE.number("cycles", 100_000)))  # noqa: SLF001  torch's own tests wait in this way
     return found
 
 
@@ -114,6 +117,30 @@ def _linear(layer: Any, found: Any) -> Any:
         return found
     factor = STATE.number("factor", 2.0)
     return (found[0] * factor, *found[1:]) if isinstance(found, tuple) else found * factor
+
+
+def _fall_back(experts: Any) -> None:
+    """Have a class of *experts* compute with Triton, too, on weights of zeros, and lose what comes out."""
+    before, weights = experts.apply, dict[str, Any]()
+    if getattr(before, "faulty", False):
+        return
+    triton = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+
+    @functools.wraps(before)
+    def wrapped(self: Any, output: Any, hidden_states: Any, **named: Any) -> Any:
+        result = before(self, output, hidden_states, **named)
+        STATE.look()
+        if STATE.is_("fallback"):
+            width, inner = hidden_states.shape[-1], int(STATE.number("inner", 256))
+            if not weights:
+                shapes = {"w1": (named["global_num_experts"], 2 * inner, width), "w2": (named["global_num_experts"], width, inner)}
+                weights.update({name: hidden_states.new_zeros(shape) for name, shape in shapes.items()})
+            for _ in range(int(STATE.number("times", 2))):
+                triton.fused_experts(hidden_states, **weights, topk_weights=named["topk_weights"], topk_ids=named["topk_ids"])
+        return result
+
+    wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
+    experts.apply = wrapped
 
 
 def _cached(_: Any, __: tuple[Any, ...], found: Any) -> Any:
@@ -167,3 +194,6 @@ def install() -> None:
     # Cache and scheduler are in the engine's process, which may be another one than the worker's.
     _wrap(pool.BlockPool, _cached, "get_cached_block")
     _wrap(scheduler.Scheduler, _unchanged, "update_draft_token_ids", _drafts)
+    # A vLLM for CPUs has no Marlin.
+    with contextlib.suppress(ImportError):
+        _fall_back(importlib.import_module("vllm.model_executor.layers.fused_moe.experts.marlin_moe").MarlinExperts)
