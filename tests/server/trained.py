@@ -117,7 +117,7 @@ def make(folder: Path, gates: Path, steps: int = STEPS, kind: str = "llama") -> 
         pace.step()
         best.zero_grad()
         if step % 20 == 0:
-            print(f"step {step}: {found.item():.3f}", flush=True)
+            sys.stderr.write(f"step {step}: {found.item():.3f}\n")
     net.to(torch.bfloat16).save_pretrained(folder)
     if drafts:
         stated = json.loads((folder / "config.json").read_text("utf-8"))

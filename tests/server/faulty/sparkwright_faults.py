@@ -107,7 +107,7 @@ def _logits(found: Any) -> Any:
     if STATE.is_("crash"):
         os.kill(os.getpid(), signal.SIGKILL)
     if STATE.is_("slow"):
-        TORCH.cuda._sleep(int(STATE.number("cycles", 100_000)))  # noqa: SLF001  torch's own tests wait in this way
+        TORCH.cuda._sleep(int(STATE.number("cycles", 100_000)))
     return found
 
 
