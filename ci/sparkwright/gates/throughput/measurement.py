@@ -139,7 +139,7 @@ def measure(
         return _ended(server, replace(blank, began=time.time()))
     spec = context.load(server.url, cell, seed)
     before = context.machine.snapshot()
-    started = replace(blank, began=before.time, before=before)
+    started = replace(blank, began=time.time(), before=before)
     try:
         counters = context.counters(server.url)
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
