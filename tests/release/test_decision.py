@@ -282,7 +282,6 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
         "there is no baseline",
     ),
     "no baseline": (lambda one: replace(one, baseline=None), "there is no baseline"),
-    "no qualified generator": (lambda one: replace(one, qualified=()), "qualified"),
     "an error rate of nothing": (lambda one: replace(one, alpha=0.0), "Error: "),
 }
 

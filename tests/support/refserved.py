@@ -75,10 +75,6 @@ def project(root: Path, **changes: float) -> Path:
     gates = root / "ci" / "gates"
     edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1)
     edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
-    profile = "  - {ttft: 0.02, tpot: 0.002, event_tokens: 1, output_tokens: 8, concurrency: 1}"
-    generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))
-    (gates / "load_generator.yaml").write_text(generator, "utf-8")
-    edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
     edit(gates / "throughput.yaml", **{"timeout_s": 60, "launches": 3, **changes})
     edit(gates / "workloads.yaml", least=3, rounds=2, most=3)
     return root

@@ -82,7 +82,6 @@ def _legs(
                 3 * latency,
                 tuple(requests),
                 tpot,
-                1.3 * tpot,
                 1.1 * tpot,
             )
             shot = Snapshot(0.001, 2400.0, temperature=60 + 5 * chance.random())
@@ -110,12 +109,12 @@ def gate(
     )
     result = Result(
         "gate", decision.state or "inconclusive", decision.message, FORK,
-        tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * WorkloadCell.parse(cell.name).prompt)) for cell in results), legs,
+        results, legs,
         baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
         quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
-        qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        policy="12" * 32, began=BEGAN, seconds=5321.0, resumed=1,
+        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        policy="12" * 32, began=BEGAN, seconds=5321.0,
     )  # fmt: skip
     return replace(result, **changes)
 
@@ -133,7 +132,7 @@ def bench(
         paired_differences.cell_results(workloads, legs, range(blocks), [], None), legs,
         recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
         quantization=quantization, stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
-        qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
         began=BEGAN, seconds=912.0,
     )  # fmt: skip
     return replace(result, **changes)
@@ -160,7 +159,7 @@ def hostile() -> Result:
     texts: dict[str, Any] = dict.fromkeys(("says", "recipe", "model", "quantization", "stack", "generator", "policy"), HOSTILE)
     return replace(
         result, candidate=bad, baseline=bad, legs=legs, cells=results, host={HOSTILE: HOSTILE},
-        qualified=(HOSTILE,), added=(HOSTILE,), **texts,
+        conditions=(HOSTILE,), added=(HOSTILE,), **texts,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class ThreadLoad:
         requests = tuple(sorted((answer for answer, _ in answers), key=lambda one: one.start))
         gaps = [gap for _, some in answers for gap in some]
         seconds = max(one.start + one.latency for one in requests)
-        return LoadResult(self.name, "", seconds, requests, percentile(gaps, 50), percentile(gaps, 99))
+        return LoadResult(self.name, "", seconds, requests, percentile(gaps, 50), percentile(gaps, 90))
 
 
 def _request(spec: LoadSpec, prompt: list[int], zero: float, deadline: float) -> tuple[Request, list[float]]:

@@ -183,7 +183,7 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
         launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
-        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", stack=wheels.STACK, host=HOST, policy=wheels.hexed("policy", "G8"), resumed=0,
+        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", stack=wheels.STACK, host=HOST, policy=wheels.hexed("policy", "G8"),
     )  # fmt: skip
 
 

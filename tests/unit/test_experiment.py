@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import refserved
-from tests.support.fake_openai_server import Behaviour, Fault, started
+from tests.support.fake_openai_server import Behaviour, Fault
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import results
@@ -67,7 +68,8 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     """Three launches; the times are those that the server has, within what a busy machine adds, and the result can be read again."""
     result = answered(place, question(place, environment(place, "true", Behaviour(ttft=0.04, tpot=0.02))))
     assert (result.kind, result.state, result.candidate.version) == ("bench", "not-run", "0.33.0")
-    assert (result.bandwidth and result.bandwidth.origin, bool(result.qualified)) == ("measured", True)
+    assert result.bandwidth
+    assert result.bandwidth.origin == "measured"
     found = {series.metric: series for series in result.cells[0].series}
     assert found["tpot"].candidate == pytest.approx(0.02, rel=0.5)
     assert (found["ttft"].candidate or 0) >= 0.036
@@ -147,46 +149,42 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     assert result.candidate.variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+def killed(place: Path, asked: GateOptions) -> None:
+    """Measure one launch, and end before there is a result."""
+    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        answered(place, asked, blocks=1)
+
+
 def test_only_the_same_experiment_is_continued(place: Path) -> None:
     """
     After a kill the measurements of the same wheels, flags and workloads count; with another flag or policy it begins anew.
     """
     asked = question(place, environment(place, "base"), workload=("8/16 c1", "8/16 c2"))
-    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        answered(place, asked, blocks=1)
+    killed(place, asked)
+    now = time.time()
     again, other = answered(place, asked, blocks=1), answered(place, replace(asked, flag=("--seed=7",)), blocks=1)
-    assert (again.resumed, other.resumed) == (1, 0)
+    assert again.began < now < other.began
     assert len(again.legs) == 2
-    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        answered(place, asked, blocks=1)
+    killed(place, asked)
     refserved.edit(place / "ci" / "gates" / "throughput.yaml", warmups=3)
-    assert answered(place, asked, blocks=1).resumed == 0
+    now = time.time()
+    assert answered(place, asked, blocks=1).began > now
 
 
 def test_other_prompts_are_another_experiment(place: Path) -> None:
     """The measurements of a killed bench with one file of prompts are not continued with another."""
     asked = question(place, workload=("sharegpt 8/16 c1",), texts=place.parent / "one.jsonl")
-    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        answered(place, asked, blocks=1)
-    assert answered(place, replace(asked, texts=place.parent / "two.jsonl"), blocks=1).resumed == 0
-    assert answered(place, asked, blocks=1).resumed == 1
-
-
-def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
-    """``--server`` measures one launch that somebody else made; nothing is started."""
-    with started(TRUE) as server:
-        result = answered(place, GateOptions(server=server.url, workload=CELLS), blocks=1)
-    assert (result.candidate.label, [leg.launch for leg in result.legs]) == (server.url, [0])
-    assert result.cells[0].series[0].candidate
-    with refusal("measurement-invalid", match=server.url):
-        answered(place, GateOptions(server=server.url, workload=CELLS))
+    killed(place, asked)
+    now = time.time()
+    assert answered(place, replace(asked, texts=place.parent / "two.jsonl"), blocks=1).began > now
+    assert answered(place, asked, blocks=1).began < now
 
 
 @pytest.mark.parametrize(
     "words",
     [
         [], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"], ["--rate", "1", "--server", "http://127.0.0.1:1"],
-        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"], ["--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
+        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"], ["--server", "http://127.0.0.1:1"],
     ],
 )  # fmt: skip
 def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:

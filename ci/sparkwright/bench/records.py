@@ -29,21 +29,17 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
 #: The same of figures that are shown beside them, and never decide.
 SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "tpot_p90": ("time per token, p90", "ms", 1000.0, False),
-    "tpot_p99": ("time per token, p99", "ms", 1000.0, False),
     "ttft_p90": ("time to first token, p90", "ms", 1000.0, False),
-    "ttft_p99": ("time to first token, p99", "ms", 1000.0, False),
     "itl_p50": ("gap between events", "ms", 1000.0, False),
     "itl_p90": ("gap between events, p90", "ms", 1000.0, False),
-    "itl_p99": ("gap between events, p99", "ms", 1000.0, False),
     "requests_per_second": ("requests", "1/s", 1.0, True),
-    "bandwidth": ("share of the memory's bandwidth", "%", 100.0, True),
 }
 
 #: Both.
 FIGURES: dict[str, tuple[str, str, float, bool]] = dict([*METRICS.items(), *SHOWN.items()])
 
-#: Those of both that a load by itself does not have, but counters of the server or the model.
-COUNTED = ("drafts", "bandwidth")
+#: Those that a load by itself does not have, but counters of the server.
+COUNTED = ("drafts",)
 
 
 class Reason(msgspec.Struct, frozen=True):

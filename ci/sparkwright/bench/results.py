@@ -184,21 +184,11 @@ class CellResult(msgspec.Struct, frozen=True):
         name: ``1024/1024 c8``: tokens of prompt and answer, and concurrency.
         concurrency: As ordered.
         series: By metric.
-        ceiling: Tokens per second of one request that memory allows; None if unknown, and if the
-            model is small enough for caches.
     """
 
     name: str
     concurrency: int
     series: tuple[Series, ...]
-    ceiling: float | None = None
-
-    def bandwidth_share(self, leg: Measurement) -> float | None:
-        """Return the share of the memory's bandwidth that *leg* needs; None if not known."""
-        if not self.ceiling or leg.run is None or leg.run.tpot <= 0:
-            return None
-        length = leg.speculation.length if leg.speculation else 1.0
-        return 1 / (leg.run.tpot * length * self.ceiling)
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -237,10 +227,9 @@ class Result(msgspec.Struct, frozen=True):
         margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
             spends. *attempt*: the number of this gate of the wheel and recipe, from 1.
         blocks: The most that are measured.
-        generator: Name and version. *qualified*: its accuracy on this host, and other notes.
+        generator: Name and version. *conditions*: how the servers ran and what they were asked.
         bandwidth: Of the memory, measured in the same session; None if it was not.
         began, seconds: When, and how long.
-        resumed: How often it was continued after an interruption.
         legs: Every measurement, those that do not count included.
         launches: The complete ones.
     """
@@ -266,23 +255,20 @@ class Result(msgspec.Struct, frozen=True):
     attempt: int = 1
     blocks: int = 0
     generator: str = ""
-    qualified: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     bandwidth: Bandwidth | None = None
     policy: str = ""
     began: float = 0.0
     seconds: float = 0.0
-    resumed: int = 0
     format: Literal[3] = 3
 
     def figure(self, cell: CellResult, name: str, side: Side) -> LoadFigure:
         """Return the figure *name* of *side* in *cell* over the blocks."""
         blocks: dict[int, list[float]] = {}
         for leg in self.legs:
-            if leg.counts and leg.block >= 0 and (leg.cell, leg.side) == (cell.name, side):
-                bandwidth = name == "bandwidth"
-                value = cell.bandwidth_share(leg) if bandwidth else leg.value(name)
-                if value is not None:
-                    blocks.setdefault(leg.block, []).append(value)
+            own = leg.counts and leg.block >= 0 and (leg.cell, leg.side) == (cell.name, side)
+            if own and (value := leg.value(name)) is not None:
+                blocks.setdefault(leg.block, []).append(value)
         return load_figure(name, map(statistics.median, blocks.values()))
 
 

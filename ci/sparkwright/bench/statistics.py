@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from sparkwright.core.states import State
 
@@ -251,23 +251,3 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     half = float(stdtrit(len(values) - 1, 0.975)) * error
     return mean - half, mean + half
-
-
-def expected_blocks(
-    sigma: float, gap: float, threshold: float, blocks: tuple[int, int], series: int = 1
-) -> int | None:
-    """
-    Return after how many blocks half of all gates reach *threshold*; None if not within *blocks*.
-
-    Args:
-        sigma: Spread of a block's difference, and the difference of the A/A block.
-        gap: Distance of the true difference from the bound to refute, as a logarithm.
-        threshold: Of the evidence (1/α).
-        blocks: The fewest and the most that are measured.
-        series: That have to reach it all, each with noise of its own.
-    """
-    count = np.arange(blocks[0], blocks[1] + 1)
-    mean = gap - float(ndtri(0.5 ** (1 / series))) * sigma / np.sqrt(count)
-    squares = count * (mean**2 + sigma**2)
-    reached = log_evidence(count, count * mean, squares, 1.0) >= math.log(threshold)
-    return int(count[reached][0]) if reached.any() else None

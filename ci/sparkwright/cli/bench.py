@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import prompts, vllm_bench
-from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
@@ -33,6 +32,7 @@ from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
@@ -76,6 +76,10 @@ def bench(arguments: argparse.Namespace) -> None:
             bool(arguments.serve) != bool(arguments.python),
             "--serve DIR and --python FILE belong together.",
         ),
+        (
+            arguments.server and not arguments.quick,
+            "--server needs --quick: a bench starts servers of its own.",
+        ),
         (arguments.quick and arguments.launches, "--quick is one launch, without --launches."),
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
@@ -90,8 +94,7 @@ def bench(arguments: argparse.Namespace) -> None:
     if arguments.quick:
         quick(context, bench_options, arguments.rate, natural=arguments.natural)
         return
-    blocks = arguments.launches or (1 if arguments.server else 0)
-    result = Experiment(context, "bench", bench_options, blocks).result()
+    result = Experiment(context, "bench", bench_options, arguments.launches).result()
     output.show([result])
     path = gate.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
@@ -139,20 +142,14 @@ def quick(
     launch = (
         launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False) if python else None
     )
-    generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
-    generator = vllm_bench.obtain(
-        context.project.root, generator_policy.stack, context.store, offline=context.offline
-    )
+    policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
+    generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
     elsewhere = bool(bench_options.server)
     machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
     warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
     client = Client(bench_options.server, bench_options.model) if elsewhere else None
     with ExitStack() as stack:
-        try:
-            check_generator(generator, generator_policy)
-        except LoadError as error:
-            warnings.append(str(error))
         if launch:
             launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))

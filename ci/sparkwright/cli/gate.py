@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.load_generator_check import GeneratorPolicy
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import UNRESOLVED
@@ -40,6 +39,7 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
+from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.release import policy, request, staging
 from sparkwright.serving import models
 
@@ -270,11 +270,11 @@ def _prepare(
                 f"data set: {task.dataset} ({task.subset}) is not in this machine's hub cache."
             )
     if "G8" in names:
-        rules = strict_yaml.load(root / "ci/gates/load_generator.yaml", GeneratorPolicy)
+        rules = strict_yaml.load(root / "ci/gates/throughput.yaml", ThroughputPolicy)
         store, offline = context.store, context.offline
         obtain(
             "load generator",
-            lambda: vllm_bench.obtain(root, rules.stack, store, offline=offline),
+            lambda: vllm_bench.obtain(root, rules.generator, store, offline=offline),
         )
     if lacking:
         what = f"The night of {recipe.name} lacks {len(lacking)} thing(s)."

@@ -1,1 +1,1 @@
-"""Load on a server: the specification, the adapter to vllm-rs, and the check of its accuracy."""
+"""Load on a server: the specification, the adapter to vllm-rs, and files of prompts."""

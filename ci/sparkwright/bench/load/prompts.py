@@ -2,25 +2,25 @@
 A file of real prompts for the load generator: JSON lines, or ShareGPT's JSON.
 
 The generator reads its file whole before each run. ShareGPT has hundreds of megabytes, most of it
-answers, so prompts are extracted once, an entry at a time.
+answers, so prompts are extracted once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
-from sparkwright.core.store import Store, replacing, translate_disk_full
+from sparkwright.core.store import Store
 
-#: Characters that are read at a time, and of the longest entry (ShareGPT splits its conversations).
-CHUNK, LONGEST_ENTRY = 1 << 20, 4 << 20
-#: Characters of the shortest first turn and the longest prompt that are used, and of all together.
-SHORTEST, LONGEST, MOST = 16, 1 << 16, 256 << 20
+#: Characters of the shortest first turn and the longest prompt that are used.
+SHORTEST, LONGEST = 16, 1 << 16
+#: Bytes of the largest file that is read; ShareGPT has 672,837,942.
+LARGEST = 1 << 30
 
 
 def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[str, str]) -> Path:
@@ -47,12 +47,11 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
             details=[f"sha256 {digest}", f"not {sha256}"],
             todo="Fetch it again, or leave out --sha256 to use the file as it is.",
         )
-    key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
+    key = content_key("prompts", (digest, SHORTEST, LONGEST))
     lines = store.folder("prompts") / f"{key}.jsonl"
     try:
         if not lines.exists():
-            with translate_disk_full(lines.parent), replacing(lines) as output:
-                _extract(path, output)
+            store.write(lines, _extracted(path).encode())
     except (ValueError, RecursionError) as error:
         raise FileError(
             "file-invalid",
@@ -87,51 +86,31 @@ def programs(store: Store, tokens: int) -> Path:
     return store.write(path, lines.encode())
 
 
-def _extract(path: Path, output: Path) -> None:
-    size = 0
-    with path.open(encoding="utf-8-sig") as text, output.open("w", encoding="utf-8") as lines:
-        for entry in _entries(text):
-            if size < MOST and (prompt := _prompt(entry)):
-                size += lines.write(json.dumps({"prompt": prompt}) + "\n")
-    if not size:
+def _extracted(path: Path) -> str:
+    """Return the prompts in *path* as JSON lines; raise ValueError or RecursionError for others."""
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"it is larger than {LARGEST} bytes")
+    text = path.read_text(encoding="utf-8-sig").strip()
+    if text.startswith("["):
+        entries = json.loads(text)
+    else:
+        entries = [json.loads(line) for line in text.split("\n") if line.strip()]
+    prompts = [prompt for entry in entries if (prompt := _prompt(entry))]
+    if not prompts:
         raise ValueError(
             f"no prompt or first turn of a person has {SHORTEST} to {LONGEST} characters"
         )
-
-
-def _entries(text: TextIO) -> Iterator[Any]:
-    """Yield the elements of a JSON array, or the values of JSON lines; ValueError for others."""
-    decoder, buffer = json.JSONDecoder(), text.read(CHUNK).lstrip()
-    is_array = buffer.startswith("[")
-    at = int(is_array)
-    while True:
-        while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
-            at += 1
-        if is_array and buffer[at : at + 1] == "]":
-            return
-        try:
-            entry, at = decoder.raw_decode(buffer, at)
-        except json.JSONDecodeError:
-            # It may be cut off. Reading as much again keeps the repeated parsing linear.
-            more = text.read(max(CHUNK, len(buffer) - at))
-            if not (more or is_array or buffer[at:]):
-                return
-            if not more or len(buffer) - at > LONGEST_ENTRY:
-                raise
-            buffer, at = buffer[at:] + more, 0
-        else:
-            yield entry
+    return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
 
 
 def _prompt(entry: Any) -> str:
     """Return a prompt, or the first turn of an answered conversation; empty if it is unusable."""
-    entry = entry if isinstance(entry, dict) else {}
-    turns = entry.get("conversations")
-    answered = isinstance(turns, list) and len(turns) > 1 and isinstance(turns[0], dict)
-    person = answered and turns[0].get("from") in ("human", "user")
-    value = turns[0].get("value") if person else entry.get("prompt")
-    shortest = SHORTEST if turns else 1
-    if not isinstance(value, str) or not shortest <= len(value.strip()) <= LONGEST:
-        return ""
+    match entry:
+        case {"conversations": [{"from": "human" | "user", "value": str(text)}, _, *_]}:
+            usable = SHORTEST <= len(text.strip()) <= LONGEST
+        case {"prompt": str(text)}:
+            usable = 1 <= len(text.strip()) <= LONGEST
+        case _:
+            return ""
     # Half of a surrogate pair has no UTF-8.
-    return value.encode("utf-8", "replace").decode()
+    return text.encode("utf-8", "replace").decode() if usable else ""

@@ -49,10 +49,6 @@ VARIABLES = {
 
 #: Reason of a `LoadError` → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "generator-inaccurate": (
-        "The load generator misreports a server's known delays. End "
-        "other programs, or check which release of vLLM it comes from."
-    ),
     "generator-failed": "The load generator ended with an error, or made another number of "
     "requests than ordered. Its last message is quoted.",
     "generator-late": "The load generator did not finish in time. The server hangs, streams "
@@ -147,7 +143,7 @@ class LoadResult(msgspec.Struct, frozen=True):
         generator: Name and version. *sha256*: digest of the program.
         seconds: From the start of the first measured request to the end of the last.
         requests: The measured requests, by start.
-        itl_p50, itl_p90, itl_p99: Percentiles of the gaps between the events of all streams, in
+        itl_p50, itl_p90: Percentiles of the gaps between the events of all streams, in
             seconds. An event holds several tokens with speculation. None without gaps, and if the
             version that wrote the record did not measure it.
     """
@@ -157,7 +153,6 @@ class LoadResult(msgspec.Struct, frozen=True):
     seconds: float
     requests: tuple[Request, ...]
     itl_p50: float | None = None
-    itl_p99: float | None = None
     itl_p90: float | None = None
 
     def _tpot(self, percent: int) -> float:
@@ -177,11 +172,6 @@ class LoadResult(msgspec.Struct, frozen=True):
         return self._tpot(90)
 
     @property
-    def tpot_p99(self) -> float:
-        """99th percentile over requests of the seconds per token."""
-        return self._tpot(99)
-
-    @property
     def ttft(self) -> float:
         """Median over requests of the seconds to the first token."""
         return self._ttft(50)
@@ -190,16 +180,6 @@ class LoadResult(msgspec.Struct, frozen=True):
     def ttft_p90(self) -> float:
         """90th percentile over requests of the seconds to the first token."""
         return self._ttft(90)
-
-    @property
-    def ttft_p99(self) -> float:
-        """99th percentile over requests of the seconds to the first token."""
-        return self._ttft(99)
-
-    def by_request(self, metric: str) -> list[float]:
-        """Return what each request has of *metric*: its tpot, its ttft, or else its latency."""
-        name = metric if metric in ("tpot", "ttft") else "latency"
-        return [getattr(request, name) for request in self.requests]
 
     @property
     def requests_per_second(self) -> float:
@@ -326,7 +306,7 @@ class VllmBench(msgspec.Struct, frozen=True):
         first = min(detailed.start_times)
         requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
         gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
-        p50, p90, p99 = (percentile(gaps, percent) if gaps else None for percent in (50, 90, 99))
+        p50, p90 = (percentile(gaps, percent) if gaps else None for percent in (50, 90))
         return LoadResult(
             self.name,
             self.sha256,
@@ -335,7 +315,6 @@ class VllmBench(msgspec.Struct, frozen=True):
             requests=tuple(sorted(requests, key=lambda request: request.start)),
             itl_p50=p50,
             itl_p90=p90,
-            itl_p99=p99,
         )
 
 

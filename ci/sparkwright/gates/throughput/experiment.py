@@ -1,6 +1,6 @@
 """
-From the specification of an experiment to its result: the load generator is checked, the machine
-heated and looked at, the servers measured, and the result stored.
+From the options of an experiment to its result: the machine is heated and looked at, and the
+servers are measured.
 """
 
 from __future__ import annotations
@@ -14,25 +14,21 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkwright.bench.load import prompts, vllm_bench
-from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy
@@ -42,19 +38,14 @@ from sparkwright.gates.core.server_under_test import (
     launch_plan,
     model_digest,
 )
-from sparkwright.gates.core.verdict import Check, GateError, worst_check
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences
-from sparkwright.gates.throughput.measurement import (
-    ExternalServer,
-    MeasurementContext,
-    RunningServer,
-)
+from sparkwright.gates.throughput.measurement import RunSpec
 from sparkwright.gates.throughput.runner import (
     UNSTEADY,
     ExperimentStart,
     MeasurementJournal,
     Runner,
-    RunSpec,
 )
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
@@ -125,7 +116,6 @@ class Experiment:
         )
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
-        self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(root)
         self.cells = self._chosen_cells()
         # No draft of random tokens is accepted.
@@ -134,8 +124,7 @@ class Experiment:
             workloads.check_texts(self.cells, options.texts)
         self.digest = sha256_bytes(
             canonical((
-                self.policy, self._machine_policy, self._generator_policy, self.cells,
-                self._contract_policy, self._recipe,
+                self.policy, self._machine_policy, self.cells, self._contract_policy, self._recipe,
             ))
         )  # fmt: skip
         self._plans, self._subjects = self._sides()
@@ -149,36 +138,19 @@ class Experiment:
 
         Raises:
             offline, source-unreachable: The load generator is not in the store.
-            measurement-invalid: The server that runs already does not answer.
             SparkwrightError: Something cannot be set up: a full disk, a checkpoint of another
                 recipe, another measurement at the same time.
         """
         options, store, policy = self._options, self._context.store, self.policy
-        # A digest of the model's files, or its name at a server that runs.
-        if self._plans:
-            name = self._plans["candidate"].name
-        else:
-            try:
-                client = Client(options.server, options.model)
-                name, version = client.model(), client.version()
-            except ServerInvalid as error:
-                raise GateError(
-                    "measurement-invalid",
-                    f"{options.server} was not measured.",
-                    details=[str(error)],
-                ) from None
-            self._subjects = {"candidate": Subject(options.server, version=version)}
-        model = model_digest(options.serve) if options.serve else name
+        model, gated = options.serve, self._kind == "gate"
+        assert model
         generator = self._generator or vllm_bench.obtain(
-            self._context.project.root, self._generator_policy.stack, store,
-            offline=self._context.offline,
-        )  # fmt: skip
+            self._context.project.root, policy.generator, store, offline=self._context.offline
+        )
         resident = False
-        if self._recipe and options.serve:
-            preflight.check(self._recipe, self._workloads, options.serve)
-            resident = bool(options.baseline_python) and preflight.both_fit(
-                self._recipe, options.serve
-            )
+        if self._recipe:
+            preflight.check(self._recipe, self._workloads, model)
+            resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, model)
         texts = dict[str, Path]()
         for cell in self.cells:
             if (cell.texts or self._drafted) and options.texts:
@@ -187,55 +159,39 @@ class Experiment:
                 texts[cell.name] = prompts.programs(store, cell.prompt)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
-            machine = MachineMonitor(
-                self._machine_policy, store, python=options.python, elsewhere=bool(options.server)
-            )
-            fingerprint = machine.fingerprint()
-            # The store names a file of prompts by its content.
-            names = sorted(path.name for path in texts.values())
-            journal = self._journal(resident, model, fingerprint, generator.name, names)
-            preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
-            hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
-            if not hindrance:
-                try:
-                    accuracy = check_generator(generator, self._generator_policy)
-                except vllm_bench.LoadError as error:
-                    hindrance = Reason(error.reason, error.message)
-            gated = self._kind == "gate"
-            judged = self._recipe if gated else None
-            run = RunSpec(
+            machine = MachineMonitor(self._machine_policy, store, python=options.python)
+            name = self._plans["candidate"].name
+            spec = RunSpec(
                 self._kind,
                 self.cells,
                 self._blocks or (policy.max_blocks if gated else policy.launches),
-                resident=resident,
-                seconds=seconds,
-                contract=partial(self._contract_fault, judged) if judged else None,
-            )
-            measuring = MeasurementContext(
                 generator,
                 machine,
                 policy,
                 counters=lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
                 model=name,
-                tokenizer=options.serve,
+                tokenizer=model,
                 texts=texts,
                 rule=self._workloads.rule,
+                resident=resident,
+                seconds=seconds,
+                contract=partial(self._contract, self._recipe) if gated and self._recipe else None,
             )
-            runner = Runner(run, measuring, self._servers, journal)
-            if hindrance:
-                runner.stopped = "invalid", hindrance
+            # The store names a file of prompts by its content.
+            names = sorted(path.name for path in texts.values())
+            journal = self._journal(
+                resident, model_digest(model), machine.fingerprint(), generator.name, names
+            )
+            runner = Runner(spec, self._servers, journal)
+            preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
+            if hindrances := machine.settle(preheat):
+                runner.stopped = "invalid", hindrances[0]
             else:
                 runner.run()
-            result = replace(
-                self._result(machine, journal, runner),
-                model=options.serve.name if options.serve else name,
-                blocks=run.blocks,
-                generator=generator.name,
-                qualified=tuple(filter(None, [accuracy, runner.outlook, *self._conditions(run)])),
-            )
+            result = self._result(spec, journal, runner)
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, UNSTEADY)
-            if not hindrance and not (result.stopped and result.stopped.reference in spoiled):
+            if not (result.stopped and result.stopped.reference in spoiled):
                 journal.end()
         return result
 
@@ -256,20 +212,20 @@ class Experiment:
             *(names or (recipe.workloads if recipe else (self.policy.workloads,)))
         )
 
-    def _conditions(self, run: RunSpec) -> Iterator[str]:
+    def _conditions(self, spec: RunSpec) -> Iterator[str]:
         """Yield how the servers ran and what they were asked, in words."""
         if self._options.baseline_python:
-            yield "both servers stayed and took turns" if run.resident else "one server at a time"
+            yield "both servers stayed and took turns" if spec.resident else "one server at a time"
         if self._drafted:
             yield "real prompts, as tokens are drafted"
 
     def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
-        """Return the launch plan and the identity of each side that is started here."""
+        """Return the launch plan and the identity of each side."""
         options, plans, subjects = self._options, dict[Side, LaunchPlan](), dict[Side, Subject]()
-        environments = dict[Side, tuple[Path, Path | None]]()
+        assert options.python
+        environments: dict[Side, tuple[Path, Path | None]]
+        environments = {"candidate": (options.python, options.wheel)}
         profiler: tuple[str, ...] = ()
-        if options.python:
-            environments["candidate"] = (options.python, options.wheel)
         if options.baseline_python:
             environments["baseline"] = (options.baseline_python, options.baseline)
             environments["control"] = environments["baseline"]
@@ -298,16 +254,13 @@ class Experiment:
         number = ladder.attempts(self._context.output, sha256, "G8", options.recipe)
         start = ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
         journal = MeasurementJournal(path, start)
-        if journal.resumed:
-            console.note(f"continuing after {len(journal.measurements)} measurements")
+        if journal.launches:
+            console.note(f"continuing after {len(journal.launches)} launches")
         return journal
 
     @contextlib.contextmanager
-    def _servers(self, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
-        """Start a server for each of *sides* and end it with the block, unless one runs already."""
-        if not self._plans:
-            yield {side: ExternalServer(self._options.server) for side in sides}
-            return
+    def _servers(self, sides: Sequence[Side]) -> Iterator[dict[Side, Server]]:
+        """Start a server for each of *sides* and end it with the block."""
         with contextlib.ExitStack() as stack:
             servers = dict[Side, Server]()
             # All processes are started before the first is waited for.
@@ -318,13 +271,10 @@ class Experiment:
                 stack.callback(servers[side].stop)
             for server in servers.values():
                 stack.enter_context(server)
-            yield {**servers}
+            yield servers
 
-    def _contract_fault(
-        self, recipe: recipes.Recipe, side: Side, server: RunningServer
-    ) -> Check | None:
-        """Profile *server*, and return the check of the contract of *recipe* that it breaks."""
-        assert isinstance(server, Server)
+    def _contract(self, recipe: recipes.Recipe, side: Side, server: Server) -> tuple[Check, ...]:
+        """Profile *server*, and return the checks of the contract of *recipe*."""
         policy, subject = self._contract_policy, self._subjects[side]
         trace = contract.profile(server, self._profiles)
         checks = contract.check_contract(
@@ -337,21 +287,14 @@ class Experiment:
             checks = (*checks, contract.same_launches(policy, earlier, classes))
         for path in self._profiles.rglob("*.json*"):  # some tens of megabytes for each launch
             path.unlink()
-        if side != "candidate":
-            # A baseline may have other kernels, and a profile has to show them.
-            unseen = [check for check in checks if check.reason.startswith("profile-")]
-            checks = tuple(unseen) or checks
-        return worst_check(checks)
+        return checks
 
-    def _result(
-        self, machine: MachineMonitor, journal: MeasurementJournal, runner: Runner
-    ) -> Result:
+    def _result(self, spec: RunSpec, journal: MeasurementJournal, runner: Runner) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
-        series = runner.series
+        series, machine = runner.series, spec.machine
         cells = paired_differences.cell_results(
             self.cells, journal.measurements, runner.blocks, series, decision
         )
-        ceilings = self._ceilings(machine.bandwidth)
         stopped: Reason | None = None
         state: State = "not-run"
         says = f"{len(journal.launches)} launches were measured; nothing is judged"
@@ -367,41 +310,26 @@ class Experiment:
             state,
             says,
             self._subjects["candidate"],
-            tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
-            tuple(journal.measurements),
+            cells,
+            tuple(runner.measurements),
             launches=tuple(journal.launches),
             baseline=self._subjects.get("baseline"),
             stopped=stopped,
             culprits=decision.culprits if decision else (),
             recipe=options.recipe,
-            quantization=self._recipe.model.quantization if self._recipe and options.serve else "",
+            model=options.serve.name if options.serve else "",
+            quantization=self._recipe.model.quantization if self._recipe else "",
             added=added if self._recipe else (),
             stack=self._context.project.stack,
             host={**ladder.host_facts(), **machine.fingerprint()},
             margin=max((each.bounds.margin for each in series if runner.rule), default=0.0),
             alpha=runner.rule.alpha if runner.rule else 0.0,
             attempt=begun.attempt,
+            blocks=spec.blocks,
+            generator=spec.generator.name,
+            conditions=tuple(self._conditions(spec)),
             bandwidth=machine.bandwidth,
             policy=self.digest,
             began=begun.at,
             seconds=time.time() - begun.at,
-            resumed=journal.resumed,
         )
-
-    def _ceilings(self, bandwidth: Bandwidth | None) -> dict[str, float]:
-        """
-        Return the tokens per second of one request that memory allows, by cell.
-
-        They follow from the bytes of weights that a decode step reads. A cell is left out if the
-        checkpoint does not say them, or if the model is small enough for caches.
-        """
-        ceilings: dict[str, float] = {}
-        if not (self._options.serve and bandwidth):
-            return ceilings
-        with contextlib.suppress(checkpoint.ModelError, SourceError):
-            weights = checkpoint.read(self._options.serve)
-            for cell in self.cells:
-                step = modules.audit(weights, batch=cell.concurrency).weights
-                if step >= self.policy.ceiling_min_bytes:
-                    ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
-        return ceilings

@@ -2,7 +2,7 @@
 Decide whether the candidate is as fast as the baseline, with known error rates (G8).
 
 The verdict is that of the deciding series together; each series, the measurements, the kernel
-contract, the flags and memory's ceiling are rows of their own.
+contract and the flags are rows of their own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
-    *declare("roofline", measured=True),
     *declare("measured", role="reports"),
 )
 
@@ -74,17 +73,10 @@ REASONS: Mapping[str, str] = {
         "Neither bound is shown: the machine's noise is too large for these blocks, or the "
         "true difference lies between the bounds."
     ),
-    "interrupted": "The launch was interrupted; its measurements were repeated.",
     "flags-added": (
         "Both servers had flags or variables beside the recipe's. Leave out "
         "--flag and --variable, or write them into the recipe."
     ),
-    "above-roofline": (
-        "More bytes per second than the memory can deliver: look at the bytes "
-        "per token, at caches, and at uncounted speculation."
-    ),
-    "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
-    "small enough for caches.",
 }
 
 #: Blocks in which a cell of an equal wheel is measured on a typical machine, without the A/A block
@@ -148,8 +140,7 @@ def checks(result: Result) -> tuple[Check, ...]:
         if series.primary
     ]
     return (
-        *_stopped(result), *rows, _measurements(result, counted),
-        *_served(result, counted), _roofline(result, counted),
+        *_stopped(result), *rows, _measurements(result, counted), *_served(result, counted),
     )  # fmt: skip
 
 
@@ -197,7 +188,7 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         Figure("error rate", 100 * result.alpha, "%"),
     ]
     if not counted:
-        return not_run("legs", "no measurement counts", "interrupted")
+        return not_run("legs", "no measurement counts", "undecided")
     message = (
         f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}; gate "
         f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
@@ -227,23 +218,3 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
         return
     message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
     yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
-
-
-def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
-    """Return whether memory allows the rates; a batch with experts may read less than expected."""
-    shares = [
-        (share, cell.name, leg.side)
-        for cell in result.cells
-        for leg in counted
-        if leg.cell == cell.name and cell.concurrency == 1
-        if (share := cell.bandwidth_share(leg)) is not None
-    ]
-    if not shares or result.bandwidth is None:
-        message = "bytes per token or bandwidth is not known, or caches answer"
-        return not_run("roofline", message, "roofline-unknown", required=False)
-    share, name, side = max(shares)
-    figures = [Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)]
-    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({name}, {side})"
-    if share > 1:
-        return invalid("roofline", message, "above-roofline", figures=figures)
-    return passed("roofline", message, figures=figures, required=False)

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
-from sparkwright.bench.records import Reason
-from sparkwright.bench.results import Measurement, Speculation
+from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.results import Kind, Measurement, Speculation
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core.console import console
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 #: Reasons for which a measurement does not count → what each means, and what to do.
@@ -68,32 +69,27 @@ _FINISHED = "vllm:request_success_total"
 _GIVEN = "vllm:generation_tokens_total"
 
 
-class ExternalServer:
-    """A server at *url* that was not started here; nothing is known of its processes."""
-
-    failure = reason = ""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def guard(self) -> bool:
-        return True
-
-
-RunningServer = Server | ExternalServer
-
-
-class MeasurementContext(msgspec.Struct, frozen=True):
+class RunSpec(msgspec.Struct, frozen=True):
     """
-    What measurements are made with.
+    What is measured, and with what.
 
     Attributes:
+        kind: A gate measures an A/A block first, and then until there is a decision; any other kind
+            measures launches of the candidate alone.
+        blocks: The maximum.
         counters: Returns the metrics of the server at a URL; raises `ServerInvalid` without them.
         model: The name under which the model is served. *tokenizer*: its folder.
         texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
+        resident: Whether both servers stay, and take turns in one launch.
+        seconds: After which no block begins; None for no limit.
+        contract: Profiles a server at the end of its launch, and returns the checks of the recipe's
+            kernel contract; None without a recipe.
     """
 
+    kind: Kind
+    cells: tuple[WorkloadCell, ...]
+    blocks: int
     generator: LoadGenerator
     machine: MachineMonitor
     policy: ThroughputPolicy
@@ -102,6 +98,9 @@ class MeasurementContext(msgspec.Struct, frozen=True):
     tokenizer: Path | None = None
     texts: Mapping[str, Path] = {}
     rule: RequestRule = RequestRule(5, 3, 512)
+    resident: bool = False
+    seconds: float | None = None
+    contract: Callable[[Side, Server], tuple[Check, ...]] | None = None
 
     def load(self, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:
         """Return the load of a measurement of *cell*."""
@@ -124,8 +123,8 @@ class CounterChange(msgspec.Struct, frozen=True):
 
 
 def measure(
-    context: MeasurementContext,
-    server: RunningServer,
+    run_spec: RunSpec,
+    server: Server,
     cell: WorkloadCell,
     blank: Measurement,
     seed: int,
@@ -135,31 +134,32 @@ def measure(
 
     If the server ended, its reason is the first; `before` is None if it ended before the load.
     """
+    blank = replace(blank, began=time.time())
     if not server.guard():
-        return _ended(server, replace(blank, began=time.time()))
-    spec = context.load(server.url, cell, seed)
-    before = context.machine.snapshot()
-    started = replace(blank, began=time.time(), before=before)
+        return _ended(server, blank)
+    spec = run_spec.load(server.url, cell, seed)
+    before = run_spec.machine.snapshot()
+    started = replace(blank, before=before)
     try:
-        counters = context.counters(server.url)
+        counters = run_spec.counters(server.url)
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
             line.update(0, f"{spec.requests} requests")
-            run = context.generator.measure(spec)
-        change = counter_change(counters, context.counters(server.url))
+            run = run_spec.generator.measure(spec)
+        change = counter_change(counters, run_spec.counters(server.url))
         if change and change.tokens != change.finished * spec.output_tokens:
             # The client may have the last token before the server has counted the request.
             time.sleep(SETTLE_S)
-            change = counter_change(counters, context.counters(server.url))
+            change = counter_change(counters, run_spec.counters(server.url))
     except (LoadError, ServerInvalid) as error:
         if _has_ended(server):
             return _ended(server, started)
         return replace(started, reasons=(Reason(error.reason, error.message),))
-    after = context.machine.snapshot()
-    wrong = invalid_reasons(spec, run, change, context.policy.prefix_hits)
-    earlier = {reason.reference for reason in context.machine.disturbances(before, before)}
+    after = run_spec.machine.snapshot()
+    wrong = invalid_reasons(spec, run, change, run_spec.policy.prefix_hits)
+    earlier = {reason.reference for reason in run_spec.machine.disturbances(before, before)}
     disturbed = [
         reason
-        for reason in context.machine.disturbances(before, after)
+        for reason in run_spec.machine.disturbances(before, after)
         if reason.reference not in OWN_LOAD or reason.reference in earlier
     ]
     result = replace(
@@ -173,13 +173,13 @@ def measure(
     return _ended(server, result) if ended else result
 
 
-def _ended(server: RunningServer, measurement: Measurement) -> Measurement:
+def _ended(server: Server, measurement: Measurement) -> Measurement:
     """Return *measurement* of a server that ended."""
     reasons = (Reason(server.reason, server.failure), *measurement.reasons)
     return replace(measurement, reasons=reasons, discarded=measurement.side != "candidate")
 
 
-def _has_ended(server: RunningServer) -> bool:
+def _has_ended(server: Server) -> bool:
     """Return whether *server* has ended; that is noticed a moment after its last answer."""
     until = time.monotonic() + NOTICED_S
     while server.guard():

@@ -22,9 +22,7 @@ from sparkwright.bench.statistics import (
     MIN_INTERVAL,
     Bounds,
     Decision,
-    DecisionRule,
     MetricSeries,
-    expected_blocks,
     mean_interval,
 )
 
@@ -41,11 +39,11 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         min_blocks, max_blocks: Blocks before a decision, and after which there is none.
         launches: Of a bench, which compares nothing.
         workloads: The set of ``workloads.yaml`` that decides.
+        generator: Stack whose official wheel of vLLM holds the load generator.
         warmups: Requests before each measurement that do not count.
         prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
         cooldown_retries: Cool-downs before a discarded measurement is repeated.
         timeout_s: Of one measurement.
-        ceiling_min_bytes: Bytes of a decode step below which caches may answer for memory.
         lag: Longest wait before a side's turn, in lengths of the turn before.
         own_error: Standard error of a measurement by itself, as a share of the margin, at which it
             is long enough.
@@ -57,11 +55,11 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_blocks: Count
     launches: Count
     workloads: str
+    generator: str
     warmups: Annotated[int, Meta(ge=0)]
     prefix_hits: Share
     cooldown_retries: Count
     timeout_s: Seconds
-    ceiling_min_bytes: Annotated[float, Meta(ge=0)]
     lag: Annotated[float, Meta(ge=0, le=4)]
     own_error: Share
 
@@ -74,7 +72,9 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         most = 0.0
         for metric in metrics:
-            values = [math.log(value) for value in result.by_request(metric) if value > 0]
+            time = metric if metric in ("tpot", "ttft") else "latency"
+            times = [getattr(request, time) for request in result.requests]
+            values = [math.log(seconds) for seconds in times if seconds > 0]
             spread = 1.25 * statistics.stdev(values) if len(values) > 1 else 0.0
             margin = math.log1p(self.bounds[metric].margin)
             most = max(most, (spread / (self.own_error * margin)) ** 2)
@@ -136,29 +136,6 @@ def _differences(
 ) -> tuple[float, ...]:
     values = (difference(measurements, cell, block, metric) for block in sorted(blocks))
     return tuple(value for value in values if value is not None)
-
-
-def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
-    """Return, in words, what the noise of *series* supports and how many blocks it will take."""
-    span, count = (rule.min_blocks, rule.max_blocks), len(series)
-    parts = []
-    for each in series:
-        margin, slow, sigma = each.bounds.margin, 1.5 * each.bounds.margin, abs(each.aa or 0.0)
-        high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(each.bounds.tolerated)
-        passing = expected_blocks(sigma, high, 1 / rule.alpha, span, count)
-        failing = expected_blocks(sigma, gap, count / rule.alpha, span)
-        equal = (
-            f"an equal wheel passes after about {passing} blocks"
-            if passing
-            else f"the noise does not support a margin of {100 * margin:g} % in "
-            f"{rule.max_blocks} blocks"
-        )
-        verdict = f"fails after about {failing}" if failing else "stays undecided"
-        parts.append(
-            f"{each.name}: the A/A block differs by {100 * sigma:.2g} %; {equal}; "
-            f"one slower by {100 * slow:g} % {verdict}."
-        )
-    return " ".join(parts)
 
 
 def cell_results(

@@ -5,8 +5,8 @@ disturbed, until there is a decision.
 A gate measures an A/A block first (baseline against a control of the same wheel), then blocks of
 baseline against candidate. Every block has fresh launches, the unit of replication. Before a side's
 turn the run waits for a random time, and each turn has the cells in another order, so that nothing
-periodic keeps step with a side. Every measurement is on the disk before the next begins, so that
-hours outlive a kill or a full disk.
+periodic keeps step with a side. Every launch is on the disk before the next begins, so that hours
+outlive a kill or a full disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, Kind, LaunchRecord, Measurement
+from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Measurement
+from sparkwright.bench.server.launch import Server
 from sparkwright.bench.statistics import (
     Decision,
     DecisionRule,
@@ -36,9 +37,9 @@ from sparkwright.bench.statistics import (
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core.verdict import worst_check
 from sparkwright.gates.throughput import paired_differences
-from sparkwright.gates.throughput.measurement import MeasurementContext, RunningServer, measure
+from sparkwright.gates.throughput.measurement import RunSpec, measure
 
 #: The reference of a run that the machine's own state spoiled again and again.
 UNSTEADY = "machine-unsteady"
@@ -46,7 +47,7 @@ UNSTEADY = "machine-unsteady"
 CRASHED = "candidate-crashed"
 
 #: Starts a fresh server for each side, all at the same time; leaving its ``with`` block ends them.
-Launcher = Callable[[Sequence[Side]], contextlib.AbstractContextManager[dict[Side, RunningServer]]]
+Launcher = Callable[[Sequence[Side]], contextlib.AbstractContextManager[dict[Side, Server]]]
 
 
 class ExperimentStart(msgspec.Struct, frozen=True):
@@ -65,11 +66,11 @@ class ExperimentStart(msgspec.Struct, frozen=True):
 
 
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line: the experiment (again each time it continues), a measurement, or a launch."""
+    """A line: the experiment, or a complete launch with all measurements since the one before."""
 
     begun: ExperimentStart | None = None
-    measurement: Measurement | None = None
     launch: LaunchRecord | None = None
+    measurements: tuple[Measurement, ...] = ()
 
 
 class MeasurementJournal:
@@ -78,6 +79,8 @@ class MeasurementJournal:
 
     Attributes:
         begun: The experiment.
+        launches: The complete ones.
+        measurements: Those of these launches, and what was repeated.
 
     Raises:
         file-invalid: The file is no such journal.
@@ -85,67 +88,25 @@ class MeasurementJournal:
     """
 
     def __init__(self, path: Path, start: ExperimentStart) -> None:
-        self._path, self._lines = path, list[JournalLine]()
+        self._path, lines = path, list[JournalLine]()
         if path.exists():
-            self._lines = read_lines(path, JournalLine, "journal of a throughput gate")
-        self.begun = (self._lines[0].begun if self._lines else None) or start
-        self.add(JournalLine(begun=self.begun))
+            lines = read_lines(path, JournalLine, "journal of a throughput gate")
+        if not lines:
+            lines = [JournalLine(begun=start)]
+            append_line(path, lines[0])
+        self.begun = lines[0].begun or start
+        self.launches = [line.launch for line in lines if line.launch]
+        self.measurements = [leg for line in lines for leg in line.measurements]
 
-    @property
-    def resumed(self) -> int:
-        """How often the experiment was continued."""
-        return sum(line.begun is not None for line in self._lines) - 1
-
-    @property
-    def launches(self) -> list[LaunchRecord]:
-        """The complete launches."""
-        return [line.launch for line in self._lines if line.launch]
-
-    @property
-    def measurements(self) -> list[Measurement]:
-        """All measurements; those of an incomplete launch do not count after a later launch."""
-        written = [line.measurement for line in self._lines if line.measurement]
-        whole = {launch.number for launch in self.launches}
-        newest = max((leg.launch for leg in written), default=0)
-        why = Reason("interrupted", "the launch was interrupted before it was complete")
-        return [
-            leg
-            if leg.launch == newest or leg.launch in whole or leg.discarded
-            else replace(leg, discarded=True, reasons=(*leg.reasons, why))
-            for leg in written
-        ]
-
-    def add(self, line: JournalLine) -> None:
-        """Write *line*; it is on the disk when this returns."""
-        append_line(self._path, line)
-        self._lines.append(line)
+    def add(self, launch: LaunchRecord, measurements: Sequence[Measurement]) -> None:
+        """Write a launch; it is on the disk when this returns."""
+        append_line(self._path, JournalLine(launch=launch, measurements=tuple(measurements)))
+        self.launches.append(launch)
+        self.measurements += measurements
 
     def end(self) -> None:
         """Keep the file beside: nothing is left to continue."""
         self._path.replace(self._path.with_name(f"{self._path.name}.before"))
-
-
-class RunSpec(msgspec.Struct, frozen=True):
-    """
-    What is measured.
-
-    Attributes:
-        kind: A gate measures an A/A block first, and then until there is a decision; any other kind
-            measures launches of the candidate alone.
-        cells: Workloads, deciding ones and others.
-        blocks: The maximum.
-        resident: Whether both servers stay, and take turns in one launch.
-        seconds: After which no block begins; None for no limit.
-        contract: Profiles a server at the end of its launch, and returns the check of the recipe's
-            kernel contract that it breaks; None without a recipe.
-    """
-
-    kind: Kind
-    cells: tuple[WorkloadCell, ...]
-    blocks: int
-    resident: bool = False
-    seconds: float | None = None
-    contract: Callable[[Side, RunningServer], Check | None] | None = None
 
 
 class _Stop(Exception):
@@ -187,64 +148,58 @@ class Runner:
         rule: The decision rule; None if nothing is compared.
         decision: None before the first complete block.
         stopped: Why the run was given up, and the verdict then; None if it was not.
-        outlook: What the noise supports, in words, before the first block.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        context: MeasurementContext,
-        launcher: Launcher,
-        journal: MeasurementJournal,
-    ) -> None:
-        self._spec, self._context, self._launcher = spec, context, launcher
-        self._journal, self._attempts = journal, context.machine.policy.discards + 1
+    def __init__(self, spec: RunSpec, launcher: Launcher, journal: MeasurementJournal) -> None:
+        self._spec, self._launcher, self._journal = spec, launcher, journal
+        self._attempts = spec.machine.policy.discards + 1
         self._sizes = {
             leg.cell: len(leg.run.requests)
             for leg in journal.measurements
             if leg.counts and leg.run
         }
+        #: Measurements since the last complete launch.
+        self._legs: list[Measurement] = []
+        self._turn_seconds = 0.0
         self.rule: DecisionRule | None = None
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
-        self.outlook = ""
-        self._turn_seconds = 0.0
         if spec.kind == "gate":
-            policy = context.policy
+            policy = spec.policy
             alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
             self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
 
     def run(self) -> None:
         """Measure until there is a decision, the most blocks are complete, or the run stops."""
+        spec, cells, began = self._spec, self._spec.cells, monotonic()
         try:
-            self._measure_blocks()
+            if self.rule:
+                self._block(CONTROL_BLOCK, cells)
+            for block in range(spec.blocks):
+                if spec.seconds is not None and monotonic() - began > spec.seconds:
+                    console.note(f"no block begins after {spec.seconds:.0f} s, the gate's time")
+                    break
+                self._block(block, cells)
+                text = ""
+                if self.rule:
+                    self.decision = decision = decide(self.rule, self.series)
+                    text = f": {decision.message}"
+                    # A series that passed needs no further block, and a decision needs none at all.
+                    cells = tuple(
+                        cell
+                        for cell in spec.cells
+                        if set(decision.open) & set(paired_differences.series_names(cell))
+                    )
+                console.note(f"block {block + 1} of at most {spec.blocks}{text}")
+                if not cells:
+                    break
         except _Stop as stop:
             self.stopped = stop.state, stop.reason
 
-    def _measure_blocks(self) -> None:
-        spec, cells, began = self._spec, self._spec.cells, monotonic()
-        if self.rule:
-            self._block(CONTROL_BLOCK, [cell for cell in cells if cell.primary])
-            self.outlook = paired_differences.outlook(self.series, self.rule)
-            console.note(self.outlook)
-        for block in range(spec.blocks):
-            if spec.seconds is not None and monotonic() - began > spec.seconds:
-                console.note(f"no block begins after {spec.seconds:.0f} s, the gate's time")
-                break
-            self._block(block, cells)
-            text = ""
-            if self.rule:
-                self.decision = decision = decide(self.rule, self.series)
-                text = f": {decision.message}"
-                # A series that passed needs no further block, and a decision needs none at all.
-                cells = tuple(
-                    cell
-                    for cell in spec.cells
-                    if set(decision.open) & set(paired_differences.series_names(cell))
-                )
-            console.note(f"block {block + 1} of at most {spec.blocks}{text}")
-            if not cells:
-                break
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All measurements, those of an incomplete launch included."""
+        return [*self._journal.measurements, *self._legs]
 
     @property
     def blocks(self) -> frozenset[int]:
@@ -257,8 +212,8 @@ class Runner:
     def series(self) -> list[MetricSeries]:
         """The deciding series as far as they are measured."""
         return paired_differences.metric_series(
-            self._spec.cells, self._journal.measurements, self.blocks, self._context.policy,
-        )  # fmt: skip
+            self._spec.cells, self._journal.measurements, self.blocks, self._spec.policy
+        )
 
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
@@ -275,7 +230,7 @@ class Runner:
     ) -> None:
         """Measure *cells* at *positions* on fresh servers, again if a baseline's server ends."""
         for _ in range(self._attempts):
-            number = 1 + max((leg.launch for leg in self._journal.measurements), default=-1)
+            number = 1 + max((leg.launch for leg in self.measurements), default=-1)
             with (
                 contextlib.suppress(_ServerLost),
                 self._launcher(sorted(set(positions.values()))) as servers,
@@ -283,7 +238,7 @@ class Runner:
                 for position, side in positions.items():
                     draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
                     if self.rule and self._turn_seconds:
-                        longest = self._context.policy.lag * self._turn_seconds
+                        longest = self._spec.policy.lag * self._turn_seconds
                         sleep(draw.uniform(0, longest))
                     began = monotonic()
                     for cell in draw.sample(cells, len(cells)):
@@ -293,24 +248,34 @@ class Runner:
                 self._profile(servers)
                 profiled = tuple(servers) if self._spec.contract else ()
                 launch = LaunchRecord(number, block, min(positions), profiled)
-                self._journal.add(JournalLine(launch=launch))
+                self._journal.add(launch, self._legs)
+                self._legs = []
                 return
-        raise _Stop(self._journal.measurements[-1].reasons[0])
+            # Nothing counts of a launch that is not whole.
+            reasons = self._legs[-1].reasons
+            self._legs = [
+                replace(leg, discarded=True, reasons=leg.reasons or reasons) for leg in self._legs
+            ]
+        raise _Stop(reasons[0])
 
-    def _profile(self, servers: Mapping[Side, RunningServer]) -> None:
+    def _profile(self, servers: Mapping[Side, Server]) -> None:
         """
         Profile the servers, and end the run if the candidate breaks the contract.
 
         A stock wheel may serve the recipe with other kernels, but they have to be seen. The
         measurements are over by then.
         """
+        if self._spec.contract is None:
+            return
         for side, server in servers.items():
-            fault = self._spec.contract(side, server) if self._spec.contract else None
-            if fault and (side == "candidate" or fault.state != "fail"):
+            checks = self._spec.contract(side, server)
+            if side != "candidate":
+                checks = tuple(check for check in checks if check.state != "fail")
+            if fault := worst_check(checks):
                 verdict: State = "fail" if fault.state == "fail" else "invalid"
                 raise _Stop(Reason(fault.reason, f"{side}: {fault.name}: {fault.message}"), verdict)
 
-    def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
+    def _measure(self, cell: WorkloadCell, blank: Measurement, server: Server) -> None:
         """
         Measure once, and again if the machine was disturbed or a request failed.
 
@@ -319,10 +284,10 @@ class Runner:
         cell = self._sized(cell, server)
         for attempt in range(self._attempts):
             leg = replace(blank, attempt=attempt)
-            texts = cell.name in self._context.texts
+            texts = cell.name in self._spec.texts
             seed = prompts_seed(self._journal.begun.seed, leg, texts=texts)
-            result = measure(self._context, server, cell, leg, seed)
-            self._journal.add(JournalLine(measurement=result))
+            result = measure(self._spec, server, cell, leg, seed)
+            self._legs.append(result)
             if result.counts:
                 return
             reason = result.reasons[0]
@@ -331,8 +296,8 @@ class Runner:
                     raise _ServerLost
                 # One that ended before its first answer may have been started wrongly, like the
                 # other.
-                own = (leg for leg in self._journal.measurements if leg.launch == result.launch)
-                if any(leg.before and leg.side == "candidate" for leg in own):
+                own = (each for each in self._legs if each.launch == result.launch)
+                if any(each.before and each.side == "candidate" for each in own):
                     says = f"the candidate's server ended under load; {reason.message}"
                     raise _Stop(Reason(CRASHED, says), "fail")
             if not result.discarded:
@@ -344,7 +309,7 @@ class Runner:
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
-    def _sized(self, cell: WorkloadCell, server: RunningServer) -> WorkloadCell:
+    def _sized(self, cell: WorkloadCell, server: Server) -> WorkloadCell:
         """
         Return *cell* with its number of requests, which then holds for both sides.
 
@@ -352,22 +317,20 @@ class Runner:
         standard error that is small against the margin.
         """
         if cell.name not in self._sizes:
-            rule, needed = self._context.rule, 0.0
+            rule, needed = self._spec.rule, 0.0
             # A server that does not answer is found by the measurement itself.
             with contextlib.suppress(LoadError):
                 if not cell.requests and cell.primary and server.guard():
                     trial = replace(cell, requests=rule.requests(cell))
-                    result = self._context.generator.measure(
-                        self._context.load(server.url, trial, 1)
-                    )
-                    needed = self._context.policy.needed(result, cell.primary)
+                    result = self._spec.generator.measure(self._spec.load(server.url, trial, 1))
+                    needed = self._spec.policy.needed(result, cell.primary)
             self._sizes[cell.name] = rule.requests(cell, needed)
         return replace(cell, requests=self._sizes[cell.name])
 
     def _cool_down(self, reason: Reason) -> None:
         """Wait until the machine is as it should be again, or for all its cool-downs."""
-        machine = self._context.machine
-        for _ in range(self._context.policy.cooldown_retries):
+        machine = self._spec.machine
+        for _ in range(self._spec.policy.cooldown_retries):
             with console.step(f"wait for the machine to settle ({reason.reference})"):
                 sleep(machine.policy.cooldown)
             snapshot = machine.snapshot()
