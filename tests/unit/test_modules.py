@@ -403,7 +403,7 @@ def test_what_is_missing_is_said_to_be_missing(
 ) -> None:
     """No shards, a shard of the index that is not there, and no folder."""
     folder = tmp_path / "none" if shards is None else sharded(tmp_path / "m", shards, index)
-    with refusal("not-provided", match=message):
+    with refusal("model-missing", match=message):
         checkpoint.read(folder)
 
 

@@ -215,8 +215,8 @@ def test_checkpoint_of_another_model_is_refused(
     """Architecture, format and size decide, not the name of the folder; a recipe for any model takes any."""
     monkeypatch.setattr(preflight, "read", lambda _: None)
     monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, **changes))
-    with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="does not hold the checkpoint"):
-        preflight.require_checkpoint(recipe.load(ROOT, name), Path("model"))
+    with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="cannot be served here"):
+        preflight.check(recipe.load(ROOT, name), None, Path("model"), SPARK_MB)
 
 
 @pytest.mark.parametrize(("total", "fits", "two"), [(4_000, False, False), (8_000, True, False), (16_000, True, True)])

@@ -132,7 +132,7 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, reason: s
     with Server(make(grace=90 if victim == "all" else 0.5), tmp_path / "log") as server:
         left, begin = server.processes(), time.monotonic()
         if victim == "all":
-            server.kill("memory-low", "1 MB is available")
+            server.end("memory-low", "1 MB is available", b"k")
             assert time.monotonic() < begin + 60
         elif victim == "server":
             left[0].kill()

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import preflight
@@ -21,7 +20,6 @@ from sparkwright.client.records import Channel, Missing, line
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates.core.ladder import SERVED
 from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict
@@ -30,7 +28,7 @@ from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ReleasePolicy
 
 #: What stops a request for a candidate, too: its gates would be refused, or ask nothing.
-STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid", "not-provided")
+STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid")
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -181,14 +179,10 @@ def _recipe(policy: ReleasePolicy, recipe: Recipe, models: Path | None) -> Itera
         yield _missing("G3", "model-missing", f"{recipe.name}: there is no folder {folder.name}")
         return
     try:
-        preflight.require_checkpoint(recipe, folder)
-    except (RecipeError, ModelError, SourceError) as error:
+        preflight.check(recipe, None, folder)
+    except (RecipeError, ModelError) as error:
         text = " ".join((error.what.replace(str(folder), folder.name), *error.details))
         yield _missing("G3", error.reference, text)
-    total = int(psutil.virtual_memory().total // 1_000_000)
-    for finding in preflight.findings(recipe, None, total=total):
-        if finding.reference.startswith("memory"):
-            yield _missing("G3", "recipe-unfit", f"{recipe.name}: {finding.message}")
 
 
 def _missing(gate: str, reference: str, text: str) -> Missing:

@@ -11,7 +11,6 @@ import msgspec
 
 from sparkwright.bench.model import checkpoint
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
-from sparkwright.forks.stack import SourceError
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -114,10 +113,5 @@ def _read(path: Path, commit: str = "") -> LocalModel:
         return LocalModel(path, commit, sum(file.stat().st_size for file in tensors))
     if not tensors and any(name.endswith(UNREAD) for name in names):
         return LocalModel(path, commit)
-    try:
-        model = checkpoint.read(path)
-    except SourceError as error:
-        raise ModelError(
-            "model-missing", error.what, details=error.details, todo=error.todo
-        ) from error
+    model = checkpoint.read(path)
     return LocalModel(path, commit, sum(t.bytes for t in model.tensors.values()), model)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import msgspec
 import psutil
 
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight as recipe_preflight
-from sparkwright.bench.recipes.preflight import PreflightFinding
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.core import process
 from sparkwright.serving import flags
@@ -30,6 +29,8 @@ CACHE = "--kv-cache-memory-bytes"
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
 NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
+#: Findings that keep no server from its start.
+ADVICE = ("ngram-slower",)
 #: Megabytes from which a process is named as holding memory, and how many are.
 LARGE, SHOWN = 200, 6
 
@@ -86,13 +87,13 @@ def check(
     pin, cache = flags.value(words, CACHE), flags.number(words, CACHE)
     if pin and cache is None:
         message = f"{CACHE}={pin} is no number of bytes; write 20G"
-        results.append(PreflightFinding("cache-unpinned", message))
+        results.append(Reason("cache-unpinned", message))
     elif machine.unified and not cache:
         message = (
             "vLLM would size its KV cache by a profile that counts other programs and may come out "
             "negative (vllm #44740, #46307). Pin it: --flag=--kv-cache-memory-bytes=20G"
         )
-        results.append(PreflightFinding("cache-unpinned", message))
+        results.append(Reason("cache-unpinned", message))
     if recipe:
         total = round(machine.total * GIB / 1e6)
         results += recipe_preflight.findings(recipe, None, total=total, checkpoint=checkpoint)
@@ -103,7 +104,7 @@ def check(
         + recipe_preflight.REASONS.get(finding.reference, "")
         for finding in results
     }
-    errors = [text.strip() for finding, text in texts.items() if finding.weight == "error"]
+    errors = [text.strip() for finding, text in texts.items() if finding.reference not in ADVICE]
     if errors:
         name = recipe.name if recipe else "The model"
         what = f"{name} cannot be served here with these flags."
@@ -122,32 +123,29 @@ def pinned_cache(words: Sequence[str], machine: Machine, weights: float) -> int:
 
 def _memory(
     words: Sequence[str], machine: Machine, weights: float, floor: float
-) -> Iterator[PreflightFinding]:
+) -> Iterator[Reason]:
     """Yield what a plain model takes of the memory that must stay free."""
     share = flags.number(words, "--gpu-memory-utilization") or 0.0
     if share * machine.total + floor > machine.total:
         left = (1 - share) * machine.total
         message = f"{share:g} of {machine.total:.1f} GiB leaves {left:.1f}; {floor:g} must stay"
-        weight: Literal["error", "advice"] = "error" if machine.unified else "advice"
-        yield PreflightFinding("memory-utilization", f"{message} free", weight)
+        yield Reason("memory-utilization", f"{message} free")
     cache = (flags.number(words, CACHE) or 0.0) / GIB
     if (needed := weights + cache + floor) > machine.total:
         message = (
             f"{weights:.1f} GiB of weights, {cache:.1f} of cache and {floor:g} that stay free are "
             f"{needed:.1f} GiB; the machine has {machine.total:.1f}"
         )
-        yield PreflightFinding("memory-short", message)
+        yield Reason("memory-short", message)
 
 
-def _speculation(
-    words: Sequence[str], checkpoint: ModuleAudit | None
-) -> Iterator[PreflightFinding]:
+def _speculation(words: Sequence[str], checkpoint: ModuleAudit | None) -> Iterator[Reason]:
     """Yield what is wrong with speculative decoding."""
     settings = flags.speculation(words)
     method = str(settings.get("method", ""))
     if "mtp" in method and checkpoint and not checkpoint.drafts:
         message = "the checkpoint has no layers that draft, or its config names none"
-        yield PreflightFinding("speculation-headless", message)
+        yield Reason("speculation-headless", message)
     drafting = "mtp" in method or settings.get("model")
     moe = str(settings.get("moe_backend") or flags.value(words, "--moe-backend"))
     if drafting and "b12x" in moe:
@@ -155,11 +153,11 @@ def _speculation(
             "the draft model follows --moe-backend, its experts are not quantized, and b12x takes "
             "none that are not (seed report 003). Set moe_backend (triton) in --speculative-config"
         )
-        yield PreflightFinding("draft-b12x", message)
+        yield Reason("draft-b12x", message)
     if method == "ngram" and checkpoint and checkpoint.model in NGRAM_LOSES:
         loss = NGRAM_LOSES[checkpoint.model]
         message = f"prompt lookup made this model slower: {loss} (seed report 003)"
-        yield PreflightFinding("ngram-slower", message, "advice")
+        yield Reason("ngram-slower", message)
 
 
 def check_memory(needed: float, floor: float) -> None:

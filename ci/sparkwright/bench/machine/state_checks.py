@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -43,25 +43,14 @@ REASONS: Mapping[str, str] = {
     "before the machine hangs.",
 }
 
-ThrottleReason = Literal[
-    "software power cap",
-    "hardware slowdown",
-    "sync boost",
-    "software thermal slowdown",
-    "hardware thermal slowdown",
-    "hardware power brake",
-    "display clock setting",
-]
-#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU (1) and clocks set
-#: by an application (2) are no throttling.
-THROTTLE_REASONS: Mapping[int, ThrottleReason] = {
-    0x04: "software power cap",
+#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU and clocks set by an
+#: application are no throttling; a power cap is common under load, and shows in the probe if it
+#: matters.
+THROTTLE_REASONS: Mapping[int, str] = {
     0x08: "hardware slowdown",
-    0x10: "sync boost",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
-    0x100: "display clock setting",
 }
 
 
@@ -112,7 +101,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cooldown: Seconds to wait before such a repetition.
         preheat: Seconds of work before a session.
         max_other_load: Maximum share of the processors' time that other programs use.
-        throttle_reasons: Throttle reasons that count; the others are only recorded.
     """
 
     probe: ProbePolicy
@@ -122,7 +110,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cooldown: Seconds
     preheat: Seconds
     max_other_load: Annotated[float, Meta(gt=0, le=1)]
-    throttle_reasons: tuple[ThrottleReason, ...]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -212,8 +199,8 @@ def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason
             "machine-busy",
             f"others use {load:.0%} of the processors, allowed: {policy.max_other_load:.0%}",
         )
-    if throttling := set(snapshot.throttle_reasons).intersection(policy.throttle_reasons):
-        yield Reason("throttled", ", ".join(sorted(throttling)))
+    if snapshot.throttle_reasons:
+        yield Reason("throttled", ", ".join(snapshot.throttle_reasons))
     if (celsius := snapshot.temperature) is not None and celsius > policy.max_temperature:
         yield Reason(
             "too-hot", f"the GPU has {celsius:.0f} °C, allowed are {policy.max_temperature:g} °C"

@@ -20,7 +20,6 @@ from msgspec import Meta
 
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import list_folder, read_bytes
-from sparkwright.forks.stack import SourceError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
 HEADER = 100_000_000
@@ -104,7 +103,7 @@ def read(folder: Path) -> Checkpoint:
     Return the model in *folder*.
 
     Raises:
-        not-provided: There is no such folder, or no model in it.
+        model-missing: There is no such folder, or no model in it.
         checkpoint-invalid: A file is damaged or hostile.
     """
     config_path, index = folder / "config.json", folder / "model.safetensors.index.json"
@@ -163,10 +162,9 @@ def header(path: Path) -> dict[str, Tensor]:
 
 def _require(path: Path) -> None:
     if not path.exists():
-        message = f"The model has no {path.name}."
-        raise SourceError(
-            "not-provided",
-            message,
+        raise ModelError(
+            "model-missing",
+            f"The model has no {path.name}.",
             details=[str(path)],
             todo="Name the folder of a whole model: config.json and *.safetensors.",
         )
@@ -189,8 +187,8 @@ def _shards(folder: Path) -> list[str]:
     names = [path.name for path in list_folder(folder, "*.safetensors")]
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
-        raise SourceError(
-            "not-provided",
+        raise ModelError(
+            "model-missing",
             f"There is no *.safetensors in {folder}.",
             todo="Only models in the safetensors format can be read.",
         )

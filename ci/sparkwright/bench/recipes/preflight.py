@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import psutil
 
 from sparkwright.bench.model import modules
@@ -21,6 +19,7 @@ from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
+from sparkwright.bench.records import Reason
 
 #: Share by which a checkpoint may differ from the plan before it is another one; some plans are
 #: estimates.
@@ -53,58 +52,21 @@ REASONS: Mapping[str, str] = {
 }
 
 
-class PreflightFinding(msgspec.Struct, frozen=True):
-    """
-    Something that is wrong with a recipe or a launch, or could be better.
-
-    Attributes:
-        reference: Stable, in kebab-case; `REASONS` explains those of a recipe.
-        message: A sentence.
-        weight: ``error`` keeps a recipe from being used; ``advice`` is shown.
-    """
-
-    reference: str
-    message: str
-    weight: Literal["error", "advice"] = "error"
-
-
-def require_checkpoint(recipe: Recipe, folder: Path) -> None:
-    """
-    Raise unless the model in *folder* can be the checkpoint of *recipe*, by its files alone.
-
-    Raises:
-        recipe-unfit: It has another architecture, format or size.
-        not-provided, checkpoint-invalid: As `checkpoint.read`.
-    """
-    if recipe.model.repository == "any":
-        return
-    checkpoint = modules.audit(read(folder))
-    if details := [finding.message for finding in _other_model(recipe, checkpoint)]:
-        raise RecipeError(
-            "recipe-unfit",
-            f"{folder} does not hold the checkpoint of {recipe.name}.",
-            details=[*details, REASONS["checkpoint-other"]],
-        )
-
-
 def check(
-    recipe: Recipe,
-    workloads: Workloads | None,
-    model: Path,
-    total: int | None = None,
+    recipe: Recipe, workloads: Workloads | None, model: Path, total: int | None = None
 ) -> None:
     """
     Check that *recipe* can be served here, and measured with its workloads.
 
     Args:
-        model: Folder of the checkpoint.
-        total: As of `findings`.
+        workloads, total: As of `findings`.
+        model: Folder of the checkpoint; not read for a recipe that takes any.
 
     Raises:
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
-        not-provided, checkpoint-invalid: As `checkpoint.read`.
+        model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
-    audit = modules.audit(read(model))
+    audit = None if recipe.model.repository == "any" else modules.audit(read(model))
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
         for finding in findings(recipe, workloads, total=total, checkpoint=audit)
@@ -130,7 +92,7 @@ def findings(
     total: int | None = None,
     checkpoint: ModuleAudit | None = None,
     servers: int = 1,
-) -> list[PreflightFinding]:
+) -> list[Reason]:
     """
     Return what is wrong with *recipe*.
 
@@ -151,27 +113,27 @@ def findings(
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
     if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
-        results.append(PreflightFinding("speculation-headless", message))
+        results.append(Reason("speculation-headless", message))
     return list(dict.fromkeys(results))
 
 
-def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightFinding]:
+def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[Reason]:
     """Yield what shows that *checkpoint* is not the one of *recipe*."""
     model, plan = recipe.model, recipe.plan
     if model.architecture not in (UNRESOLVED, checkpoint.model):
-        yield PreflightFinding(
+        yield Reason(
             "checkpoint-other", f"its architecture is {checkpoint.model}, not {model.architecture}"
         )
     name = model.quantization.partition(" ")[0]
     weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
     if not checkpoint.scheme.startswith(FORMATS.get(name, name)) or weights_alone:
         scheme = checkpoint.scheme or "not quantised"
-        yield PreflightFinding(
+        yield Reason(
             "checkpoint-other", f"it is {scheme}, and the recipe's model is {model.quantization}"
         )
     size = checkpoint.bytes / 2**30 / recipe.nodes
     if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
-        yield PreflightFinding(
+        yield Reason(
             "checkpoint-other",
             f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}",
         )
@@ -179,13 +141,13 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[PreflightF
 
 def _memory(
     recipe: Recipe, machine: float, checkpoint: ModuleAudit | None, servers: int
-) -> Iterator[PreflightFinding]:
+) -> Iterator[Reason]:
     """Yield what is wrong with the memory plan on a *machine* with so many GiB."""
     plan, share = recipe.plan, recipe.plan.gpu_memory_utilization or 0.0
     weights = checkpoint.bytes / 2**30 / recipe.nodes if checkpoint else plan.weights
     needed = servers * (weights + plan.cache + plan.reserve) + plan.floor
     if needed > machine:
-        yield PreflightFinding(
+        yield Reason(
             "memory-short",
             f"{servers} × ({weights:.1f} of weights, {plan.cache:g} of cache, {plan.reserve:g} in "
             f"reserve) and {plan.floor:g} that stay free are {needed:.1f} GiB; the machine has "
@@ -193,30 +155,30 @@ def _memory(
         )
     if share * machine + plan.floor > machine and share:
         left = (1 - share) * machine
-        yield PreflightFinding(
+        yield Reason(
             "memory-utilization",
             f"{share:g} of {machine:.1f} GiB leaves {left:.1f}; {plan.floor:g} must stay free",
         )
     tokens = int(plan.cache * 2**30 / plan.token) if plan.token else plan.max_model_len
     if tokens < plan.max_model_len:
-        yield PreflightFinding(
+        yield Reason(
             "cache-short",
             f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}",
         )
 
 
-def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:
+def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[Reason]:
     """Yield what the recipe's server cannot be measured with."""
     plan = recipe.plan
     cells = workloads.cells(*recipe.workloads, *recipe.decides) if workloads else ()
     for cell in cells:
         if cell.prompt + cell.answer > plan.max_model_len:
-            yield PreflightFinding(
+            yield Reason(
                 "cell-too-long",
                 f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens",
             )
         if cell.concurrency > plan.max_num_seqs:
-            yield PreflightFinding(
+            yield Reason(
                 "cell-too-wide",
                 f"{cell.name} has more requests than max_num_seqs, {plan.max_num_seqs}",
             )

@@ -35,7 +35,7 @@ Pattern = Annotated[str, Meta(max_length=400)]
 #: A revision or an architecture that was not seen yet.
 UNRESOLVED = "unresolved"
 #: Kinds of layers, and the classes of kernels that serve them.
-LayerKind = Literal["attention", "linear", "moe", "gdn", "mamba"]
+LayerKind = Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba)$")]
 KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|weight-only|emulated)"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
 
@@ -171,13 +171,6 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         compile_patterns(*patterns)
         if unstated := self.names.keys() - self.serves.keys():
             raise ValueError(f"names: no class is stated for {', '.join(sorted(unstated))}")
-
-    def wanted(self, kind: str) -> tuple[str, str]:
-        """Return the classes and the pattern of names for the layers of *kind*; empty without."""
-        for stated, classes in self.serves.items():
-            if stated == kind:
-                return classes, self.names.get(stated, "")
-        return "", ""
 
 
 def setting(flag: str) -> str:

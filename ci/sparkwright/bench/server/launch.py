@@ -212,7 +212,7 @@ class Server:
                 start_new_session=True,
             )
         if plan.reserve:
-            watched = plan.reserve, self.kill, self._stopped
+            watched = plan.reserve, functools.partial(self.end, order=b"k"), self._stopped
             threading.Thread(target=watch_memory, args=watched, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -269,14 +269,13 @@ class Server:
         return not self.failure
 
     def end(self, reason: str, failure: str, order: bytes = b"t") -> None:
-        """End it for *reason*, as `stop` does; may be repeated, the first reason counts."""
+        """
+        End it for *reason*, as `stop` does, from any thread; may be repeated, the first reason
+        counts.
+        """
         # First the cause: the one who notices its death must not have to guess it.
         self.failure, self.reason = self.failure or failure, self.reason or reason
         self.stop(order)
-
-    def kill(self, reason: str, failure: str) -> None:
-        """Do as `end`, without the grace, from any thread."""
-        self.end(reason, failure, b"k")
 
     def stop(self, order: bytes = b"t") -> None:
         """Send *order* to the supervisor, and wait until the server is gone; may be repeated."""

@@ -438,7 +438,7 @@ def _layer(
     kernels: Sequence[ClassifiedKernel],
 ) -> Check:
     """Return whether the class of the contract serves this kind of layer in both phases."""
-    wanted, pattern = contract.wanted(kind)
+    wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
     figures, samples = list[Figure](), list[Sample]()
     for phase in PHASES:
         own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, LayerKind
+from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.gates.contract.kernel_trace import KernelTrace, Phase
 
@@ -33,7 +33,7 @@ class KernelPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pattern: A regular expression that is searched in the kernel's name.
     """
 
-    kind: LayerKind | Literal["sampling", "other"]
+    kind: Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling|other)$")]
     label: Annotated[
         str, Meta(pattern=rf"^({HELPER}|unclassified|{KERNEL_CLASS}(\|{KERNEL_CLASS})*)$")
     ] = msgspec.field(name="class")
@@ -133,7 +133,7 @@ def fallbacks(
         kernel
         for kernel in serving(kernels)
         if kernel.label in classes
-        and kernel.label not in re.split(r"[+|]", contract.wanted(kernel.kind)[0])
+        and kernel.label not in re.split(r"[+|]", contract.serves.get(kernel.kind, ""))
     ]
 
 

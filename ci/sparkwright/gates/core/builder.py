@@ -99,7 +99,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
         UsageError: The policy has no such profile or task.
-        recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
+        recipe-unfit, model-missing, checkpoint-invalid: As `preflight.check`.
         store-busy: Another run starts servers of the same recipe and gates in the same store.
     """
 
@@ -112,7 +112,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         _require("--task", options.task, self._policies.accuracy.tasks)
         model = options.serve or options.model_folder
         if self._recipe and model:
-            preflight.require_checkpoint(self._recipe, model)
+            preflight.check(self._recipe, None, model)
         self._stack = contextlib.ExitStack()
         # Gates run at the same time where the GPU has room for the servers of both; two runs of the
         # same gates with one recipe would read each other's server logs.
