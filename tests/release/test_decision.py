@@ -691,7 +691,7 @@ REHEARSAL = wheels.ROOT / "docs" / "rehearsal"
 FEWER = {
     # The recorded rehearsal is older.
     "G0": {"symbols"},
-    "G2": {"fp4-conversion", "fp4-quantise", "fp4-gemm", "fp4-experts-quantise", "fp4-moe"},
+    "G2": {"fp4-quantise", "fp4-gemm", "fp4-experts-quantise", "fp4-moe"},
     "G3": {"profile-graphs", "profile-compile"},
     # Its models answer no questions.
     "G4": {"context-maximum", "dirty-text", "dirty-text-batch", "dirty-text-stock"},

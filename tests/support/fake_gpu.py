@@ -44,17 +44,13 @@ def environment(folder: Path, fault: str = "") -> Path:
 
 
 def driver(folder: Path, body: str) -> Path:
-    """Return a script in place of the driver's, in which *body* has ``command`` and ``json``."""
+    """Return a script in place of the driver's, in which *body* has the ``cubins``."""
     script = folder / "driver.py"
-    script.write_text(
-        "import json, os, sys, time\ncommand = sys.argv[1]\n"
-        "if command == 'load':\n    cubins = json.load(open(sys.argv[2]))\n"
-        f"{body}\n"
-    )
+    script.write_text(f"import json, os, sys, time\ncubins = json.load(open(sys.argv[1]))\n{body}\n")
     return script
 
 
 def check(name: str, scratch: Path, fault: str = "") -> Check:
     """Return the check *name* of the tests' operators, which have *fault*."""
     scratch.mkdir()
-    return device.operator_check(name, POLICY.operators, [str(environment(scratch, fault)), str(device.SCRIPT)], (), scratch)
+    return device.operator_check(name, POLICY.operators, environment(scratch, fault), (), scratch / name)

@@ -32,13 +32,10 @@ class Tensor(np.ndarray):
     """An array with the methods of a tensor."""
 
     def to(self, _: str) -> Tensor:
-        return self
+        return self.copy()
 
-    def t(self) -> Array:
-        return self.T
-
-    def contiguous(self) -> Tensor:
-        return np.ascontiguousarray(self).view(Tensor)
+    def copy_(self, other: Any) -> None:
+        self[...] = other
 
     def cpu(self) -> Tensor:
         return self
@@ -81,10 +78,11 @@ def _write(out: Any, values: Array) -> None:
         return
     out[kept] = values[kept]
     if faulty("writes beyond its output"):
-        buffer = out
-        while isinstance(buffer.base, np.ndarray):
-            buffer = buffer.base
-        buffer[-100] = 0
+        memory = out
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        begin, end = (np.lib.array_utils.byte_bounds(array)[at] for at, array in enumerate((memory, out)))
+        memory[end - begin + 100] = 0
 
 
 def _fp4(packed: Any, swizzled: Any) -> Array:
