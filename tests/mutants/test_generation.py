@@ -98,7 +98,7 @@ def _soaked(broken: Broken, sound: tuple[Check, ...], tmp_path_factory: pytest.T
     """Return what the soak gate says of the sound server; the kernel's log is an empty file, as this machine's may not be read."""
     folder = tmp_path_factory.mktemp("soak")
     (folder / "kmsg").touch()
-    checks = soak.run(SHORT, broken.client(), pid=broken.processes()[0].pid, **again(broken), kernel=folder / "kmsg")
+    checks = soak.run(SHORT, broken.client(), processes=broken.processes, **again(broken), kernel=folder / "kmsg")
     figures = {figure.name: figure.value for figure in named(checks)["requests"].figures}
     assert min(figures["aborted"], figures["refused"]) > 0
     return checks
@@ -120,7 +120,7 @@ def test_what_goes_wrong_under_load_dies(kill: Kill, broken: Broken, soaked: tup
     fault, options, rerun, name = LOADED[mutant]
     (tmp_path / "kmsg").touch()
     with broken.fault(fault, **options):
-        checks = soak.run(SHORT, broken.client(), pid=broken.processes()[0].pid, **again(broken, rerun), kernel=tmp_path / "kmsg")
+        checks = soak.run(SHORT, broken.client(), processes=broken.processes, **again(broken, rerun), kernel=tmp_path / "kmsg")
 
     kill(mutant=mutant, gate="G7", sound=soaked, mutant_checks=checks)
     assert named(checks)[name].state == "fail"

@@ -292,8 +292,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     generation.run, policies.generation, client, options.profile, quick=True
                 )
                 distributions = partial(self._run, "G5") if options.against else None
+                processes = server.started.processes if options.serve else tuple
                 return soak.run(
-                    rules, client, pid=server.pid(), words=words, distributions=distributions
+                    rules, client, processes=processes, words=words, distributions=distributions
                 )
             case "G8" if options.wheel and options.python and options.baseline:
                 return self._throughput(options.wheel, options.python, options.baseline)

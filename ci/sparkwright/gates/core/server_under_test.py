@@ -234,11 +234,6 @@ class ServerUnderTest:
         model = model_digest(folder) if folder else ""
         return ServerIdentity(wheel, model, self._host, flags)
 
-    def pid(self) -> int | None:
-        """Return the process of the server that we started; None for one that ran already."""
-        processes = self.started.processes() if self._options.serve else ()
-        return next((process.pid for process in processes), None)
-
 
 def model_digest(folder: Path) -> str:
     """

@@ -40,7 +40,7 @@ from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, 
 
 CHECKS = (
     *declare("duration", "requests", "words-under-load", measured=True),
-    *declare("memory-growth", "gpu-memory-growth", measured=True),
+    *declare("memory-growth", measured=True),
     *declare("restarts", "kernel-log", "drained", "words-after", "distributions-after"),
 )
 
@@ -66,10 +66,11 @@ REASONS: Mapping[str, str] = {
         "Fewer answers came at a concurrency than the policy needs for a load. "
         "Make the soak longer, or end other programs."
     ),
-    "token-run": "Too many answers repeat one token, or more in a batch than alone: the KV cache "
-    "or the logits are broken.",
-    "memory-grows": "The memory of the server's processes grows by more than the policy allows. On "
-    "unified memory this ends in a hang.",
+    "token-run": "Too many answers repeat one token: the KV cache or the logits are broken.",
+    "memory-grows": (
+        "The memory of the server's processes, on the host and the GPU together, grows by more "
+        "than the policy allows. On unified memory this ends in a hang."
+    ),
     "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the "
     "soak longer.",
     "too-few-samples": (
@@ -77,7 +78,6 @@ REASONS: Mapping[str, str] = {
     ),
     "processes-unknown": "The server's process is not known, or runs on another machine; its "
     "memory cannot be watched.",
-    "no-gpu": "This machine has no NVIDIA GPU, so there is no GPU memory to watch.",
     "gpu-memory-unknown": "The driver does not list the GPU memory of the server's processes. Run "
     "the gate in the server's process namespace.",
     "server-restarted": "A process of the server ended during the soak. A supervisor that starts "
@@ -101,7 +101,7 @@ def run(
     *,
     words: Callable[[], tuple[Check, ...]] | None = None,
     distributions: Callable[[], tuple[Check, ...]] | None = None,
-    pid: int | None = None,
+    processes: Callable[[], Sequence[psutil.Process]] = tuple,
     kernel: Path = watchdog.KMSG,
 ) -> tuple[Check, ...]:
     """
@@ -109,7 +109,7 @@ def run(
 
     Args:
         words, distributions: Run G4 and G5 again after the load; None without a reference.
-        pid: The server's process, whose memory and children are watched.
+        processes: Returns the server's processes, whose memory and end are watched.
         kernel: The device of the kernel's log.
     """
     lines = range(1, 2 + max(policy.load.prompts) // 4)
@@ -118,18 +118,16 @@ def run(
         load = Load(policy, client.url, client.model(), client.tokenize(text))
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
-    monitor = Monitor(pid, kernel)
+    monitor = Monitor(processes, kernel)
     watched = monitor.watched
     try:
         _soak(policy, load, monitor)
-        if not watched.gone:
-            watched.running = _running(client, policy.drain)
     finally:
-        load.stop()
         monitor.close()
     after = {"words-after": words, "distributions-after": distributions}
     return (
         *judge(policy, load.requests, watched),
+        drained(client, policy.drain),
         *(judge_again(name, repeat, gone=watched.gone) for name, repeat in after.items()),
     )
 
@@ -169,20 +167,6 @@ def is_gone(policy: SoakPolicy, outcomes: Sequence[Mapping[str, int]]) -> bool:
     return len(silent) == policy.gone and all(silent)
 
 
-def _running(client: Client, seconds: float) -> float | None:
-    """Return the requests that the server works on after at most *seconds*; None if unknown."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            metrics = client.metrics()
-            left = sum(metrics[name] for name in RUNNING)
-        except (ServerInvalid, KeyError):
-            return None
-        if not left or time.monotonic() > end:
-            return left
-        time.sleep(0.2)
-
-
 def judge(
     policy: SoakPolicy, requests: Sequence[SoakRequest], watched: Watched
 ) -> tuple[Check, ...]:
@@ -197,19 +181,17 @@ def judge(
         ),
         _requests(policy, requests),
         _words(policy, requests),
-        _growth(policy, "memory-growth", watched),
-        _growth(policy, "gpu-memory-growth", watched),
+        _growth(policy, watched),
         _events("restarts", watched.ended),
         _events("kernel-log", watched.faults),
-        _drained(watched.running),
     )
+    # What was not watched all the time passes no check.
+    unwatched = {
+        name: not_run(name, message, reason)
+        for name, (reason, message) in watched.unwatched.items()
+    }
     return tuple(
-        # A GPU that is not here is not missed.
-        not_run(check.name, message, reason, required=reason != "no-gpu")
-        if reason and check.state != "fail"
-        else check
-        for check in checks
-        for reason, message in [watched.unwatched.get(check.name, ("", ""))]
+        check if check.state == "fail" else unwatched.get(check.name, check) for check in checks
     )
 
 
@@ -232,53 +214,33 @@ def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
 
 
 def _words(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
-    """
-    Return whether few answers repeat a token, and no more often in a batch than alone.
-
-    Another batch gives other roundings, so a single answer may repeat in one and not in another;
-    only the shares can be compared (Fisher's exact test, with Bonferroni's correction). A server
-    that is broken alone, too, exceeds the share that is allowed.
-    """
-    from scipy.stats import fisher_exact
-
-    answers, repeating = Counter[int](), Counter[int]()
-    for request in requests:
-        answers[request.concurrency] += request.outcome in ANSWERS
-        repeating[request.concurrency] += request.outcome == "repeating"
-    name, alone = "words-under-load", min(policy.load.concurrencies)
+    """Return whether few answers at each concurrency repeat a token."""
+    name, repeating = "words-under-load", [each for each in requests if each.outcome == "repeating"]
+    answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
+    if not answers:
+        return invalid(name, "there are no answers to look at", "load-too-small")
+    counts = Counter(each.concurrency for each in repeating)
     figures = [
         Figure(
-            f"answers that repeat a token, {key} at once", repeating[key], count=answers[key],
+            f"answers that repeat a token, {key} at once", counts[key], count=answers[key],
             bound=policy.repeating * answers[key],
         )
         for key in sorted(answers)
     ]  # fmt: skip
-    rows = {key: (repeating[key], answers[key] - repeating[key]) for key in answers}
-    several = [key for key in rows if key != alone]
-    many = [key for key in rows if repeating[key] > policy.repeating * answers[key]]
-    more = [
-        key
-        for key in several
-        if answers[alone]
-        and fisher_exact([rows[key], rows[alone]], "greater").pvalue < policy.chance / len(several)
-    ]
-    bad = sorted({*many, *more})
-    total = f"{repeating.total()} of {answers.total()} answers repeat one token"
-    samples = [
-        Sample(f"answer, {each.concurrency} at once", "", each.message)
-        for each in requests
-        if each.outcome == "repeating" and each.concurrency in bad
-    ]
-    if bad:
-        message = f"{total}, too many at concurrency {', '.join(map(str, bad))}"
+    many = [key for key in sorted(answers) if counts[key] > policy.repeating * answers[key]]
+    message = f"{len(repeating)} of {answers.total()} answers repeat one token"
+    if many:
+        samples = [
+            Sample(f"answer, {each.concurrency} at once", "", each.message)
+            for each in repeating
+            if each.concurrency in many
+        ]
+        message += f", too many at concurrency {', '.join(map(str, many))}"
         return failed(name, message, "token-run", figures=figures, samples=samples)
-    if answers[alone] < policy.least:
-        message = f"{answers[alone]} answers came at concurrency {alone}, too few to compare with"
-        return invalid(name, message, "load-too-small", figures=figures)
-    return passed(name, f"{total}, no more in a batch than alone", figures=figures)
+    return passed(name, message, figures=figures)
 
 
-def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
+def _growth(policy: SoakPolicy, watched: Watched) -> Check:
     """
     Return whether memory grows after the warm-up, by the interval of the Theil–Sen slope.
 
@@ -287,8 +249,8 @@ def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
     """
     from scipy.stats import theilslopes
 
-    warm, most = policy.warm * policy.seconds, policy.growth
-    late = [(size / 1e6, at / 3600) for at, size in watched.memory.get(name, ()) if at >= warm]
+    name, warm, most = "memory-growth", policy.warm * policy.seconds, policy.growth
+    late = [(size / 1e6, at / 3600) for at, size in watched.memory if at >= warm]
     if len(late) < FEWEST_POINTS:
         message = f"{len(late)} readings after the warm-up are too few"
         return decided(name, message, "inconclusive", {"inconclusive": "too-few-samples"})
@@ -316,11 +278,20 @@ def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
     return failed(name, text, reason, samples=samples)
 
 
-def _drained(running: float | None) -> Check:
-    if running is None:
-        return not_run("drained", "the server does not say what it works on", "gauges-absent")
-    message = f"{running:g} requests are worked on after the load"
-    return judged("drained", message, "requests-stuck", not running)
+def drained(client: Client, seconds: float) -> Check:
+    """Return whether the server works on no request after at most *seconds*."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            metrics = client.metrics()
+            running = sum(metrics[name] for name in RUNNING)
+        except (ServerInvalid, KeyError):
+            text = "the server does not say what it works on"
+            return not_run("drained", text, "gauges-absent")
+        if not running or time.monotonic() > end:
+            message = f"{running:g} requests are worked on after the load"
+            return judged("drained", message, "requests-stuck", not running)
+        time.sleep(0.2)
 
 
 def judge_again(

@@ -12,7 +12,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,7 +71,6 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         confidence: Of the interval of the growth.
         run: An answer with as many equal tokens in a row counts as repeating.
         repeating: Share of the answers at a concurrency that may repeat.
-        chance: That a sound server fails because its answers repeat by chance.
         least: Answers needed at each concurrency.
         drain: Seconds within which a request ends, and the server is idle after the load.
         gone: Intervals without an answer after which the server counts as gone.
@@ -87,7 +86,6 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: Annotated[float, Meta(ge=0.5, lt=1)]
     run: Annotated[int, Meta(ge=2)]
     repeating: Share
-    chance: Annotated[float, Meta(gt=0, lt=1)]
     least: Count
     drain: Positive
     gone: Count
@@ -125,7 +123,6 @@ class Load:
     def __init__(self, policy: SoakPolicy, url: str, model: str, text: Sequence[int]) -> None:
         self._policy, self._url, self._model, self._text = policy, url, model, text
         self._limit = Client(url, model).max_model_len()
-        self._stopped = threading.Event()
         self.requests: list[SoakRequest] = []
 
     def run(self, name: str, concurrency: int, seconds: float) -> Iterator[None]:
@@ -145,19 +142,15 @@ class Load:
             time.sleep(self._policy.sample)
             yield
 
-    def stop(self) -> None:
-        """Let no worker send another request."""
-        self._stopped.set()
-
     def _work(self, concurrency: int, name: str, end: float) -> None:
         for number in itertools.count():
-            if self._stopped.is_set() or time.monotonic() >= end:
+            if time.monotonic() >= end:
                 return
             request = self.send(f"{name}/{number}", concurrency)
             self.requests.append(request)
             if request.outcome == "failed":
                 # A server that fails at once must not be asked a thousand times a second.
-                self._stopped.wait(1.0)
+                time.sleep(1.0)
 
     def draw(self, key: str) -> tuple[tuple[int, ...], int, float | None]:
         """Return prompt, length of the answer and deadline (None: not aborted) of a request."""
@@ -204,22 +197,20 @@ class Watched(msgspec.Struct):
     Observations of a server and its machine; times are seconds since the beginning.
 
     Attributes:
-        memory: Check of the memory → readings: time and bytes.
+        memory: Of the server's processes, on the host and the GPUs together: time and bytes.
         ended: Time, reason and text of each process of the server that ended.
         faults: Time, reason and text of each fault in the kernel's log.
         unwatched: Check → reason and message, if its subject cannot be watched.
         seconds: The time under load.
         gone: Whether the server gave no more answers.
-        running: Requests that the server still worked on after the load; None if it does not say.
     """
 
-    memory: dict[str, list[tuple[float, float]]] = {}
+    memory: list[tuple[float, float]] = []
     ended: list[tuple[float, str, str]] = []
     faults: list[tuple[float, str, str]] = []
     unwatched: dict[str, tuple[str, str]] = {}
     seconds: float = 0.0
     gone: bool = False
-    running: float | None = None
 
 
 class Monitor:
@@ -227,42 +218,40 @@ class Monitor:
     The server's processes, their memory, and the kernel's log.
 
     Args:
-        pid: The server's process; None if it is not known.
+        processes: Returns the server's processes; none if they are not known here.
         kernel: The device of the kernel's log.
 
     Attributes:
         watched: What `sample` read so far.
     """
 
-    def __init__(self, pid: int | None, kernel: Path) -> None:
-        self.watched = Watched()
-        self._root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
-        self._processes = {process: str(process) for process in self._tree()}
-        unwatched, self._log = self.watched.unwatched, None
+    def __init__(self, processes: Callable[[], Sequence[psutil.Process]], kernel: Path) -> None:
+        self.watched, self._list, self._log = Watched(), processes, None
+        self._processes = {process: str(process) for process in self._alive()}
         if not self._processes:
-            text = "the server's process is not known here"
-            unwatched["memory-growth"] = unwatched["restarts"] = ("processes-unknown", text)
-        if gpu_memory(()) is None:
-            unwatched["gpu-memory-growth"] = ("no-gpu", "this machine has no NVIDIA GPU")
+            text = "the server's processes are not known here"
+            for name in ("memory-growth", "restarts"):
+                self.watched.unwatched[name] = ("processes-unknown", text)
         try:
             self._log = watchdog.KernelLog(kernel)
         except OSError as error:
-            unwatched["kernel-log"] = ("kernel-log-hidden", f"{kernel}: {error.strerror}")
+            text = f"{kernel}: {error.strerror}"
+            self.watched.unwatched["kernel-log"] = ("kernel-log-hidden", text)
 
     def sample(self, at: float) -> None:
         """Read everything, *at* seconds since the beginning."""
-        watched, processes = self.watched, self._tree()
-        for process in set(self._processes).difference(processes):
+        watched, alive = self.watched, self._alive()
+        for process in set(self._processes).difference(alive):
             watched.ended.append((at, "server-restarted", f"{self._processes.pop(process)} ended"))
-        # A process may end meanwhile.
-        with contextlib.suppress(psutil.Error):
-            resident = sum(process.memory_info().rss for process in processes)
-            watched.memory.setdefault("memory-growth", []).append((at, float(resident)))
-        if gpu := gpu_memory({process.pid for process in processes}):
-            watched.memory.setdefault("gpu-memory-growth", []).append((at, gpu))
-        else:
+        on_gpu = gpu_memory({process.pid for process in alive})
+        if on_gpu is None:
             text = "the driver does not list the memory of the server's processes"
-            watched.unwatched.setdefault("gpu-memory-growth", ("gpu-memory-unknown", text))
+            watched.unwatched.setdefault("memory-growth", ("gpu-memory-unknown", text))
+        else:
+            # A process may end meanwhile.
+            with contextlib.suppress(psutil.Error):
+                resident = sum(process.memory_info().rss for process in alive)
+                watched.memory.append((at, resident + on_gpu))
         if self._log:
             try:
                 faults = list(self._log.findings())[:20]
@@ -279,16 +268,13 @@ class Monitor:
         if self._log:
             self._log.close()
 
-    def _tree(self) -> list[psutil.Process]:
+    def _alive(self) -> list[psutil.Process]:
         """Return the server's processes that are alive."""
         alive = []
-        # psutil compares the time of creation, so a reused process id does not count.
-        with contextlib.suppress(psutil.Error):
-            if self._root and self._root.is_running():
-                for process in (self._root, *self._root.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        if process.status() != psutil.STATUS_ZOMBIE:
-                            alive.append(process)
+        for process in self._list():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
         return alive
 
 
@@ -296,24 +282,20 @@ def gpu_memory(pids: Container[int]) -> float | None:
     """
     Return the bytes that *pids* hold on all GPUs by the driver's count.
 
-    It is None without a GPU, and 0 if the driver does not count the memory of all of them.
+    It is 0 without a GPU, and None if the driver does not count the memory of all of them.
     """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        if not (count := pynvml.nvmlDeviceGetCount()):
-            return None
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
-        return None
+        return 0.0
     try:
         devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
         lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
     except pynvml.NVMLError:
-        return 0.0
+        return None
     used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
     # The driver reports None for memory that it does not count; a sum without it is wrong.
-    return 0.0 if None in used else float(sum(used))
-
-
-# The gate.
+    return None if None in used or (count and not used) else float(sum(used))
