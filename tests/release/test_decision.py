@@ -654,7 +654,7 @@ def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
             "G6: *-pairs",
         ),
         ("policy-unknown-check", "gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
-        ("policy-unknown-check", "[observed, ", "[log, ", "G3: log"),
+        ("policy-unknown-check", "[observed, ", "[seen, ", "G3: seen"),
         ("policy-unknown-check", 'optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
         ("file-invalid", 'url: ""', 'url: "http://example.org/"', "$.url"),
         ("file-invalid", "gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),

@@ -65,7 +65,6 @@ RECIPE = replace(
     contract=replace(
         _PLAIN.contract,
         serves={**_PLAIN.contract.serves, "linear": "native-fp4"},
-        lines={**_PLAIN.contract.lines, "attention": "FLASHINFER"},
     ),
 )
 OWN = ServerIdentity(wheel="b" * 64, model="m")
@@ -137,7 +136,7 @@ def states(checks: dict[str, Check], *wanted: State) -> set[str]:
 def test_sound_server_passes(tmp_path: Path) -> None:
     checks = judged(tmp_path)
     assert states(checks, "fail", "invalid", "not-run") == set()
-    assert {"observed", "kernels-unknown", "kernels-moe", "line-moe", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
+    assert {"observed", "kernels-unknown", "kernels-moe", "log", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -161,42 +160,12 @@ def test_file_with_tile_sizes_of_experts_is_observed(line: str, sample: tuple[st
 
 
 LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
-    "another kernel": ("CutlassNvFp4", "MarlinNvFp4", "line-linear", "backend-wrong"),
-    "one layer with another kernel": (
-        "for NVFP4 GEMM",
-        "for NVFP4 GEMM\nINFO Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
-        "line-linear",
-        "backend-wrong",
-    ),
-    "no line of the kernel": ("for NVFP4 GEMM", "for nothing", "line-linear", "backend-wrong"),
-    "another MoE backend": ("Using 'VLLM_CUTLASS'", "Using 'MARLIN'", "line-moe", "backend-wrong"),
-    "emulated experts": ("Using 'VLLM_CUTLASS'", "Using 'EMULATION'", "no-emulation", "emulation"),
-    "another attention": ("Using FLASHINFER", "Using TRITON_ATTN", "line-attention", "backend-wrong"),
-    "no torch.compile": ("CompilationMode.VLLM_COMPILE: 3", "CompilationMode.NONE: 0", "line-compile", "backend-wrong"),
-    "no CUDA graphs": ("CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)", "CUDAGraphMode.NONE: 0", "line-cudagraph", "backend-wrong"),
-    "graphs that the attention does not take": (
-        "(Worker pid=3) INFO 11-21 22:32:31",
-        "CUDAGraphMode.FULL is not supported with X backend; setting cudagraph_mode=NONE\n(Worker pid=3) INFO",
-        "line-cudagraph",
-        "backend-wrong",
-    ),
-    "no graph that was captured": ("Graph capturing finished in 8 secs", "Skipping CUDA graph capture", "line-captured", "backend-wrong"),
-    "a CPU": ("device_config=cuda", "device_config=cpu", "line-device", "backend-wrong"),
-    "emulation": ("CutlassNvFp4LinearKernel for", "EmulationNvFp4LinearKernel for", "no-emulation", "emulation"),
-    "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "no-refusal", "backend-refused"),
-    "an unlisted fallback": ("Using 'V", "PyNccl falls back to gloo\n Using 'V", "no-fallback", "fallback-unlisted"),
-    "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "graph-memory", "graph-memory-negative"),
+    "emulated experts": ("Using 'VLLM_CUTLASS'", "Using 'EMULATION'", "log", "emulation"),
+    "emulation": ("CutlassNvFp4LinearKernel for", "EmulationNvFp4LinearKernel for", "log", "emulation"),
+    "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "log", "backend-refused"),
+    "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "log", "graph-memory-negative"),
     "a log of two releases": (
         "(EngineCore pid=2) INFO 11-21 22:31:50", "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO", "observed", "facts-disagree",
-    ),
-    "a small cache": ("24.0 GiB", "3.1 GiB", "kv-cache", "kv-outside-plan"),
-    "a negative cache": ("reserved 24.0 GiB", "Available KV cache memory: -6.5 GiB", "kv-cache", "kv-outside-plan"),
-    "few tokens": ("811,008", "11,008", "kv-cache", "kv-outside-plan"),
-    "an unknown variable": (
-        "Using 'V",
-        "Unknown vLLM environment variable detected: VLLM_X\n Using 'V",
-        "no-unknown-variable",
-        "variable-unknown",
     ),
     "another release": ("v0.33.0", "v0.32.0", "observed", "facts-disagree"),
     "another program": ("Initializing", "Starting", "observed", "facts-disagree"),
@@ -209,12 +178,6 @@ def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -
     assert old in LOG
     check = judged(tmp_path, LOG.replace(old, new))[name]
     assert (check.state in ("fail", "invalid"), check.reason) == (True, reason)
-
-
-def test_figures_of_the_cache_that_the_log_lacks_are_named(tmp_path: Path) -> None:
-    check = judged(tmp_path, LOG.replace("KV cache", "cache").replace("GiB, reserved", "GiB; reserved"))["kv-cache"]
-    assert check.message.startswith("KV cache: size not in the log, tokens not in the log; planned ")
-    assert judged(tmp_path, LOG.replace("GiB, reserved", "GiB; reserved"))["kv-cache"].reason == "kv-outside-plan"
 
 
 _PLAIN_KERNELS = (ATTENTION, LINEAR, MOE)
@@ -258,12 +221,6 @@ DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
     "another context": ({"limit": 2048}, "context"),
     "no cache": ({"caches": False}, "prefix-cache"),
 }
-
-
-@pytest.mark.parametrize("version", ["0.19.1", "0.34.0", "vvv", f"{'9' * 5000}.0"])
-def test_release_whose_lines_nobody_read_is_unknown(version: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "version", version)
-    assert judged(tmp_path)["observed"].reason == "version-unknown"
 
 
 @pytest.mark.parametrize("fault", DISAGREEING)
@@ -424,14 +381,6 @@ def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> 
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 
 
-def test_listed_fallback_is_harmless_and_hides_no_other(tmp_path: Path) -> None:
-    line = "Failed to create oneDNN linear, fallback to torch linear\n"
-    listing = replace(RECIPE, contract=replace(RECIPE.contract, harmless=(line.strip(),)))
-    assert judged(tmp_path, LOG + line, listing)["no-fallback"].state == "pass"
-    assert judged(tmp_path, LOG + line)["no-fallback"].reason == "fallback-unlisted"
-    assert judged(tmp_path, LOG + line * 1000, listing)["no-fallback"].state == "fail", "only some of them are kept"
-
-
 def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
     check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["observed"]
     assert (check.state, check.reason) == ("fail", "graph-memory-negative")
@@ -439,6 +388,6 @@ def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
 
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
     """A profile that is unreadable is no good launch."""
-    launches: tuple[dict[str, Any], ...] = ({}, {"profile": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
+    launches: tuple[dict[str, Any], ...] = ({}, {"profile": tmp_path / "none"}, {"text": LOG.replace("memory: 1.25", "memory: -35.17")})
     faults = [worst_check(judged(tmp_path, **launch).values()) for launch in launches]
-    assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "backend-wrong"]
+    assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "graph-memory-negative"]

@@ -140,17 +140,15 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What must serve a recipe: kernels in a profile first, and lines of vLLM's log beside them.
+    What must serve a recipe, as a profile shows it.
 
     Attributes:
         serves: Kind of layer → class of the kernels that take nearly all of its time. Classes with
             a ``+`` serve together, and each takes a part; with ``|`` either serves.
         names: Kind of layer → regular expression found in the names of these kernels, to be
             stricter than the class.
-        lines: Name of a line of ``ci/gates/contract.yaml`` → regular expression that each of its
-            values matches whole; empty if vLLM logs none.
+        compiled, graphs: Whether torch.compile makes kernels of it, and CUDA graphs launch them.
         forbidden: Regular expressions that no kernel's name may hold.
-        harmless: Regular expressions of lines about a fallback that mean nothing here.
         changes: ``decode moe`` and the like → why its class is another than with the stock wheel.
     """
 
@@ -159,16 +157,15 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(min_length=1),
     ]
     names: dict[LayerKind, Pattern] = {}
-    lines: dict[str, Pattern] = {}
+    compiled: bool = True
+    graphs: bool = True
     forbidden: tuple[Pattern, ...] = ()
-    harmless: tuple[Pattern, ...] = ()
     changes: dict[
         Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba)$")], str
     ] = {}
 
     def __post_init__(self) -> None:
-        patterns = (*self.names.values(), *self.lines.values(), *self.forbidden, *self.harmless)
-        compile_patterns(*patterns)
+        compile_patterns(*self.names.values(), *self.forbidden)
         if unstated := self.names.keys() - self.serves.keys():
             raise ValueError(f"names: no class is stated for {', '.join(sorted(unstated))}")
 

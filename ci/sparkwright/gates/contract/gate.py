@@ -17,13 +17,12 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from packaging.specifiers import SpecifierSet
 
 from sparkwright.bench.recipes.recipe import KernelContract, Recipe
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.server_log import LogInvalid, LogLines, LogPattern, scan
+from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
@@ -43,21 +42,14 @@ from sparkwright.gates.core.verdict import (
 )
 
 #: Lines that the gate reads by name.
-LINES = frozenset({"version", "context", "prefix-cache", "cache-block", "kv-gib", "kv-tokens"})
-#: Check → the line that should not be in the log, the reason of its failure, and what a pass says.
-UNWANTED: Mapping[str, tuple[str, str, str]] = {
-    "no-emulation": ("emulation", "emulation", "it computes nothing by emulation"),
-    "no-refusal": ("refused", "backend-refused", "it refused no backend that it was told to use"),
-    "no-fallback": ("fallback", "fallback-unlisted", "it fell back to nothing unlisted"),
-    "no-unknown-variable": ("unknown", "variable-unknown", "it reads every variable that is set"),
-    "graph-memory": ("graph-memory", "graph-memory-negative", "no memory of graphs is negative"),
-}
+LINES = frozenset({"version", "context", "prefix-cache", "cache-block"})
+#: Reason → the lines of the log that fail a launch.
+UNWANTED = frozenset({"emulation", "backend-refused", "graph-memory-negative"})
 
 CHECKS = (
-    *declare(*UNWANTED, "no-fallback-kernel"),
-    *declare("observed", "line-*", "kernels-*", "kv-cache", "backends", measured=True),
+    *declare("log", "no-fallback-kernel"),
+    *declare("observed", "kernels-*", "backends", measured=True),
     *declare("profile-graphs", "profile-compile", measured=True),
-    *declare("log", role="reports"),
 )
 
 #: Kernels that Inductor writes: their kind, and the operations that are in one.
@@ -66,12 +58,6 @@ COMPILED = re.compile(r"triton_(?:poi|red|per|tem)_fused")
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
-    "version-unknown": (
-        "What this release of vLLM prints is not known. Read the release's sources, then add it to "
-        "ci/gates/contract.yaml."
-    ),
-    "backend-wrong": "The server chose something else than the recipe says. If the log lacks the "
-    "line, the part was not used, or this release words the line differently.",
     "backend-refused": (
         "The server refused the backend that it was told to use, and used another without an error."
     ),
@@ -90,16 +76,6 @@ REASONS: Mapping[str, str] = {
     "kernels of the wheel.",
     "facts-disagree": "The server's log, its replies and its counters contradict each other, so "
     "none of them is evidence. Another server answers, or this release words them otherwise.",
-    "fallback-unlisted": (
-        "The server fell back to something, and the recipe does not list "
-        "that as harmless. Find out what it means."
-    ),
-    "kv-outside-plan": (
-        "The KV cache does not have the size that the recipe plans. Other "
-        "programs hold memory, or the flags differ."
-    ),
-    "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or "
-    "use what replaced it.",
     "graphs-unseen": "The recipe is served by CUDA graphs, and none launched a kernel of a decode "
     "step: each launch costs the processor's time.",
     "kernel-unseen": "No kernel of the profile serves such layers: they did not run, whatever "
@@ -125,8 +101,6 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What vLLM prints, and what no server of a recipe may show.
 
     Attributes:
-        releases: Version specifier of the releases whose lines were read in their sources.
-        kv_tolerance: Share by which the KV cache may differ from the recipe's plan.
         lines: Lines that state a choice; each pattern has a group *value*.
         unwanted: Lines that should not be there.
         share: Of the time of a kind of layer, by the class that the recipe states, at least.
@@ -137,8 +111,6 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kernels: How kernels are recognised; the first pattern that matches counts.
     """
 
-    releases: str
-    kv_tolerance: Annotated[float, Meta(gt=0, lt=1)]
     lines: dict[str, LogPattern]
     unwanted: dict[str, LogPattern]
     share: Annotated[float, Meta(gt=0.5, lt=1)]
@@ -149,10 +121,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: tuple[KernelPattern, ...]
 
     def __post_init__(self) -> None:
-        SpecifierSet(self.releases)
-        if missing := (LINES - set(self.lines)) | (
-            {line for line, _, _ in UNWANTED.values()} ^ set(self.unwanted)
-        ):
+        if missing := (LINES - self.lines.keys()) | (UNWANTED ^ self.unwanted.keys()):
             raise ValueError(f"lines: {', '.join(sorted(missing))} is missing or unknown")
 
 
@@ -183,22 +152,7 @@ def check_contract(
         log: What the server printed.
         trace: As `profile` returns it.
     """
-    kernel_checks = _kernel_checks(policy, contract, trace)
-    try:
-        lines = scan(log, policy.lines | policy.unwanted)
-    except LogInvalid as error:
-        return (
-            invalid("log", f"the log cannot be used: {error}", "log-unreadable"),
-            *kernel_checks,
-        )
-    return (
-        *(
-            _line(name, pattern, lines.get(name, LogLines()))
-            for name, pattern in contract.lines.items()
-        ),
-        *(_unwanted(name, lines, contract.harmless) for name in UNWANTED),
-        *kernel_checks,
-    )
+    return (_log(policy, log), *_kernel_checks(policy, contract, trace))
 
 
 def run(
@@ -232,9 +186,8 @@ def run(
         change.layer: change.why for change in declared if change.concerns("kernels", recipe.name)
     }
     checks = [
-        _observed(policy, facts),
+        _observed(facts),
         *check_contract(policy, contract, server.log, trace),
-        _kv(policy, recipe, facts),
     ]
     if facts.classes:
         checks.append(_backends(policy, facts, baseline, contract.changes | reasons))
@@ -304,13 +257,9 @@ def estimate(_: ContractPolicy, pace: Pace) -> float:
     return 30 + 3 * 2048 / pace.prefill_tokens_s + 8 / pace.decode_tokens_s
 
 
-def _observed(policy: ContractPolicy, facts: ObservedServer) -> Check:
+def _observed(facts: ObservedServer) -> Check:
     """Return whether what the server states of itself agrees, with the facts as evidence."""
     name, cache = "observed", facts.prefix_cache
-    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", facts.version, re.ASCII)
-    if not release or not SpecifierSet(policy.releases).contains(release[0]):
-        message = f"it is vLLM {facts.version[:60]}, not one of {policy.releases}"
-        return invalid(name, message, "version-unknown")
     stated = {
         "version": facts.version,
         "context": str(facts.max_model_len),
@@ -349,37 +298,18 @@ def _observed(policy: ContractPolicy, facts: ObservedServer) -> Check:
     return passed(name, message + reuse, figures=figures, samples=texts)
 
 
-def _line(kind: str, pattern: str, lines: LogLines) -> Check:
-    """Return whether every value of a line is the one that the contract wants."""
-    name, logged = f"line-{kind}", ", ".join(lines.values) or "not in the log"
-    samples = [Sample("log", pattern, text) for text in lines.texts[:5]]
-    # Without a line only an empty pattern is right, and no pattern that matches anything.
-    matches = all(re.fullmatch(pattern, value) for value in lines.values)
-    good = matches if lines.values else not pattern
-    message = f"{kind} is {logged}; the recipe wants {pattern or 'none'}"
-    return judged(name, message, "backend-wrong", good, [Figure("lines", lines.count)], samples)
-
-
-def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -> Check:
-    """Return whether no line of a kind of `UNWANTED` is there, but for *harmless* fallbacks."""
-    kind, reason, message = UNWANTED[name]
-    lines = log[kind]
-    texts = [
-        text
-        for text in lines.texts
-        if kind != "fallback" or not any(re.search(pattern, text) for pattern in harmless)
-    ]
-    # Of lines beyond those that are kept, it is not known whether they are harmless.
-    if not texts and lines.count <= len(lines.texts):
-        return passed(name, message)
-    samples = [Sample("log", actual=text) for text in texts or lines.texts]
-    samples += [Sample(value, launch.removed_variables().get(value, "")) for value in lines.values]
-    return failed(
-        name,
-        f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}",
-        reason,
-        samples=samples,
-    )
+def _log(policy: ContractPolicy, log: Path) -> Check:
+    """Return whether no line of the *log* says that the server does not do what it was told."""
+    try:
+        lines = scan(log, policy.unwanted)
+    except LogInvalid as error:
+        return invalid("log", f"the log cannot be used: {error}", "log-unreadable")
+    for reason, found in lines.items():
+        if found.count:
+            samples = [Sample("log", actual=text) for text in found.texts]
+            message = f"{found.count} lines of the log, such as: {found.texts[0][-200:]}"
+            return failed("log", message, reason, samples=samples)
+    return passed("log", "it refused no backend, and emulates nothing")
 
 
 def _kernel_checks(
@@ -403,10 +333,10 @@ def _kernel_checks(
     ]
     checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
     checks.append(_unknown(policy, contract, kernels))
-    if "captured" in contract.lines:
+    if contract.graphs:
         what = "kernels of decode steps in CUDA graphs"
         checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
-    if contract.lines.get("compile") == "VLLM_COMPILE":
+    if contract.compiled:
         what = "kernels of torch.compile in decode"
         count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
         checks.append(_profiled("profile-compile", "compile-unseen", what, count))
@@ -467,32 +397,6 @@ def _unknown(
     message = ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures)
     good = all(figure.value <= 100 * policy.unknown for figure in figures)
     return judged("kernels-unknown", message, "kernel-unknown", good, figures, samples)
-
-
-def _numbers(facts: ObservedServer, line: str) -> list[float]:
-    # A pattern gives digits, commas and dots; anything else is not its number.
-    return [
-        float(value.replace(",", ""))
-        for value in facts.lines.get(line, ())
-        if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)
-    ]
-
-
-def _kv(policy: ContractPolicy, recipe: Recipe, facts: ObservedServer) -> Check:
-    """Return whether the KV cache is as large as planned and holds one longest request."""
-    plan, sizes, counts = recipe.plan, _numbers(facts, "kv-gib"), _numbers(facts, "kv-tokens")
-    figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
-    figures += [Figure("tokens in the cache", count, bound=plan.max_model_len) for count in counts]
-    tolerance = policy.kv_tolerance * plan.cache
-    near = bool(sizes) and all(size > 0 and abs(size - plan.cache) <= tolerance for size in sizes)
-    cache = ", ".join(f"{size:g} GiB" for size in sizes) or "size not in the log"
-    tokens = f"{min(counts):,.0f} tokens" if counts else "tokens not in the log"
-    message = (
-        f"KV cache: {cache}, {tokens}; planned {plan.cache:g} GiB, "
-        f"at least {plan.max_model_len:,} tokens"
-    )
-    good = near and min(counts, default=0) >= plan.max_model_len
-    return judged("kv-cache", message, "kv-outside-plan", good, figures)
 
 
 def _backends(

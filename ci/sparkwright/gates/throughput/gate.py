@@ -48,7 +48,7 @@ CHECKS = (
 #: Of those of G3: why a server of ours ended, and how a launch breaks the kernel contract.
 _OF_LAUNCH = (
     "server-died", "server-late", "graph-memory-negative", "log-unreadable",
-    "backend-wrong", "backend-refused", "emulation", "fallback-unlisted", "variable-unknown",
+    "backend-refused", "emulation",
     "kernel-unseen", "kernel-forbidden", "profile-missing", "profile-unreadable",
 )  # fmt: skip
 
