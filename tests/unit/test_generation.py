@@ -23,7 +23,7 @@ from tests.support.dirty_server import SWITCHES, Talker, rates
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.client import Client, Completion, ToolCall, Usage
+from sparkwright.bench.server.client import Client, Completion, ToolCall
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -314,7 +314,7 @@ WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
 
 def alarms(ids: Sequence[int], text: str) -> str:
     """Return the measures of an answer that are an alarm."""
-    return checks.alarms(Completion(tuple(ids), text, "length", Usage(1, len(ids))), REAL.bounds)
+    return checks.alarms(Completion(tuple(ids), text, "length"), REAL.bounds)
 
 
 #: An answer of a fixed number of tokens ends in the middle of a character now and then.
@@ -352,9 +352,9 @@ def test_natural_texts_alarm_nothing(name: str) -> None:
 @pytest.mark.parametrize(("garbage", "zeros", "failing"), [(2, 0, []), (3, 0, ["garbage"]), (0, 1, ["nan-tokens"])])
 def test_a_few_answers_that_repeat_themselves_are_no_garbage(garbage: int, zeros: int, failing: list[str]) -> None:
     """Sound models repeat sums now and then; without a stock wheel to compare with, three of eleven are too many, and a run of token 0 is at once."""
-    loop = Completion((3, 4, 4) * 60, " 144" * 180, "length", Usage(1, 180))
-    nan = Completion((*PLAIN[:50], 0, 0, 0, 0), WORDS, "length", Usage(1, 54))
-    answers = {f"prompt {at}": Completion(tuple(PLAIN), WORDS, "length", Usage(1, 200)) for at in range(11)}
+    loop = Completion((3, 4, 4) * 60, " 144" * 180, "length")
+    nan = Completion((*PLAIN[:50], 0, 0, 0, 0), WORDS, "length")
+    answers = {f"prompt {at}": Completion(tuple(PLAIN), WORDS, "length") for at in range(11)}
     answers |= {f"prompt {at}": loop for at in range(garbage)} | {f"prompt {at}": nan for at in range(zeros)}
 
     assert [check.name for check in checks.garbage(answers, REAL.bounds) if check.state == "fail"] == failing
@@ -365,7 +365,7 @@ def test_a_few_answers_that_repeat_themselves_are_no_garbage(garbage: int, zeros
 ])  # fmt: skip
 def test_a_probability_that_is_no_number_is_no_entropy(steps: tuple[dict[int, float], ...], reason: str) -> None:
     """NaN is not averaged away, and a distribution on one token has none."""
-    answer = Completion((1,) * len(steps), "", "length", Usage(1, len(steps)), logprobs=steps)
+    answer = Completion((1,) * len(steps), "", "length", logprobs=steps)
     assert checks.collapse({"fact": answer}, 0.005).reason == reason
 
 

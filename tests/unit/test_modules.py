@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import Tensor
-from sparkwright.bench.model.modules import ModuleAudit, distinct_experts
+from sparkwright.bench.model.modules import ModuleAudit
 
 
 def plain(name: str, rows: int, columns: int) -> list[Told]:
@@ -101,20 +100,6 @@ def test_unquantised_layers_of_a_seed_report_are_in_the_table(tmp_path: Path) ->
     assert {name: rows[name] for name in table} == table
     assert round(found.weights / 1e9, 1) == 3.9
     assert sum(row.read for row in found.rows if not row.quantised) / found.weights > 0.75
-
-
-def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:
-    """Experts grow by the expected number of distinct ones, everything else is read once."""
-    folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
-    alone, found = audited(folder), audited(folder, batch=8)
-    one, many = by_group(alone), by_group(found)
-
-    assert many["experts"] == pytest.approx(one["experts"] / 2 * distinct_experts(16, 2, 8))
-    assert many["embeddings"] == 8 * one["embeddings"] == 8 * 2048 * 2
-    assert {group for group in one if many[group] != one[group]} == {"experts", "embeddings"}
-    # Exhaustively for two tokens that take 1 of 3.
-    assert math.isclose(distinct_experts(3, 1, 2), sum(len({a, b}) for a in range(3) for b in range(3)) / 9)
-    assert distinct_experts(4, 4, 9) == 4
 
 
 # How a module is stored.
@@ -241,8 +226,8 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
     tensors = {name: Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}
     found = checkpoint.Checkpoint({"num_hidden_layers": 2, "num_experts_per_tok": 1, "quantization_config": quantization, **config}, tensors)
     with allowed("checkpoint-invalid"):
-        audit = modules.audit(found, batch=3)
-        assert 0 < audit.weights <= 3 * audit.bytes
+        audit = modules.audit(found)
+        assert 0 < audit.weights <= audit.bytes
         assert msgspec.json.decode(msgspec.json.encode(audit), type=ModuleAudit) == audit
 
 

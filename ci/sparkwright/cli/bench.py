@@ -28,6 +28,7 @@ from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
@@ -145,13 +146,14 @@ def quick(
     policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
     generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    elsewhere = bool(bench_options.server)
-    machine = MachineMonitor(machine_policy, context.store, python=None, elsewhere=elsewhere)
-    warnings = [f"{reason.reference}: {reason.message}" for reason in machine.settle(0)]
-    client = Client(bench_options.server, bench_options.model) if elsewhere else None
+    machine = MachineMonitor(machine_policy, context.store, python=None)
+    # A server that runs already may do so on another machine.
+    hindrances = machine.settle(0) if launch else ()
+    warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
+    client = None if launch else Client(bench_options.server, bench_options.model)
     with ExitStack() as stack:
         if launch:
-            launch = replace(launch, reserve=max(launch.reserve, machine.policy.memory.floor))
+            launch = replace(launch, reserve=max(launch.reserve, machine.policy.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if ours.failure:
                 raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
@@ -186,7 +188,7 @@ def quick(
     facts = {
         "quick": look,
         "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},
-        "host": machine.fingerprint(),
+        "host": {**host_facts(), **machine.firmware()},
         "candidate": subject or {},
     }
     path = gate.write_record(context.store, context.output, f"{name}.quick", facts)

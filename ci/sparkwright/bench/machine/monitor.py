@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,6 @@ from sparkwright.bench.machine.state_checks import (
 )
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
-from sparkwright.builder import host_info
 from sparkwright.core import process
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import CommandError
@@ -68,7 +66,6 @@ def probe(
     policy: ProbePolicy,
     megabytes: int,
     readings: int = 1,
-    warmup: float | None = None,
 ) -> ProbeResult:
     """
     Return *readings* of the matrix-vector probe in an environment with torch.
@@ -80,9 +77,8 @@ def probe(
     Raises:
         ProbeError: The program does not start, fails, hangs or prints something else.
     """
-    warmup = policy.warmup if warmup is None else warmup
-    words = (str(number) for number in (megabytes, warmup, policy.seconds, readings))
-    timeout = policy.timeout + 2 * readings * (warmup + policy.seconds)
+    words = (str(number) for number in (megabytes, policy.warmup, policy.seconds, readings))
+    timeout = policy.timeout + 2 * readings * (policy.warmup + policy.seconds)
     try:
         printed = process.output([python, "-I", SCRIPT, *words], timeout=timeout)
         return msgspec.json.decode(printed, type=ProbeResult)
@@ -99,8 +95,6 @@ class MachineMonitor:
     Args:
         python: Python of an environment with torch, such as the server's; None if there is none,
             and then nothing is probed. Without a GPU only the bandwidth of memory is measured.
-        elsewhere: Whether the server under test was not started by this program. It may run on any
-            machine, so nothing of this one speaks against a measurement.
 
     Attributes:
         policy: With the memory floor of this kind of machine.
@@ -109,10 +103,8 @@ class MachineMonitor:
             GPU.
     """
 
-    def __init__(
-        self, policy: MachinePolicy, store: Store, *, python: Path | None, elsewhere: bool = False
-    ) -> None:
-        self._python, self._elsewhere, self._failure = python, elsewhere, ""
+    def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
+        self._python, self._failure = python, ""
         self._device: ProbeResult | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: tuple[Reading, ...] = ()
@@ -131,8 +123,7 @@ class MachineMonitor:
         self._gpu = _gpu(self._device.uuid if self._device else "")
         # A GPU without memory of its own does not report any.
         if not self._gpu or self._query("nvmlDeviceGetMemoryInfo"):
-            memory = replace(policy.memory, floor=policy.memory.discrete_floor)
-            policy = replace(policy, memory=memory)
+            policy = replace(policy, floor=policy.discrete_floor)
         self.policy = policy
 
     def _query(self, function: str, *arguments: Any) -> Any:
@@ -142,29 +133,21 @@ class MachineMonitor:
                 return getattr(pynvml, function)(self._gpu, *arguments)
         return None
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return the names and versions that the machine's speed depends on, without serials."""
+    def firmware(self) -> dict[str, str]:
+        """Return the versions of firmware that the machine's speed depends on, without serials."""
         facts = {
-            "gpu": self._query("nvmlDeviceGetName"),
-            "driver": pynvml.nvmlSystemGetDriverVersion() if self._gpu is not None else None,
             "vbios": self._query("nvmlDeviceGetVbiosVersion"),
             "machine": _text(DMI / "product_name"),
             "firmware": _text(DMI / "bios_version"),
             "controller": _text(DMI / "ec_firmware_release"),
-            "kernel": platform.release(),
-            "architecture": platform.machine(),
-            "processor": host_info.processor(),
-            "cores": str(len(os.sched_getaffinity(0))),
-            "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
         }
         return {name: str(value) for name, value in facts.items() if value}
 
-    def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
+    def _readings(self, policy: ProbePolicy, count: int = 1) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
         if not self._python or not self._device or not self._device.gpu:
             return ()
-        policy = self.policy.probe
-        return probe(self._python, policy, policy.matrix, count, warmup).readings
+        return probe(self._python, policy, policy.matrix, count).readings
 
     def settle(self, preheat: float) -> tuple[Reason, ...]:
         """
@@ -173,26 +156,25 @@ class MachineMonitor:
         Args:
             preheat: Seconds of work of the GPU, so that the first measurement is made warm.
         """
+        policy = self.policy.probe
         try:
             if self._device:
                 with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
-                    self._readings(warmup=preheat / 2)
-                    self.normal = self._readings(self.policy.probe.readings)
+                    self._readings(replace(policy, warmup=preheat / 2))
+                    self.normal = self._readings(policy, policy.readings)
         except ProbeError as error:
             self._failure = str(error)
-        if self._elsewhere:
-            return ()
         state = self._state()
         reasons = disturbances(state, state, (), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
-        slow = normal_reasons(self.normal, self.policy.probe) if self.normal else ()
+        slow = normal_reasons(self.normal, policy) if self.normal else ()
         return (*reasons, *slow)
 
     def snapshot(self) -> Snapshot:
         """Return the state now, with new readings of the probe."""
         try:
-            readings = self._readings()
+            readings = self._readings(self.policy.probe)
         except ProbeError as error:
             return replace(self._state(), probe_error=str(error))
         return replace(self._state(), gemv=readings[0].gemv if readings else None)
@@ -208,7 +190,6 @@ class MachineMonitor:
             sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
-            available=process.available_megabytes(),
             other_load=other_load,
             # Those of another container are not seen here, and may be the server.
             gpu_processes=tuple(
@@ -218,8 +199,6 @@ class MachineMonitor:
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""
-        if self._elsewhere:
-            return ()
         return disturbances(before, after, self.normal, self.policy)
 
 

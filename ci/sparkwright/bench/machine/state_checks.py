@@ -15,10 +15,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.records import Reason
+from sparkwright.bench.records import Count, Positive, Reason
 
-Positive = Annotated[float, Meta(gt=0, lt=1e9)]
-Size = Annotated[int, Meta(gt=0, lt=10**9)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e5)]
 
 #: Reason → what it means and what to do.
@@ -69,8 +67,8 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         timeout: Seconds beyond the work itself, to load torch from a cold disk.
     """
 
-    matrix: Size
-    stream: Size
+    matrix: Count
+    stream: Count
     warmup: Annotated[float, Meta(ge=0, lt=60)]
     seconds: Annotated[float, Meta(gt=0, lt=60)]
     readings: Annotated[int, Meta(ge=3, le=1000)]
@@ -79,23 +77,13 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Positive
 
 
-class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The memory that must stay available on the host, in MB (10^6 bytes).
-
-    Attributes:
-        floor: Minimum if GPU and CPU share the memory. *discrete_floor*: minimum otherwise.
-    """
-
-    floor: Size
-    discrete_floor: Size
-
-
 class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     ``ci/gates/machine.yaml``, which has the source of each threshold.
 
     Attributes:
+        floor: Megabytes (10^6 bytes) that must stay available on a host whose GPU shares its
+            memory. *discrete_floor*: on another.
         max_temperature: Maximum around a measurement.
         discards: Measurements in a row that may be repeated because of the machine's state.
         cooldown: Seconds to wait before such a repetition.
@@ -104,7 +92,8 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     probe: ProbePolicy
-    memory: MemoryPolicy
+    floor: Count
+    discrete_floor: Count
     max_temperature: Positive
     discards: Annotated[int, Meta(ge=0, le=100)]
     cooldown: Seconds
@@ -120,7 +109,6 @@ class Snapshot(msgspec.Struct, frozen=True):
         gemv: Seconds of the probe's matrix-vector product.
         sm_clock: MHz. *temperature*: degrees Celsius of the GPU.
         throttle_reasons: Why the GPU's clocks are held back.
-        available: MB of memory that are available on the host.
         other_load: Share of the processors' time used by other programs, 0 to 1.
         gpu_processes: Other processes that compute on the GPU.
         probe_error: Why there is no reading of the probe.
@@ -130,7 +118,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     sm_clock: float | None = None
     temperature: float | None = None
     throttle_reasons: tuple[str, ...] = ()
-    available: int | None = None
     other_load: float | None = None
     gpu_processes: tuple[str, ...] = ()
     probe_error: str = ""
@@ -161,37 +148,29 @@ def disturbances(
     before: Snapshot, after: Snapshot, normal: Sequence[Reading], policy: MachinePolicy
 ) -> tuple[Reason, ...]:
     """
-    Return the reasons against a measurement between two snapshots, each reason once.
+    Return the reasons against a measurement between two snapshots, each reference once.
 
     Args:
         normal: The probe's readings at the start of the session; empty without a probe.
     """
-    reasons = {
-        reason.reference: reason
-        for snapshot in (before, after)
-        for reason in (
-            *_probe_reasons(snapshot, normal, policy.probe.band),
-            *_state_reasons(snapshot, policy),
-        )
-    }
-    return tuple(reasons.values())
+    found = (*_reasons(before, normal, policy), *_reasons(after, normal, policy))
+    return tuple({reason.reference: reason for reason in found}.values())
 
 
-def _probe_reasons(snapshot: Snapshot, normal: Sequence[Reading], band: float) -> Iterator[Reason]:
-    if not normal:
-        return
-    low, high = min(each.gemv for each in normal), max(each.gemv for each in normal)
-    if snapshot.gemv is None:
+def _reasons(
+    snapshot: Snapshot, normal: Sequence[Reading], policy: MachinePolicy
+) -> Iterator[Reason]:
+    """Yield the reasons against measuring in the state of *snapshot*."""
+    if normal and snapshot.gemv is None:
         yield Reason("probe-silent", snapshot.probe_error or "there is no reading")
-    elif not low / (1 + band) <= snapshot.gemv <= high * (1 + band):
-        yield Reason(
-            "slow-state",
-            f"the GEMV took {1000 * snapshot.gemv:.3g} ms, not {1000 * low:.3g} to "
-            f"{1000 * high:.3g} ms as at the start",
-        )
-
-
-def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason]:
+    elif normal and snapshot.gemv is not None:
+        low, high = min(each.gemv for each in normal), max(each.gemv for each in normal)
+        if not low / (1 + policy.probe.band) <= snapshot.gemv <= high * (1 + policy.probe.band):
+            yield Reason(
+                "slow-state",
+                f"the GEMV took {1000 * snapshot.gemv:.3g} ms, not {1000 * low:.3g} to "
+                f"{1000 * high:.3g} ms as at the start",
+            )
     if snapshot.gpu_processes:
         yield Reason("gpu-shared", f"on the GPU: {', '.join(snapshot.gpu_processes[:5])}")
     if (load := snapshot.other_load) is not None and load > policy.max_other_load:
@@ -204,8 +183,4 @@ def _state_reasons(snapshot: Snapshot, policy: MachinePolicy) -> Iterator[Reason
     if (celsius := snapshot.temperature) is not None and celsius > policy.max_temperature:
         yield Reason(
             "too-hot", f"the GPU has {celsius:.0f} °C, allowed are {policy.max_temperature:g} °C"
-        )
-    if (available := snapshot.available) is not None and available < policy.memory.floor:
-        yield Reason(
-            "memory-low", f"{available} MB are available, {policy.memory.floor} MB must stay"
         )

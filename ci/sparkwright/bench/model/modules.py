@@ -115,7 +115,7 @@ class ModuleRow(msgspec.Struct, frozen=True):
         modules: Their name within a layer.
         count: How many they are.
         bytes: Their size in the checkpoint.
-        read: The bytes that a step of the batch reads of them.
+        read: The bytes that a step reads of them.
     """
 
     group: str
@@ -134,46 +134,44 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     Attributes:
         model: The family of its architecture, ``model_type`` of its config.
         scheme: That of the largest modules that are quantised; empty if none are.
-        experts: Of a layer: all, those of a token, and those that a step is expected to read.
+        experts: Of a layer: all, and those of a token.
         bytes: Size of the checkpoint.
         drafts: Whether vLLM can draft with it (MTP).
-        weights: Bytes of the weights that a step reads, for all requests together.
+        weights: Bytes of the weights that a step reads.
     """
 
     model: str
     scheme: str
     layers: int
-    experts: tuple[int, int, float]
+    experts: tuple[int, int]
     bytes: int
     drafts: bool
     weights: float
     rows: tuple[ModuleRow, ...]
 
 
-def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
+def audit(checkpoint: Checkpoint) -> ModuleAudit:
     """
-    Return the modules of *checkpoint*, and the bytes that a decode step reads of them.
-
-    Args:
-        batch: Requests that a step writes a token for.
+    Return the modules of *checkpoint*, and the bytes that a decode step of one request reads.
 
     Raises:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
     config = _text_config(checkpoint.config)
-    layers = _layers(config)
-    listed = _modules(checkpoint, config)
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048)
+    if not layers:
+        raise invalid("config.json does not state num_hidden_layers.")
+    listed = _modules(checkpoint, config, layers)
     every, taken = _experts(listed, config)
-    experts = (every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0)
     groups = {module.group for module in listed}
     shared = config.get("tie_word_embeddings", "lm_head" not in groups) is True
     # The part that a step reads of a group, if that is not all of it.
-    parts = {**dict.fromkeys(APART, 0.0), "experts": experts[2] / every if every else 1.0}
+    parts = {**dict.fromkeys(APART, 0.0), "experts": taken / max(1, every)}
     if shared and "embeddings" in groups:
         parts["lm_head"] = 0.0
     else:  # a row for each token
         tables = [module.rows for module in listed if module.group == "embeddings"]
-        parts["embeddings"] = batch / max([1, *tables])
+        parts["embeddings"] = 1 / max([1, *tables])
     alike: dict[tuple[str, str, str], list[Module]] = defaultdict(list)
     for module in listed:
         alike[module.group, module.short, module.scheme].append(module)
@@ -194,7 +192,7 @@ def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=max(packed, key=lambda row: row.bytes).scheme if packed else "",
         layers=layers,
-        experts=experts,
+        experts=(every, taken),
         bytes=sum(row.bytes for row in rows),
         drafts=bool(drafts),
         weights=weights,
@@ -202,19 +200,9 @@ def audit(checkpoint: Checkpoint, *, batch: int = 1) -> ModuleAudit:
     )
 
 
-def distinct_experts(experts: int, taken: int, tokens: int) -> float:
-    """
-    Return how many of *experts* are expected to be read: E·(1−(1−k/E)^N).
-
-    Each of N *tokens* takes k of them, independently and equally likely; real tokens agree more, so
-    this is an upper bound.
-    """
-    return experts * (1 - (1 - taken / experts) ** tokens)
-
-
-def _modules(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Module]:
-    """Return the modules; those of later layers than the *config* counts draft."""
-    layers, quantization = _layers(config), config.get("quantization_config")
+def _modules(checkpoint: Checkpoint, config: Mapping[str, Any], layers: int) -> list[Module]:
+    """Return the modules; those of more *layers* than that draft."""
+    quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in checkpoint.tensors.items():
@@ -264,24 +252,12 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
 
 
-def _layers(config: Mapping[str, Any]) -> int:
-    """Return how many decoder layers the *config* states; raise checkpoint-invalid for none."""
-    if layers := _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048):
-        return layers
-    raise invalid("config.json does not state num_hidden_layers.")
-
-
 def _number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:
     """Return the first of the fields *names* that has a value; 0 for none."""
-    for name in names:
-        value = config.get(name)
-        if value is not None:
-            if type(value) is not int or not 0 <= value <= most:
-                raise invalid(
-                    f"config.json states {name} as {str(value)[:60]!r}, not 0 to {most:,}."
-                )
-            return value
-    return 0
+    value = next((config[name] for name in names if config.get(name) is not None), 0)
+    if type(value) is not int or not 0 <= value <= most:
+        raise invalid(f"config.json states {value!r:.60} as {names[0]}, not 0 to {most:,}.")
+    return value
 
 
 def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, int]:

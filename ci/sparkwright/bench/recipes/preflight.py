@@ -111,7 +111,7 @@ def findings(
     if checkpoint and recipe.model.repository != "any":
         results += _other_model(recipe, checkpoint)
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
-    if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
+    if "mtp" in recipe.speculation and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
         results.append(Reason("speculation-headless", message))
     return list(dict.fromkeys(results))

@@ -204,32 +204,6 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is there twice, or set by other fields or a measurement")
 
 
-class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    How answers are drafted.
-
-    Attributes:
-        method: As vLLM calls it.
-        tokens: In a draft.
-        moe_backend: Of the drafting layers, which often are not quantized as the others are;
-            passed only beside the model's own ``--moe-backend``, which they would follow otherwise.
-    """
-
-    method: Annotated[str, Meta(pattern="^[a-z0-9_]{2,30}$")]
-    tokens: Annotated[int, Meta(ge=1, le=32)]
-    moe_backend: str = ""
-
-    def flag(self, variant: VersionVariant) -> str:
-        """Return the argument of ``vllm serve`` for it."""
-        settings: dict[str, str | int] = {
-            "method": self.method,
-            "num_speculative_tokens": self.tokens,
-        }
-        if self.moe_backend and any(flag.startswith("--moe-backend") for flag in variant.flags):
-            settings["moe_backend"] = self.moe_backend
-        return f"--speculative-config={msgspec.json.encode(settings).decode()}"
-
-
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     A model and how it is served.
@@ -243,7 +217,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         contract: What must serve it.
         versions: How each range of releases serves it.
         workloads: What it is measured with, by name.
-        speculation: How answers are drafted; None if they are not.
+        speculation: How answers are drafted, the value of ``--speculative-config``; empty if they
+            are not. Drafting layers often are not quantised as the others are, and need a
+            ``moe_backend`` of their own, as they would follow the model's otherwise.
         nodes: Machines; more than one share the work by tensor parallelism over Ray.
         before: What has to be done before the server is started; empty for nothing.
         patience: Seconds until the server must answer.
@@ -265,7 +241,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contract: KernelContract
     versions: Annotated[tuple[VersionVariant, ...], Meta(min_length=1)]
     workloads: Annotated[tuple[Name, ...], Meta(min_length=1)]
-    speculation: SpeculativeDecoding | None = None
+    speculation: Annotated[str, Meta(pattern=r"^(\{\S+\})?$")] = ""
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
     patience: Positive = 1800.0
@@ -333,7 +309,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nodes = f"--tensor-parallel-size={self.nodes}"
             flags += [nodes, "--distributed-executor-backend=ray"]
         if self.speculation:
-            flags.append(self.speculation.flag(variant))
+            flags.append(f"--speculative-config={self.speculation}")
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:

@@ -99,7 +99,6 @@ class Completion(msgspec.Struct, frozen=True):
         tokens: Token ids of the completion.
         text: The same, as the server decoded it.
         finish_reason: ``length`` or ``stop``.
-        usage: The server's counts, which are those of *tokens* and of the prompt.
         logprobs: For each token of the completion: token → natural logarithm of its probability, of
             the chosen token and the most probable ones; NaN if the server says null. Empty unless
             asked for.
@@ -109,7 +108,6 @@ class Completion(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     text: str
     finish_reason: str
-    usage: Usage
     logprobs: tuple[dict[int, float], ...] = ()
     prompt_logprobs: tuple[dict[int, float], ...] = ()
 
@@ -340,7 +338,6 @@ class Client:
             tokens,
             choice.text,
             choice.finish_reason,
-            usage,
             () if logprobs is None else _distributions(choice.logprobs, len(tokens)),
             () if prompt_logprobs is None else _scores(choice.prompt_logprobs or [], read),
         )

@@ -433,7 +433,7 @@ def _speculation(
     """Yield whether greedy answers differ, and answers are dirty, less without speculation."""
     name, dirty, message = "speculation", "dirty-text-drafts", "no token was drafted"
     if not drafts:
-        absent = server.recipe is not None and server.recipe.speculation is not None
+        absent = server.recipe is not None and bool(server.recipe.speculation)
         yield (
             failed(name, message, "speculation-absent")
             if absent

@@ -179,9 +179,8 @@ class Experiment:
             )
             # The store names a file of prompts by its content.
             names = sorted(path.name for path in texts.values())
-            journal = self._journal(
-                resident, model_digest(model), machine.fingerprint(), generator.name, names
-            )
+            host = {**ladder.host_facts(), **machine.firmware()}
+            journal = self._journal(resident, model_digest(model), host, generator.name, names)
             runner = Runner(spec, self._servers, journal)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             if hindrances := machine.settle(preheat):
@@ -266,7 +265,7 @@ class Experiment:
             # All processes are started before the first is waited for.
             for side in sides:
                 plan = self._plans[side]
-                plan = replace(plan, reserve=max(plan.reserve, self._machine_policy.memory.floor))
+                plan = replace(plan, reserve=max(plan.reserve, self._machine_policy.floor))
                 servers[side] = Server(plan, self._logs / f"{side}.log")
                 stack.callback(servers[side].stop)
             for server in servers.values():
@@ -321,7 +320,7 @@ class Experiment:
             quantization=self._recipe.model.quantization if self._recipe else "",
             added=added if self._recipe else (),
             stack=self._context.project.stack,
-            host={**ladder.host_facts(), **machine.fingerprint()},
+            host={**ladder.host_facts(), **machine.firmware()},
             margin=max((each.bounds.margin for each in series if runner.rule), default=0.0),
             alpha=runner.rule.alpha if runner.rule else 0.0,
             attempt=begun.attempt,
