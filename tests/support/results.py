@@ -84,7 +84,7 @@ def _legs(
                 tpot,
                 1.1 * tpot,
             )
-            shot = Snapshot(0.001, 2400.0, temperature=60 + 5 * chance.random())
+            shot = Snapshot(0.001, temperature=60 + 5 * chance.random())
             launch, speculation = 4 * block + position, Speculation(1.6, 0.6)
             yield Measurement(
                 cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation

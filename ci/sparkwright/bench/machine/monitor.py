@@ -187,7 +187,6 @@ class MachineMonitor:
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
         others = {user.pid for user in computing} - {each.pid for each in own}
         return Snapshot(
-            sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             other_load=other_load,

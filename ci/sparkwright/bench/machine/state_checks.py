@@ -107,7 +107,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     Attributes:
         gemv: Seconds of the probe's matrix-vector product.
-        sm_clock: MHz. *temperature*: degrees Celsius of the GPU.
+        temperature: Degrees Celsius of the GPU.
         throttle_reasons: Why the GPU's clocks are held back.
         other_load: Share of the processors' time used by other programs, 0 to 1.
         gpu_processes: Other processes that compute on the GPU.
@@ -115,7 +115,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     """
 
     gemv: float | None = None
-    sm_clock: float | None = None
     temperature: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     other_load: float | None = None
