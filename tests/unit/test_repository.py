@@ -192,7 +192,7 @@ COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:lab|model|patch|release) )?[a-z]
 
 def command_references() -> set[str]:
     """Return every reference of an error of a command, and of a rule of `serve`."""
-    rules = re.findall(r'PreflightFinding\(\s*"([a-z0-9-]+)"', Path(preflight.__file__).read_text())
+    rules = re.findall(r'Reason\(\s*"([a-z0-9-]+)"', Path(preflight.__file__).read_text())
     return {reference for _, reference, _ in errors_page.entries()} | {*recipe_preflight.REASONS, *rules}
 
 
