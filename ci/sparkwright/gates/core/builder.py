@@ -255,7 +255,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     server.client(),
                     options.profile,
                     recipe=recipe,
-                    relaunch=server.relaunched if options.serve else None,
+                    relaunch=server.without_drafts if options.serve else None,
                     stock=stock,
                 )
             case "G5" if options.against:
@@ -414,7 +414,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if "G3" in asked:
             yield OBSERVED
         profile = self._policies.generation.profiles[options.profile]
-        if "G4" in asked and "dirty-text" not in profile.not_run:
+        if "G4" in asked and not profile.no_dirty_text:
             yield dirty_text.TEXT
         # Without a floor, G6 does not run.
         if "G6" in asked and (recipe is None or options.task in recipe.floors):

@@ -63,7 +63,7 @@ class GatePolicies(msgspec.Struct, frozen=True):
             parts += filter(None, (recipe, settings if any(settings) else ()))
         if gate in ("G4", "G7"):
             kind, default = (self.generation.profiles[name] for name in (profile, "default"))
-            if replace(kind, about=default.about, wrap=default.wrap) != default:
+            if replace(kind, wrap=default.wrap) != default:
                 parts.append(profile)
         return sha256_bytes(canonical(parts if len(parts) > 1 else parts[0]))
 

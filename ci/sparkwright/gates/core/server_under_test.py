@@ -191,21 +191,16 @@ class ServerUnderTest:
         self.__dict__.pop("started", None)
 
     @contextlib.contextmanager
-    def relaunched(self, without: Sequence[str]) -> Iterator[Client]:
+    def without_drafts(self) -> Iterator[Client]:
         """
-        Serve without ``graphs`` or ``speculation`` for a block.
+        Serve without speculation for a block.
 
         The server under test ends first, as two rarely fit, and starts again when it is used.
         """
         self.end()
         plan = self.launch()
-        flags = [
-            flag
-            for flag in plan.flags
-            if "speculation" not in without or not flag.startswith("--speculative-config")
-        ]
-        flags += ["--enforce-eager"] if "graphs" in without else []
-        log = self._folder / f"without-{'-'.join(without)}.log"
+        flags = (flag for flag in plan.flags if not flag.startswith("--speculative-config"))
+        log = self._folder / "without-drafts.log"
         with Server(replace(plan, flags=tuple(flags)), log) as server:
             yield server.client()
 

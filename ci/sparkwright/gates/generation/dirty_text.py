@@ -52,9 +52,10 @@ REFERENCE_FAULTS = (
 
 #: Whether requests come in batches, and whether their common beginning is cached.
 Cell = tuple[bool, bool]
+BATCHED, CACHED = range(2)
 
-#: Cells without a prefix cache.
-FEWEST_CELLS = 2
+#: Rules and blanks, whose runs are no repetition, as tables and code have them.
+_DRAWN = r"\s=_.*#~+|-"
 #: The most characters in which a repetition is looked for.
 LONGEST = 4000
 
@@ -110,7 +111,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: Those that were asked.
-        dirt: What is dirty in each answer, by cell.
+        dirt: The cell of each answer, and what is dirty in it.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -123,7 +124,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.dirt = range(1), dict[Cell, list[str]]()
+        self.rounds, self.dirt = range(1), list[tuple[Cell, str]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -136,14 +137,12 @@ class DirtyText:
         self.shape = sha256_bytes(
             canonical([self._items, bool(self.refused), self.rules.tokens, self.rules.temperature])
         )
+        self.cells: list[Cell] = [(False, False), (True, False)]
         tokens = self.rules.blocks * cache_block(client.metrics())
-        if tokens + client.max_model_len() // 4 > client.max_model_len():
-            tokens = 0
-        if tokens:
+        if 0 < tokens <= 0.75 * client.max_model_len():
             per_line = len(client.tokenize(long_text(policy.line, 50))) // 50
             self._prefix = long_text(policy.line, tokens // max(1, per_line) + 2)
-        self.cells: list[Cell] = [(False, False), (True, False)]
-        self.cells += [(False, True), (True, True)] if tokens else []
+            self.cells += [(False, True), (True, True)]
 
     def ask(self, client: Client, salt: str, number: int) -> SampledAnswer:
         """Return the answer to the question *number*; an empty *salt* is one of its own."""
@@ -164,22 +163,19 @@ class DirtyText:
         text = f"{answer.reasoning} {answer.content}".strip()
         return SampledAnswer(number, text, answer.tool_calls, answer.finish_reason)
 
-    def answers(self, client: Client, rounds: Sequence[int]) -> dict[Cell, list[SampledAnswer]]:
-        """Return the answers of *rounds* in each of the cells."""
+    def answers(self, client: Client, rounds: range) -> Iterator[tuple[Cell, SampledAnswer]]:
+        """Yield the answers of *rounds* in each of the cells."""
         count, salt = 2 * self.rules.answers // len(self.cells), uuid.uuid4().hex
-        numbers = [number for each in rounds for number in range(each * count, (each + 1) * count)]
-        results: dict[Cell, list[SampledAnswer]] = {}
+        numbers = range(rounds.start * count, rounds.stop * count)
         with console.progress("answers", len(numbers) * len(self.cells)) as line:
             for batched, cached in self.cells:
                 if cached:
                     self.ask(client, salt, 0)
                 asked = partial(self.ask, client, salt if cached else "")
-                own = results[batched, cached] = []
                 with ThreadPoolExecutor(self.concurrency if batched else 1) as pool:
                     for answer in pool.map(asked, numbers):
-                        own.append(answer)
-                        line.update(sum(map(len, results.values())))
-        return results
+                        line.update(line.done + 1)
+                        yield (batched, cached), answer
 
     def judge(self, client: Client, stock: StockText | Check) -> Iterator[Check]:
         """
@@ -188,45 +184,38 @@ class DirtyText:
         Args:
             stock: The answers of the stock wheel, or the check that says why there are none.
         """
-        before, reference = client.metrics(), () if isinstance(stock, Check) else stock.answers
-        self._allow(reference)
-        self.dirt = self._ask(client, range(1))
+        hits = client.metrics().get(CACHE_HITS, 0.0)
+        self._allow(() if isinstance(stock, Check) else stock.answers)
+        self.dirt = self._ask(client, self.rounds)
         if self.dirty:
             self.rounds = range(self.rules.rounds)
-            for cell, more in self._ask(client, self.rounds[1:]).items():
-                self.dirt[cell] += more
-        dirt, name = self._sides(), "dirty-text"
-        dirty, count = sum(map(bool, dirt)), len(dirt)
-        message = f"{dirty} of {count} answers are dirty"
+            self.dirt += self._ask(client, self.rounds[1:])
+        dirt = [text for _, text in self.dirt]
+        dirty, most = sum(map(bool, dirt)), self.rules.most * len(dirt)
+        message = f"{dirty} of {len(dirt)} answers are dirty"
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
-        figure = Figure("dirty answers", dirty, count=count, bound=self.rules.most * count)
-        few = dirty <= self.rules.most * count
-        yield judged(name, message, "text-dirty", few, [figure], _samples(dirt))
-        yield self.compare(
-            "dirty-text-batch", self._sides(batched=True), self._sides(batched=False)
-        )
-        growth = client.metrics().get(CACHE_HITS, 0.0) - before.get(CACHE_HITS, 0.0)
-        name = "dirty-text-cache"
-        if growth > 0 and len(self.cells) > FEWEST_CELLS:
-            yield self.compare(name, self._sides(cached=True), self._sides(cached=False))
+        figure = Figure("dirty answers", dirty, count=len(dirt), bound=most)
+        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], _samples(dirt))
+        yield self._compare_switch("dirty-text-batch", BATCHED)
+        if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
+            yield self._compare_switch("dirty-text-cache", CACHED)
         else:
             # Whether that must not be is a matter of G5.
             message = "no prefix was found in a cache"
-            yield not_run(name, message, "prefix-cache-unused", required=False)
-        name = "dirty-text-stock"
+            yield not_run("dirty-text-cache", message, "prefix-cache-unused", required=False)
         if isinstance(stock, Check):
             yield stock
         elif stock.shape != self.shape:
             message = "the stock wheel was asked otherwise"
-            yield invalid(name, message, "reference-other-policy")
+            yield invalid("dirty-text-stock", message, "reference-other-policy")
         else:
-            yield self.compare(name, dirt, self._dirt(stock.answers))
+            yield self._compare("dirty-text-stock", dirt, [*map(self._dirt, stock.answers)])
 
     @property
     def dirty(self) -> bool:
         """Whether any answer is."""
-        return any(self._sides())
+        return any(text for _, text in self.dirt)
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -234,23 +223,13 @@ class DirtyText:
 
         Clean answers need none.
         """
-        answers = self._ask(plain, self.rounds) if plain and self.dirty else {}
-        without = [text for side in answers.values() for text in side]
-        return self.compare("dirty-text-drafts", self._sides(), without)
+        without = self._ask(plain, self.rounds) if plain else []
+        sides = ([text for _, text in side] for side in (self.dirt, without))
+        return self._compare("dirty-text-drafts", *sides)
 
-    def _ask(self, client: Client, rounds: Sequence[int]) -> dict[Cell, list[str]]:
-        """Return what is dirty in each answer of *client* in *rounds*, by cell."""
-        answers = self.answers(client, rounds)
-        return {cell: self._dirt(each) for cell, each in answers.items()}
-
-    def _sides(self, batched: bool | None = None, cached: bool | None = None) -> list[str]:
-        """Return what is dirty in the answers of the cells with these switches."""
-        return [
-            text
-            for (in_batch, warm), texts in self.dirt.items()
-            if batched in (None, in_batch) and cached in (None, warm)
-            for text in texts
-        ]
+    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, str]]:
+        """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
+        return [(cell, self._dirt(answer)) for cell, answer in self.answers(client, rounds)]
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
@@ -265,13 +244,17 @@ class DirtyText:
             usual = {script for script, count in counts.items() if 2 * count > len(own)}
             self._allowed.append({*self.rules.letters, *scripts(text), *usual})
 
-    def _dirt(self, answers: Sequence[SampledAnswer]) -> list[str]:
-        return [
-            dirt(self.rules, answer, self._allowed[answer.number % len(self._allowed)])
-            for answer in answers
-        ]
+    def _dirt(self, answer: SampledAnswer) -> str:
+        return dirt(self.rules, answer, self._allowed[answer.number % len(self._allowed)])
 
-    def compare(self, name: str, treated: Sequence[str], control: Sequence[str]) -> Check:
+    def _compare_switch(self, name: str, switch: int) -> Check:
+        """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
+        sides: dict[bool, list[str]] = {True: [], False: []}
+        for cell, text in self.dirt:
+            sides[cell[switch]].append(text)
+        return self._compare(name, sides[True], sides[False])
+
+    def _compare(self, name: str, treated: list[str], control: list[str]) -> Check:
         """Return the check *name*: answers of *treated* are not more often dirty than *control*."""
         from scipy.stats import fisher_exact
 
@@ -279,25 +262,24 @@ class DirtyText:
         sides = [(sum(map(bool, side)), len(side)) for side in (treated, control)]
         p = fisher_exact([(dirty, count - dirty) for dirty, count in sides], "greater").pvalue
         bound = self.rules.chance / len(COMPARISONS)
-        figures, words = [Figure("chance of so many or more", float(p), bound=bound)], []
-        for label, (dirty, count) in zip(labels, sides, strict=True):
-            figures.append(Figure(f"dirty answers {label}", dirty, count=count))
-            words.append(f"{dirty} of {count} {label}")
-        message = f"dirty answers: {', '.join(words)}"
+        figures = [
+            Figure(f"dirty answers {label}", dirty, count=count)
+            for label, (dirty, count) in zip(labels, sides, strict=True)
+        ]
+        message = ", ".join(f"{each.name}: {each.value} of {each.count}" for each in figures)
+        figures.insert(0, Figure("chance of so many or more", float(p), bound=bound))
         return judged(name, message, reason, p >= bound, figures, _samples(treated))
 
 
 def dirt(rules: DirtyTextPolicy, answer: SampledAnswer, allowed: set[str]) -> str:
     """Return what is dirty in *answer*, which may have the scripts *allowed*; empty if nothing."""
-    text, shown = answer.text, one_line(answer.text, 160)
-    if checks.replacement_share(text):
-        return f"U+FFFD: {shown}"
-    if markup := checks.MARKUP.search(text):
-        return f"{markup[0]} is left: {shown}"
-    if foreign := scripts(text) - allowed:
+    if fault := checks.text_fault(answer.text):
+        return fault
+    shown = one_line(answer.text, 160)
+    if foreign := scripts(answer.text) - allowed:
         return f"{', '.join(sorted(foreign))}: {shown}"
-    loop = rf"(?s)(\S.{{1,39}}?)\1{{{rules.repeats - 1}}}"
-    if again := re.search(loop, checks.shortened(text[:LONGEST])):
+    loop = rf"(?s)([^{_DRAWN}].{{1,39}}?)\1{{{rules.repeats - 1}}}"
+    if again := re.search(loop, answer.text[:LONGEST]):
         return f"{one_line(again[1], 40)} again and again: {shown}"
     for call in answer.calls if answer.finish_reason != "length" else ():
         if fault := checks.call_fault(call):
@@ -323,22 +305,8 @@ def record(
         ServerInvalid: The server does not answer as it should.
     """
     text = DirtyText(policy, client, wrap, recipe)
-    answers = [each for cell in text.answers(client, range(1)).values() for each in cell]
+    answers = [answer for _, answer in text.answers(client, range(1))]
     return StockText(served, text.shape, tuple(answers))
-
-
-def load(path: Path) -> StockText:
-    """
-    Return the answers in the file at *path*.
-
-    Raises:
-        ServerInvalid: It is no such file (``reference-damaged``).
-    """
-    try:
-        return read_json(path, StockText)
-    except FileError as error:
-        message = f"{path.name} holds no answers: {error.what}"
-        raise ServerInvalid("reference-damaged", message) from None
 
 
 #: Stands for answers of a stock wheel that was not named.
@@ -356,9 +324,10 @@ def reference(path: Path, served: ServerIdentity) -> StockText | Check:
     """
     name = NOT_NAMED.name
     try:
-        stock = load(path)
-    except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
+        stock = read_json(path, StockText)
+    except FileError as error:
+        message = f"{path.name} holds no answers: {error.what}"
+        return invalid(name, message, "reference-damaged")
     if not stock.served.wheel or stock.served.wheel == served.wheel:
         message = "its answers are of the candidate's own wheel, or of none that it names"
         return invalid(name, message, "reference-is-candidate")

@@ -1,18 +1,18 @@
 """
 G4: judge the text that the server generates.
 
-Each prompt is answered twice without the prefix cache, and the answers must be much the same,
-sensible and right. Then facts are retrieved from long contexts, chats use the abilities that the
-recipe declares, dirty answers are counted with and without each switch, a long generation is
-compared with its own recomputation, and a second launch shows what depends on speculation.
+Short prompts are answered, facts are retrieved from long contexts, chats use the abilities that the
+recipe declares, a long generation is compared with its own recomputation, and dirty answers are
+counted with and without each switch; for drafts, a second launch may be needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from sparkwright.bench.recipes.recipe import Ability, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
-from sparkwright.core.console import console, one_line
+from sparkwright.core.console import one_line
 from sparkwright.gates.core import observed
 from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.verdict import (
@@ -35,10 +35,11 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.generation import checks, dirty_text
-from sparkwright.gates.generation.checks import Chat, GenerationPolicy, Profile
+from sparkwright.gates.generation.checks import Chat, Deep, GenerationPolicy, Profile
 from sparkwright.gates.generation.dirty_text import DirtyText, StockText
 from sparkwright.gates.generation.long_text import filled_text, long_text
 from sparkwright.gates.logprobs import distributions
+from sparkwright.gates.logprobs.distributions import Row
 from sparkwright.gates.logprobs.gate import REASONS as REFERENCE_REASONS
 
 #: The check of each ability that a recipe may declare.
@@ -50,33 +51,21 @@ ABILITIES: Mapping[Ability, str] = {
     "images": "images",
 }
 
-#: The checks of the prompts' answers, and those of further questions.
-ANSWERED = (
-    "nan-tokens", "garbage", "identical-reruns", "entropy", "answers", "corrupted-requests",
-)  # fmt: skip
+#: The checks of a server that was asked before, as after a soak.
+QUICK = ("answers", "corrupted-requests")
 #: Those of the rate of dirty answers.
 DIRTY = ("dirty-text", *dirty_text.COMPARISONS)
-FURTHER = (*ABILITIES.values(), *DIRTY, "deep-decode", "speculation")
+FURTHER = (*ABILITIES.values(), *DIRTY, "deep-decode")
 
 CHECKS = (
-    *declare("replies", "prompts"),
-    *declare(*ANSWERED, *FURTHER, "context-*", measured=True),
+    *declare("replies"),
+    *declare(*QUICK, *FURTHER, "context-*", measured=True),
 )
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    "prompt-unencodable": "The model's tokenizer has no tokens for characters of the prompt; these "
-    "prompts are not for it.",
-    "rerun-differs": "Too many requests gave other tokens the second time at concurrency 1, "
-    "without the prefix cache. A kernel races, or reads memory that it should not.",
-    "token-zero-run": "Token 0 again and again is the argmax of NaN logits. Look for them with "
-    "VLLM_COMPUTE_NANS_IN_LOGITS=1.",
-    "text-garbage": "Answers repeat themselves, hold bytes that are no characters, or end at once: "
-    "attention, KV cache, positions or sampling are broken. The samples say which.",
-    "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly or the model "
-    "repeats itself.",
-    "answers-wrong": "Too many answers lack what a sound model knows. Fluent text about something "
-    "else means wrong numbers.",
+    "answers-wrong": "Too many answers lack what a sound model knows: attention, KV cache, "
+    "positions, scales or sampling are broken. The samples show it.",
     "requests-corrupted": "vLLM counted requests whose logits were not a number.",
     "counter-absent": "The server does not count requests with NaN logits. Start it with "
     "VLLM_COMPUTE_NANS_IN_LOGITS=1.",
@@ -99,12 +88,9 @@ REASONS: Mapping[str, str] = {
     "images-wrong": "The model did not see the image. Check its processor and vision kernels.",
     "ability-not-declared": "The recipe does not declare this ability of the model.",
     "deep-damage": "Far into a long generation the tokens no longer follow from the text: a decode "
-    "kernel, the KV cache, a CUDA graph or speculation is wrong. The message names the switch.",
+    "kernel, the KV cache, a CUDA graph or speculation is wrong. Serve with --enforce-eager, then "
+    "without speculation, to see which.",
     "speculation-absent": "The recipe drafts tokens and the server does not.",
-    "speculation-differs": (
-        "Greedy text differs too often without speculation: drafts are accepted "
-        "wrongly, or the kernels for several tokens are wrong."
-    ),
     "text-dirty": "Too many answers hold letters of a foreign script, U+FFFD, markup of the "
     "template or of tools, calls that cannot be read, or the same text again and again.",
     "dirtier-than-stock": "Answers are dirty more often than those of the stock wheel: a patch or "
@@ -126,12 +112,9 @@ REASONS: Mapping[str, str] = {
     "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
     "server, with --serve.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
-    "no-answers": "The gate ended before this check; see the checks `replies` and `prompts`.",
+    "no-answers": "The gate ended before this check; see the check `replies`.",
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
-
-#: vLLM's counter of drafts.
-DRAFTS = "vllm:spec_decode_num_drafts_total"
 
 #: For the estimate: the most tokens seen in a block of the prefix cache, and how many times as fast
 #: requests are served in a batch.
@@ -140,8 +123,8 @@ BLOCK, BATCH = 560, 3
 #: Tokens of the answer to a question for a fact.
 FACT_TOKENS = 24
 
-#: Starts the server again, without ``graphs`` or ``speculation``, for a block.
-Relaunch = Callable[[Sequence[str]], AbstractContextManager[Client]]
+#: Starts the server again without speculation, for a block.
+Relaunch = Callable[[], AbstractContextManager[Client]]
 
 
 class QuestionedServer(NamedTuple):
@@ -179,22 +162,19 @@ def run(
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch: As of `QuestionedServer`.
         stock: The answers of the stock wheel, or why there are none.
-        quick: Judge the answers to the prompts alone, as after a soak.
+        quick: Make the checks of `QUICK` alone.
     """
     kind, results = policy.profiles[profile], dict[str, Check]()
     results["replies"] = passed("replies", "each reply arrived complete")
     try:
         server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
         for check in _judged(policy, server, stock, quick):
-            reason = kind.not_run.get(check.name)
-            results[check.name] = (
-                not_run(check.name, reason, "policy-skips") if reason is not None else check
-            )
+            results[check.name] = check
     except ServerInvalid as error:
         make = failed if error.reason == "not-a-number" else invalid
         results["replies"] = make("replies", error.message, error.reason)
     message = "the gate ended before"
-    for name in ("prompts", *ANSWERED, *(() if quick else FURTHER)):
+    for name in QUICK if quick else (*QUICK, *FURTHER):
         results.setdefault(name, not_run(name, message, "no-answers"))
     return tuple(results.values())
 
@@ -205,63 +185,30 @@ def _judged(
     """Yield the checks in the order of the questions."""
     client, kind = server.client, server.kind
     texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
-    bad = [
-        name
-        for name, text in texts.items()
-        if not checks.encodable(text, client.detokenize(client.tokenize(text)))
-    ]
-    if bad:
-        yield invalid(
-            "prompts",
-            f"the tokenizer cannot hold {len(bad)} of {len(texts)} prompts",
-            "prompt-unencodable",
-            samples=map(Sample, bad),
-        )
+    answers = _complete(client, texts, policy.tokens)
+    yield checks.right("answers", "answers-wrong", policy.prompts, answers, kind.answers)
+    if quick:
+        yield checks.corrupted(client.metrics())
         return
-    yield passed("prompts", f"{len(texts)} prompts come back from the tokenizer as they were")
-    before = client.metrics()
-    try:
-        first = _complete(client, texts, policy.tokens)
-        yield from checks.garbage(first, policy.bounds)
-        yield checks.right("answers", "answers-wrong", policy.prompts, first, kind.answers)
-        second = _complete(client, texts, policy.tokens, policy.top)
-        pairs = {name: (answer, second[name]) for name, answer in first.items()}
-        yield checks.same_tokens("identical-reruns", "rerun-differs", pairs, policy)
-        yield checks.collapse(second, policy.bounds.entropy)
-        if not quick:
-            yield from _contexts(policy, server)
-            yield from _chats(policy, server)
-            rates = None
-            if skipped := kind.not_run.get("dirty-text"):
-                yield from (not_run(name, skipped, "policy-skips") for name in DIRTY)
-            else:
-                rates = DirtyText(policy, client, kind.wrap, server.recipe)
-                yield from rates.judge(client, stock)
-    except ServerInvalid:
-        # The counter says something of a server that does not answer, too.
-        with contextlib.suppress(ServerInvalid):
-            yield checks.corrupted(before, client.metrics())
-        raise
-    after = client.metrics()
-    yield checks.corrupted(before, after)
-    if not quick:
-        yield _deep_decode(policy, server)
-        drafts = after.get(DRAFTS, 0.0) > before.get(DRAFTS, 0.0)
-        yield from _speculation(policy, server, texts, second, drafts, rates)
+    yield from _contexts(policy, server)
+    yield from _chats(policy, server)
+    if skipped := kind.no_dirty_text:
+        yield from (not_run(name, skipped, "policy-skips") for name in DIRTY)
+    else:
+        rates = DirtyText(policy, client, kind.wrap, server.recipe)
+        yield from rates.judge(client, stock)
+    yield checks.corrupted(client.metrics())
+    yield _deep_decode(policy, server)
+    if not skipped:
+        yield _drafts(server, rates)
 
 
-def _complete(
-    client: Client, texts: Mapping[str, str], tokens: int, top: int | None = None
-) -> dict[str, Completion]:
+def _complete(client: Client, texts: Mapping[str, str], tokens: int) -> dict[str, Completion]:
     """Return the greedy answers to *texts*, each computed without the prefix cache."""
-    answers = {}
-    with console.progress("answers", len(texts)) as line:
-        for name, text in texts.items():
-            answers[name] = client.complete(
-                text, max_tokens=tokens, logprobs=top, cache_salt=uuid.uuid4().hex
-            )
-            line.update(len(answers))
-    return answers
+    return {
+        name: client.complete(text, max_tokens=tokens, cache_salt=uuid.uuid4().hex)
+        for name, text in texts.items()
+    }
 
 
 def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
@@ -339,135 +286,80 @@ def _chat_fault(client: Client, chat: Chat) -> str:
 
 
 def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
-    """Return whether a long generation follows from its text, and which switch decides if not."""
+    """Return whether a long generation after a prefix from the cache follows from its text."""
     name, wanted = "deep-decode", server.kind.deep
     if policy.deep.prompt + wanted > server.limit:
         return _too_short(name, policy.deep.prompt + wanted, server)
-    depths = _depths(policy, server.kind, server.client)
-    figures = [
-        Figure(f"sound tokens, {variant}", depth, "tokens", bound=wanted)
-        for variant, depth in depths.items()
-    ]
-    damaged = {variant: depth for variant, depth in depths.items() if depth < wanted}
-    message = f"{wanted} tokens follow from their text, with a cold and with a cached prompt"
-    if damaged:
-        words = ", ".join(f"from token {depth} on ({name})" for name, depth in damaged.items())
-        message = f"tokens do not follow from their text {words}; {_cause(policy, server)}"
-    return judged(name, message, "deep-damage", not damaged, figures)
+    depth = _sound_depth(policy.deep, policy.line, wanted, server.client)
+    message = f"the first {depth} of {wanted} tokens follow from their text"
+    figure = Figure("sound tokens", depth, "tokens", bound=wanted)
+    return judged(name, message, "deep-damage", depth >= wanted, [figure])
 
 
-def _cause(policy: GenerationPolicy, server: QuestionedServer) -> str:
-    """Repeat a damaged generation with fewer features, and return which of them decides."""
-    if server.relaunch is None:
-        return "not repeated, as the gate did not start the server"
-    for switches in (["graphs"], ["graphs", "speculation"]):
-        try:
-            with server.relaunch(switches) as client:
-                depths = _depths(policy, server.kind, client)
-        except ServerInvalid as error:
-            return f"without {' and '.join(switches)} no answer arrived: {error.message}"
-        if min(depths.values()) >= server.kind.deep:
-            return f"{switches[-1]} decides: without it the tokens are sound"
-    return "neither graphs nor speculation decides"
-
-
-def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str, int]:
+def _sound_depth(deep: Deep, line: str, wanted: int, client: Client) -> int:
     """
-    Return, for a cold and a cached prompt, how many tokens of a long generation are sound.
+    Return how many of the *wanted* tokens of a long generation are sound; *line* is of its prompt.
 
     The distribution behind a generated token is compared with the one that prefill gives for the
-    same text, each under a salt of its own: with blocks from the prefix cache, a wrong cache would
+    same text, under a salt of its own: with blocks from the prefix cache, a wrong cache would
     agree with itself.
     """
-    deep, salt = policy.deep, uuid.uuid4().hex
-    length, block = deep.prompt, observed.cache_block(client.metrics())
+    length, block, salt = deep.prompt, observed.cache_block(client.metrics()), uuid.uuid4().hex
     if block and length < block * 2:
         # Blocks of a hybrid model are so large that the prompt would have none in the cache.
-        room = client.max_model_len() - kind.deep
         with contextlib.suppress(ServerInvalid):
+            room = client.max_model_len() - wanted
             length = max(length, observed.prompt_length(block, 2, room))
-    prompt = client.tokenize(long_text(policy.line, length))[:length]
-    every = min(deep.every, kind.deep // 8)
-    depths = dict[str, int]()
-    for variant in ("prefix miss", "prefix hit"):
-        answer = client.complete(
-            prompt,
-            max_tokens=kind.deep,
-            temperature=deep.temperature,
-            logprobs=policy.top,
-            ignore_eos=True,
-            cache_salt=salt,
-        )
-        positions = range(every, len(answer.tokens), every)
-        probes = [
-            client.complete(
-                [*prompt, *answer.tokens[:position]],
-                max_tokens=1,
-                logprobs=policy.top,
-                ignore_eos=True,
-                cache_salt=uuid.uuid4().hex,
-            )
-            for position in positions
-        ]
-        if not all(probe.tokens for probe in probes):
+    prompt = client.tokenize(long_text(line, length))[:length]
+    ask = partial(client.complete, logprobs=deep.top, ignore_eos=True)
+    ask(prompt, max_tokens=1, cache_salt=salt)
+    answer = ask(prompt, max_tokens=wanted, temperature=deep.temperature, cache_salt=salt)
+    every = min(deep.every, wanted // 8)
+    positions = range(every, len(answer.tokens), every)
+    decoded, expected = list[Row](), list[Row]()
+    for position in positions:
+        text = [*prompt, *answer.tokens[:position]]
+        probe = ask(text, max_tokens=1, cache_salt=uuid.uuid4().hex)
+        if not probe.tokens:
             raise ServerInvalid("answer-unreadable", "a completion of one token has none")
-        decoded = [(answer.tokens[position], answer.logprobs[position]) for position in positions]
-        expected = [(probe.tokens[0], probe.logprobs[0]) for probe in probes]
-        p, q = (distributions.scores(rows, policy.top + 1) for rows in (expected, decoded))
-        unsound = distributions.unsound(p) | distributions.unsound(q)
-        kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
-        distances = list(zip(positions, kl.tolist(), strict=True))
-        # An answer that ends although it must not is damaged from its end on.
-        depths[variant] = checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
-    return depths
+        decoded.append((answer.tokens[position], answer.logprobs[position]))
+        expected.append((probe.tokens[0], probe.logprobs[0]))
+    p, q = (distributions.scores(rows, deep.top + 1) for rows in (expected, decoded))
+    unsound = distributions.unsound(p) | distributions.unsound(q)
+    kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, deep.top))
+    # An answer that ends although it must not is damaged from its end on.
+    distances = list(zip(positions, kl.tolist(), strict=True))
+    return checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
 
 
-def _speculation(
-    policy: GenerationPolicy,
-    server: QuestionedServer,
-    texts: Mapping[str, str],
-    answers: Mapping[str, Completion],
-    drafts: bool,
-    rates: DirtyText | None,
-) -> Iterator[Check]:
-    """Yield whether greedy answers differ, and answers are dirty, less without speculation."""
-    name, dirty, message = "speculation", "dirty-text-drafts", "no token was drafted"
-    if not drafts:
-        absent = server.recipe is not None and bool(server.recipe.speculation)
-        yield (
-            failed(name, message, "speculation-absent")
-            if absent
-            else not_run(name, message, "no-speculation", required=False)
-        )
-        if rates:
-            yield not_run(dirty, message, "no-speculation", required=False)
-    elif server.relaunch is None:
-        message = "the gate did not start the server"
-        yield not_run(name, message, "not-relaunched")
-        if rates:
-            clean = not rates.dirty
-            yield rates.drafts_check() if clean else not_run(dirty, message, "not-relaunched")
-    else:
-        with server.relaunch(["speculation"]) as plain:
-            others = _complete(plain, texts, policy.tokens, policy.top)
-            pairs = {name: (answer, others[name]) for name, answer in answers.items()}
-            yield checks.same_tokens(name, "speculation-differs", pairs, policy)
-            if rates:
-                yield rates.drafts_check(plain)
+def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
+    """Return whether answers are dirty more often with drafts; a clean server is not relaunched."""
+    name = "dirty-text-drafts"
+    if not server.client.metrics().get(observed.DRAFTS):
+        message = "no token was drafted"
+        if server.recipe and server.recipe.speculation:
+            return failed(name, message, "speculation-absent")
+        return not_run(name, message, "no-speculation", required=False)
+    if not rates.dirty:
+        return rates.drafts_check()
+    if server.relaunch is None:
+        return not_run(name, "the gate did not start the server", "not-relaunched")
+    with server.relaunch() as plain:
+        return rates.drafts_check(plain)
 
 
 def estimate(policy: GenerationPolicy, pace: Pace) -> float:
     """
-    Return the seconds of the gate for a sound server that drafts, two launches included.
+    Return the seconds of the gate for a clean server.
 
     The server's own longest context is taken as twice the longest that the profile names. Dirty
-    answers take up to seven times as long.
+    answers take up to seven times as long, and two starts.
     """
     kind, rules = policy.profiles["default"], policy.dirty_text
     lengths = [length for length in kind.context if isinstance(length, int)]
     read: float = len(policy.facts) * (sum(lengths) + 2 * max(lengths, default=0))
-    read += 2 * (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
+    read += (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
     read += rules.answers * rules.blocks * BLOCK
-    written: float = 3 * len(policy.prompts) * policy.tokens + 2 * kind.deep
+    written: float = len(policy.prompts) * policy.tokens + kind.deep
     written += (1 + 1 / BATCH) * rules.answers * rules.tokens
-    return read / pace.prefill_tokens_s + written / pace.decode_tokens_s + 2 * pace.start_s
+    return read / pace.prefill_tokens_s + written / pace.decode_tokens_s

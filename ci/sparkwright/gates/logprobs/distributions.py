@@ -180,7 +180,6 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         perplexity_max: The difference of ln perplexity, either way.
         sampling_max: Standard errors by which the share of most probable tokens among the sampled
             ones may differ from its expectation.
-        acceptance_band: By how much the share of accepted drafts may differ from the reference's.
         confidence: Of each one-sided limit.
         corpus: Paragraphs of the texts, by genre.
     """
@@ -203,7 +202,6 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_best_rise: Share
     perplexity_max: Positive
     sampling_max: Positive
-    acceptance_band: Share
     confidence: Annotated[float, Meta(gt=0.5, lt=1)]
     corpus: Annotated[
         dict[str, Annotated[tuple[Annotated[str, Meta(pattern=r"\S")], ...], Meta(min_length=1)]],
@@ -214,6 +212,10 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> tuple[int, int, int, int]:
         """The sizes that a reference shares with its policy."""
         return self.texts, self.tokens, self.top, self.decode_texts
+
+    def prompts(self, texts: Sequence[list[int]]) -> list[list[int]]:
+        """Return the beginnings of *texts* that are continued."""
+        return [text[: self.decode_prompt] for text in texts[: self.decode_texts]]
 
     def corpus_texts(self) -> list[str]:
         """Return the texts: all paragraphs, in another order for each, alike on every machine."""
@@ -234,23 +236,19 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         served: Its wheel, flags, model and machine.
-        name: The model's name, as the server has it.
         shape: `LogprobsPolicy.shape`.
         texts: Token ids, a row per text.
         rows: The reported logarithms at every token but each text's first, text after text.
         floors: How far the server is from itself, per text: by check, the mean KL in nat of a
             second pass (``divergence``) or of generated tokens and their recomputation; and the
             share of positions with another most probable token (``best-token``).
-        acceptance: Share of the drafted tokens that were accepted; None without speculation.
     """
 
     served: ServerIdentity
-    name: str
     shape: tuple[int, int, int, int]
     texts: list[list[int]]
     rows: list[Row]
     floors: dict[str, Annotated[list[float], Meta(min_length=1)]]
-    acceptance: float | None
 
 
 def save(reference: Reference, path: Path) -> None:

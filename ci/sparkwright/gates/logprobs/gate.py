@@ -6,8 +6,8 @@ and a kernel that is a little wrong everywhere is seen although greedy answers s
 reference scores twice; its distance from itself (A/A) is the floor of what can be asked.
 
 Prefill alone does not show damage in decode or in the prefix cache. So the candidate also generates
-tokens (greedy and sampled, alone and in a batch, with a cold prompt and with one that the cache has
-in whole or in part), and the distribution behind each is compared with the one that prefill,
+tokens (greedy and alone, sampled and in a batch, and after a prompt that the cache has in whole or
+in part), and the distribution behind each is compared with the one that prefill,
 without the cache, gives for the same tokens. Prompts for the cache have several of its blocks, of
 the size that the server states. Each limit is compared with an interval; texts that do not decide
 are inconclusive.
@@ -18,6 +18,7 @@ reference of high precision decides: the candidate may not be further from it th
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,11 +56,12 @@ from sparkwright.gates.logprobs.distributions import (
     Scores,
 )
 
-#: How tokens are generated, by check: the temperature, and concurrency 1 or the policy's.
-MODES: Mapping[str, tuple[float, bool]] = {
+#: A temperature, and whether tokens are generated at the policy's concurrency instead of 1.
+Mode = tuple[float, bool]
+
+#: How tokens are generated, by check.
+MODES: Mapping[str, Mode] = {
     "decode-greedy": (0.0, False),
-    "decode-sampled": (1.0, False),
-    "decode-greedy-batch": (0.0, True),
     "decode-sampled-batch": (1.0, True),
 }
 
@@ -69,7 +71,7 @@ CACHED = ("cached-prefix", "shared-prefix")
 
 #: The checks after those of the reference and of the candidate's answers.
 COMPARED = ("divergence", "best-token", "perplexity")
-DECODED = (*MODES, *CACHED, "sampling", "acceptance")
+DECODED = (*MODES, *CACHED, "sampling")
 
 CHECKS = (*declare("reference", *COMPARED, *DECODED, measured=True), *declare("candidate"))
 
@@ -115,16 +117,11 @@ REASONS: Mapping[str, str] = {
     "the prefix cache returns wrong blocks.",
     "sampling-differs": "Sampled tokens do not follow their own distribution: the sampler or the "
     "rejection of drafts is wrong.",
-    "acceptance-differs": (
-        "The share of accepted drafts differs from the reference's: the "
-        "draft model or its kernels differ."
-    ),
-    "no-speculation": "Neither server drafts tokens, so there is no acceptance to compare.",
     "precise-missing": "A patch declares to repair what the stock wheel computes, and the "
     "reference has no folder `precise`. Record there the same model served in BF16, or by an "
     "independent path, on this machine: --record DIR/precise --only G5.",
-    "reference-without-speculation": "The candidate drafts tokens and the reference does not. "
-    "Record the reference with the recipe's flags.",
+    "precise-unfit": "The precise reference is of other texts, another tokenizer or machine, or it "
+    "was served as the candidate is. Record it again.",
     "prefix-cache-unused": "The server has no prefix cache, and its recipe does not announce that "
     "(`prefix_cache`); or it found nothing of prompts of several blocks. Check its flags.",
     "texts-do-not-decide": "The interval holds the limit. Score more texts (`texts` in the policy) "
@@ -134,30 +131,6 @@ REASONS: Mapping[str, str] = {
 
 #: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0.
 LARGE_BLOCK = 560
-
-DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-
-
-class Decoded(msgspec.Struct, frozen=True):
-    """
-    The generated tokens of one mode, compared with their recomputation by prefill.
-
-    Attributes:
-        kl: Per text, the mean lower bound of KL in nat.
-        scores: The distributions behind the generated tokens.
-        prompt: Tokens of a prompt.
-        shared: Tokens of whole blocks that the prompts share with stored ones.
-        cache_hits: Tokens that were found in the prefix cache meanwhile.
-        acceptance: The accepted share of the drafted tokens; None if none was drafted.
-    """
-
-    kl: Floats
-    scores: Scores
-    prompt: int
-    shared: int
-    cache_hits: float
-    acceptance: float | None
 
 
 def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Reference:
@@ -171,20 +144,14 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     rows = _score(policy, texts, server)
     first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
     kl, other, _ = _distances(policy, first, second).T
-    cached = CACHED if observed.cache_block(server.metrics()) else ()
-    decoded = {name: _decode(policy, texts, server, name) for name in (*MODES, *cached)}
-    modes = {name: mode.kl for name, mode in decoded.items()}
-    distances = {"divergence": kl, "best-token": other, **modes}
-    floors = {name: values.tolist() for name, values in distances.items()}
-    return Reference(
-        served,
-        server.model(),
-        policy.shape,
-        texts,
-        rows,
-        floors,
-        decoded["decode-greedy"].acceptance,
-    )
+    floors = {"divergence": kl, "best-token": other}
+    for name, mode in MODES.items():
+        floors[name], _ = _decode(policy, server, policy.prompts(texts), mode)
+    for name in CACHED if observed.cache_block(server.metrics()) else ():
+        stored, prompts, _ = _cached_prompts(policy, texts, server, name)
+        floors[name], _ = _decode(policy, server, prompts, stored=stored)
+    means = {name: values.tolist() for name, values in floors.items()}
+    return Reference(served, policy.shape, texts, rows, means)
 
 
 def run(
@@ -248,94 +215,73 @@ def _judged(
     check = _check_reference(policy, reference, served)
     expected = _sound(policy, reference.rows)
     yield check
-    same = served.model == reference.served.model
-    if not same or _tokens(policy, candidate) != reference.texts:
-        raise ServerInvalid(
-            "reference-other-model",
-            f"the reference is of {reference.name}, its tokenizer or other texts",
-        )
-    measured = _sound(policy, _score(policy, reference.texts, candidate))
+    texts, precise = reference.texts, None
+    other = served.model != reference.served.model or _tokens(policy, candidate) != texts
+    _refuse({"reference-other-model": other})
+    if repairs:
+        precise = _precise(policy, against.parent / "precise" / against.name, reference, served)
+    measured = _sound(policy, _score(policy, texts, candidate))
     # The floor of another machine says nothing about this one.
     own = float(reference.served.host == served.host)
     floors = {name: own * np.array(values) for name, values in reference.floors.items()}
-    if repairs:
-        yield from _repaired(policy, reference, expected, measured, against, served)
-    else:
-        yield from _compared(policy, expected, measured, floors)
-    decoded = dict[str, Decoded]()
-    for name in MODES:
-        mode = decoded[name] = _decode(policy, reference.texts, candidate, name)
-        reasons = ("decode-differs", "decode-differs")
-        yield _kl_check(policy, name, reasons, mode.kl, floors[name])
+    yield from _compared(policy, expected, measured, floors, precise)
+    for name, mode in MODES.items():
+        kl, generated = _decode(policy, candidate, policy.prompts(texts), mode)
+        yield _kl_check(policy, name, kl, floors[name])
     for name in CACHED:
-        yield _cached(policy, reference.texts, candidate, name, floors, served, cached)
-    yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
-    yield _acceptance(policy, reference.acceptance, decoded["decode-greedy"].acceptance)
+        yield _cached(policy, texts, candidate, name, floors, served, cached)
+    # Those of the last mode were drawn.
+    yield _sampling(policy, generated)
+
+
+def _refuse(faults: Mapping[str, bool]) -> None:
+    """Raise `ServerInvalid` for the first reason in *faults* that applies."""
+    for reason, applies in faults.items():
+        if applies:
+            raise ServerInvalid(reason, REASONS[reason].removesuffix("."))
+
+
+def _precise(
+    policy: LogprobsPolicy, path: Path, reference: Reference, served: ServerIdentity
+) -> Scores:
+    """
+    Return the scores of the reference of high precision at *path*.
+
+    Raises:
+        ServerInvalid: There is none, or it is of other texts or says nothing of the candidate.
+    """
+    _refuse({"precise-missing": not path.exists()})
+    precise = distributions.load(path)
+    identity = precise.served
+    as_candidate = (identity.model, identity.flags) == (served.model, served.flags)
+    other = (precise.shape, precise.texts) != (reference.shape, reference.texts)
+    _refuse({"precise-unfit": other or as_candidate or identity.host != served.host})
+    return _sound(policy, precise.rows)
 
 
 def _compared(
-    policy: LogprobsPolicy, expected: Scores, measured: Scores, floors: Mapping[str, Floats]
-) -> Iterator[Check]:
-    """Yield the checks of the candidate's scores against those *expected* of the stock wheel."""
-    kl, other, shift = _distances(policy, expected, measured).T
-    yield _kl_check(
-        policy, "divergence", ("distribution-differs", "text-differs"), kl, floors["divergence"]
-    )
-    limit = policy.other_best_rise + float(floors["best-token"].mean())
-    yield _mean_check(
-        policy, "best-token", "share of other best tokens", other, min(policy.other_best_max, limit)
-    )
-    yield _mean_check(policy, "perplexity", "change of ln perplexity", shift, policy.perplexity_max)
-
-
-def _repaired(
     policy: LogprobsPolicy,
-    reference: Reference,
     stock: Scores,
     measured: Scores,
-    against: Path,
-    served: ServerIdentity,
+    floors: Mapping[str, Floats],
+    precise: Scores | None,
 ) -> Iterator[Check]:
-    """Yield the same checks against a reference of high precision, from which *stock* is so far."""
-    path = against.parent / "precise" / against.name
-    if not path.exists():
-        for name in COMPARED:
-            yield not_run(name, "There is no reference of high precision.", "precise-missing")
-        return
-    precise = distributions.load(path)
-    if precise.shape != reference.shape or precise.texts != reference.texts:
-        message = "the precise reference has another tokenizer, other texts or another policy"
-        raise ServerInvalid("reference-other-model", message)
-    identity = precise.served
-    if identity.host != served.host or (identity.model, identity.flags) == (
-        served.model, served.flags,
-    ):  # fmt: skip
-        message = "the precise reference is of another machine, or was served as the candidate is"
-        raise ServerInvalid("reference-is-candidate", message)
-    exact = _sound(policy, precise.rows)
-    kl, other, shift = np.abs(_distances(policy, exact, measured)).T
-    stock_kl, stock_other, stock_shift = np.abs(_distances(policy, exact, stock)).T
-    further = kl - stock_kl
-    if bad := [int(index) for index in np.argsort(-further) if further[index] > policy.text_max]:
-        samples = [
-            Sample(f"text {index}", f"{stock_kl[index]:.4g} nat", f"{kl[index]:.4g} nat")
-            for index in bad
-        ]
-        message = f"{len(bad)} of {len(kl)} texts are further from the precise ones than stock's."
-        yield failed("divergence", message, "text-differs", samples=samples)
-    else:
-        yield _mean_check(
-            policy, "divergence", "KL in nat beyond the stock wheel's, from the precise reference",
-            further, policy.kl_max, "distribution-differs", either=False,
-        )  # fmt: skip
-    yield _mean_check(
-        policy, "best-token", "share of other best tokens beyond the stock wheel's",
-        other - stock_other, policy.other_best_rise, either=False,
-    )  # fmt: skip
-    yield _mean_check(
-        policy, "perplexity", "change of ln perplexity beyond the stock wheel's",
-        shift - stock_shift, policy.perplexity_max, either=False,
-    )  # fmt: skip
+    """
+    Yield the checks of the candidate's scores against those of the *stock* wheel; with a *precise*
+    reference, of how much further from it they are than the stock wheel's.
+    """
+    distances, beyond = _distances(policy, stock, measured), ""
+    if precise is not None:
+        own, theirs = (np.abs(_distances(policy, precise, each)) for each in (measured, stock))
+        distances, beyond = own - theirs, ", beyond the stock wheel's from the precise reference"
+        floors = {name: np.zeros(1) for name in COMPARED}
+    kl, other, shift = distances.T
+    yield _kl_check(policy, "divergence", kl, floors["divergence"], beyond)
+    limit = policy.other_best_rise + float(floors["best-token"].mean())
+    limit = min(policy.other_best_max, limit)
+    yield _mean_check(policy, "best-token", f"share of other best tokens{beyond}", other, limit)
+    label, limit = f"change of ln perplexity{beyond}", policy.perplexity_max
+    yield _mean_check(policy, "perplexity", label, shift, limit, either=precise is None)
 
 
 def _cached(
@@ -349,33 +295,30 @@ def _cached(
 ) -> Check:
     """Return whether tokens after blocks of the prefix cache are those after a cold prompt."""
     block = observed.cache_block(server.metrics())
-    if not block and announced is None:
-        return not_run(
-            name,
-            "The server has no prefix cache.",
-            "prefix-cache-unused",
-            required="--no-enable-prefix-caching" not in (served.flags or ()),
-        )
     if not block:
         message = "There is no prefix cache in this configuration"
+        if announced is None:
+            required = "--no-enable-prefix-caching" not in (served.flags or ())
+            return not_run(name, f"{message}.", "prefix-cache-unused", required=required)
         message += ", and the recipe announces one." if announced else ", as the recipe announces."
         figures = [Figure("block of the prefix cache", 0, "tokens")]
         return judged(name, message, "prefix-cache-unused", not announced, figures)
-    mode = _decode(policy, texts, server, name)
+    stored, prompts, shared = _cached_prompts(policy, texts, server, name)
+    before = server.metrics().get(observed.CACHE_HITS, 0.0)
+    kl, _ = _decode(policy, server, prompts, stored=stored)
+    hits = server.metrics().get(observed.CACHE_HITS, 0.0) - before
     figures = [
         Figure("block of the prefix cache", block, "tokens"),
-        Figure("tokens of each prompt", mode.prompt, "tokens", policy.decode_texts),
-        Figure("tokens found in the cache", mode.cache_hits, "tokens", bound=mode.shared),
+        Figure("tokens of each prompt", len(prompts[0]), "tokens", policy.decode_texts),
+        Figure("tokens found in the cache", hits, "tokens", bound=shared),
     ]
     # An unshared block that was found is another prompt's.
     least = policy.decode_texts * block if name == "cached-prefix" else 0
-    reason = "prefix-cache-unused" if mode.cache_hits < least else "cache-differs"
-    if not least <= mode.cache_hits <= mode.shared:
-        message = f"{mode.cache_hits:g} tokens were found in the cache, of {mode.shared} shared."
+    if not least <= hits <= shared:
+        reason = "prefix-cache-unused" if hits < least else "cache-differs"
+        message = f"{hits:g} tokens were found in the cache, of {shared} shared."
         return failed(name, message, reason, figures=figures)
-    check = _kl_check(
-        policy, name, ("cache-differs", "cache-differs"), mode.kl, floors.get(name, np.zeros(1))
-    )
+    check = _kl_check(policy, name, kl, floors.get(name, np.zeros(1)))
     return msgspec.structs.replace(check, figures=(*check.figures, *figures))
 
 
@@ -385,30 +328,25 @@ def _check_reference(policy: LogprobsPolicy, reference: Reference, served: Serve
     wheel by this policy, and agrees with itself.
     """
     identity = reference.served
-    required = {name: getattr(identity, name) for name in ("wheel", "model", "flags")}
-    if missing := [name for name, value in required.items() if value in ("", None)]:
-        raise ServerInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
-    if identity.wheel == served.wheel:
-        raise ServerInvalid(
-            "reference-is-candidate", "it was recorded from the candidate's own wheel"
-        )
-    if (
-        reference.shape != policy.shape
-        or {*reference.floors} - {*CACHED} != {"divergence", "best-token", *MODES}
-    ):  # fmt: skip
-        raise ServerInvalid(
-            "reference-other-policy", "it has other texts, tokens or logarithms than the policy"
-        )
-    floor, other = (fmean(reference.floors[name]) for name in ("divergence", "best-token"))
+    means = {name: fmean(values) for name, values in reference.floors.items()}
+    names = {"divergence", "best-token", *MODES}
+    _refuse(
+        {
+            "reference-unnamed": not (identity.wheel and identity.model) or identity.flags is None,
+            "reference-is-candidate": identity.wheel == served.wheel,
+            "reference-other-policy": reference.shape != policy.shape
+            or {*means} - {*CACHED} != names,
+        }
+    )
+    floor, other = means.pop("divergence"), means.pop("best-token")
     # A reference that is damaged in decode would widen the limits for the same damage.
-    modes = reference.floors.keys() - {"divergence", "best-token"}
-    decoded = max(fmean(reference.floors[name]) for name in modes)
+    decoded = max(means.values())
     message = (
         f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens, and its "
         f"generated tokens from prefill by {decoded:.2g} nat"
     )
     steady = floor <= policy.floor_max and other <= policy.other_best_max
-    if not (steady and decoded <= max(policy.floor_max, policy.decode_kl_max)):
+    if not steady or decoded > max(policy.floor_max, policy.decode_kl_max):
         raise ServerInvalid("reference-unstable", message)
     figures = [
         Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
@@ -457,32 +395,38 @@ def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
 
 
 def _decode(
-    policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
-) -> Decoded:
-    """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
-    temperature, batched = MODES.get(name, (0.0, False))
-    stored = list[list[int]]()
-    prompts = [text[: policy.decode_prompt] for text in texts[: policy.decode_texts]]
-    shared = 0
-    if name in CACHED:
-        stored, prompts, shared = _cached_prompts(policy, texts, server, name)
-    shared_salt = uuid.uuid4().hex
+    policy: LogprobsPolicy,
+    server: Client,
+    prompts: Sequence[list[int]],
+    mode: Mode = (0.0, False),
+    stored: Sequence[list[int]] = (),
+) -> tuple[Floats, Scores]:
+    """
+    Generate tokens after *prompts*, and compare each with its recomputation by prefill.
+
+    Args:
+        mode: As in `MODES`.
+        stored: Prompts that the prefix cache gets first, one for each.
+
+    Returns:
+        Per prompt, the mean lower bound of KL in nat, and the distributions behind the tokens.
+    """
+    (temperature, batched), salt = mode, uuid.uuid4().hex
 
     def generate(number: int) -> Completion:
         # A block of the cache is found only under the salt that it was stored with. With one salt
         # for all, a cache that mixes prompts up gives a prompt the blocks of another.
-        salt, prompt = shared_salt if stored else uuid.uuid4().hex, prompts[number]
+        own = salt if stored else uuid.uuid4().hex
         if stored:
-            server.complete(stored[number], max_tokens=1, cache_salt=salt)
+            server.complete(stored[number], max_tokens=1, cache_salt=own)
         answer = server.complete(
-            prompt,
+            prompts[number],
             max_tokens=policy.decode_tokens,
             temperature=temperature,
-            # The modes draw anew: tokens that both draw alike would count twice.
-            seed=number + len(prompts) * batched,
+            seed=number,
             logprobs=policy.top,
             ignore_eos=True,
-            cache_salt=salt,
+            cache_salt=own,
         )
         if (count := len(answer.tokens)) < policy.decode_tokens:
             raise ServerInvalid(
@@ -491,12 +435,8 @@ def _decode(
             )
         return answer
 
-    before = server.metrics()
     with ThreadPoolExecutor(policy.decode_batch if batched else 1) as pool:
         completions = list(pool.map(generate, range(len(prompts))))
-    after = server.metrics()
-    keys = (observed.CACHE_HITS, ACCEPTED, DRAFTED)
-    growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in keys]
     generated, recomputed = list[Row](), list[Row]()
     for prompt, completion in zip(prompts, completions, strict=True):
         generated += zip(completion.tokens, completion.logprobs, strict=True)
@@ -504,9 +444,7 @@ def _decode(
         recomputed += rows[-policy.decode_tokens :]
     scores, expected = _sound(policy, generated), _sound(policy, recomputed)
     kl = distributions.lower_bound(expected, scores, policy.top)
-    means = kl.reshape(len(prompts), -1).mean(axis=1)
-    acceptance = growth[1] / growth[2] if growth[2] else None
-    return Decoded(means, scores, len(prompts[0]), shared, growth[0], acceptance)
+    return kl.reshape(len(prompts), -1).mean(axis=1), scores
 
 
 def _cached_prompts(
@@ -519,31 +457,25 @@ def _cached_prompts(
     block = observed.cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
     length = observed.prompt_length(block, policy.cached_blocks, room)
-    prompts = []
-    for number in range(policy.decode_texts):
-        parts = [texts[(number + part) % len(texts)] for part in range(1 + length // policy.tokens)]
-        prompts.append([token for part in parts for token in part][:length])
-    later = prompts
-    if name == "shared-prefix":
-        later = []
-        for number, prompt in enumerate(prompts):
+    # Prompts that begin with different tokens have no block in common.
+    first = sorted({token for text in texts for token in text})
+    corpus = itertools.cycle(token for text in texts for token in text)
+    prompts = [
+        [first[number % len(first)], *itertools.islice(corpus, length - 1)]
+        for number in range(policy.decode_texts)
+    ]
+    later, shared = list[list[int]](), 0
+    for number, prompt in enumerate(prompts):
+        # Of a prompt, at least one token is computed.
+        edge, tail = length - 1, prompt[-1:]
+        if name == "shared-prefix":
             # It leaves its own one token before, at or after the edge of a block.
-            edge = block * (1 + number // 3 % (length // block)) + number % 3 - 1
-            later.append([*prompt[:edge], *reversed(prompt[edge:])])
-    shared, sent = 0, list[list[int]]()
-    for pair in zip(prompts, later, strict=True):
-        for prompt in pair:
-            common = max((_common(old, prompt) for old in sent), default=0)
-            # Of a prompt, at least one token is computed.
-            shared += min(common, length - 1) // block * block
-            sent.append(prompt)
+            edge = min(edge, block * (1 + number // 3 % (length // block)) + number % 3 - 1)
+            other = next((token for token in first if token != prompt[edge]), 0)
+            tail = [other, *reversed(prompt[edge + 1 :])]
+        later.append([*prompt[:edge], *tail])
+        shared += edge // block * block
     return prompts, later, shared
-
-
-def _common(first: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    pairs = enumerate(zip(first, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(other)))
 
 
 def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
@@ -557,30 +489,29 @@ def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
 
 
 def _kl_check(
-    policy: LogprobsPolicy, name: str, reasons: tuple[str, str], kl: Floats, floor: Floats
+    policy: LogprobsPolicy, name: str, kl: Floats, floor: Floats, beyond: str = ""
 ) -> Check:
     """
     Return whether the texts are near on average, and each by itself.
 
     That one text is damaged is no accident of the choice of texts, so there is no interval.
     """
-    mean_max, text_max = policy.kl_max, policy.text_max
-    if name in MODES or name in CACHED:
-        mean_max, text_max = policy.decode_kl_max, policy.decode_text_max
+    mean_max, text_max = policy.decode_kl_max, policy.decode_text_max
+    reason = text_reason = "cache-differs" if name in CACHED else "decode-differs"
+    if name == "divergence":
+        mean_max, text_max = policy.kl_max, policy.text_max
+        reason, text_reason = "distribution-differs", "text-differs"
     limit = max(text_max, policy.kl_floors * float(floor.max()))
     if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
         samples = [
             Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
             for index in bad
         ]
-        return failed(
-            name,
-            f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average.",
-            reasons[1],
-            samples=samples,
-        )
+        message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat{beyond}."
+        return failed(name, message, text_reason, samples=samples)
     limit = max(mean_max, policy.kl_floors * float(floor.mean()))
-    return _mean_check(policy, name, "mean KL in nat, lower bound", kl, limit, reasons[0])
+    label = f"mean KL in nat, lower bound{beyond}"
+    return _mean_check(policy, name, label, kl, limit, reason)
 
 
 def _mean_check(
@@ -591,7 +522,7 @@ def _mean_check(
     limit: float,
     reason: str = "",
     *,
-    either: bool = True,
+    either: bool = False,
 ) -> Check:
     """
     Return whether the mean of *values*, one per text, is at most *limit*; with *either*, on both
@@ -616,7 +547,7 @@ def _mean_check(
     )
 
 
-def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
+def _sampling(policy: LogprobsPolicy, sampled: Scores) -> Check:
     """
     Return whether sampled tokens follow their own distributions.
 
@@ -624,26 +555,11 @@ def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
     their count less Σ p has mean 0 and variance Σ p (1 - p); each p is known before the drawing,
     so the terms are uncorrelated.
     """
-    tops = np.concatenate([mode.scores.tops for mode in sampled])
-    drawn = np.concatenate([mode.scores.logprobs for mode in sampled]) >= tops[:, 0]
+    tops = sampled.tops
+    drawn = sampled.logprobs >= tops[:, 0]
     chance = np.where(tops >= tops[:, :1], np.exp(tops), 0).sum(axis=1).clip(max=1)
     error = float((drawn - chance).sum() / np.sqrt((chance * (1 - chance)).sum() + 1))
     message = f"The most probable token was drawn {error:+.1f} standard errors too often."
     most = policy.sampling_max
     figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=most)
     return judged("sampling", message, "sampling-differs", abs(error) <= most, [figure])
-
-
-def _acceptance(policy: LogprobsPolicy, expected: float | None, measured: float | None) -> Check:
-    """Return whether as many drafts are accepted as with the reference."""
-    if expected is None:
-        reason = "no-speculation" if measured is None else "reference-without-speculation"
-        return not_run(
-            "acceptance", "The reference drafts no tokens.", reason, required=measured is not None
-        )
-    share, band = measured or 0.0, policy.acceptance_band
-    message = f"{share:.1%} of the drafted tokens were accepted, {expected:.1%} by the reference."
-    figure = Figure("accepted drafts", share, bound=expected - band)
-    return judged(
-        "acceptance", message, "acceptance-differs", abs(share - expected) <= band, [figure]
-    )
