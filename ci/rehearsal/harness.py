@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from sparkwright.builder import pylock, toolchain
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -18,7 +19,8 @@ def main() -> None:
     root = Path(sys.argv[1])
     project = Project(root / "program", os.environ["STACK"])
     context = RunContext(project, Store(root / "store"), (), root)
-    target = harness.environment(context)
+    wheels = pylock.select(project.root / harness.LOCK)
+    target = toolchain.locked_folder(context, harness.TITLE, wheels)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
     (target / "complete").write_text("made of a bundle\n", "utf-8")
 

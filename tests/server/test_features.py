@@ -81,21 +81,20 @@ def test_reasoning_is_separated_from_the_answer(vllm_python: Path, toy: Path, tm
 
 
 @pytest.mark.timeout(900)
-def test_a_failed_long_generation_names_the_switch_that_decides(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
-    """Drafts break the text after 110 tokens: the gate serves without graphs, then without drafts, and compares greedy text."""
+def test_drafts_that_damage_a_long_generation_are_found(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """They break the text after 110 tokens; a launch without them is sound."""
     fault = tmp_path / "fault.json"
     fault.write_text(json.dumps({"fault": "repetition", "depth": 110, "drafts": 0}))
     variables = {**VARIABLES, "PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(fault)}
     options = GateOptions(python=vllm_python, serve=toy, flag=(*FLAGS, *CACHED, *DRAFTED), variable=tuple(variables.items()))
     server = ServerUnderTest(options, {}, tmp_path)
     try:
-        checks = {check.name: check for check in generation.run(SHORT, server.client(), "random", relaunch=server.relaunched)}
+        drafted = {check.name: check for check in generation.run(SHORT, server.client(), "random")}["deep-decode"]
+        with server.without_drafts() as plain:
+            sound = {check.name: check for check in generation.run(SHORT, plain, "random")}["deep-decode"]
     finally:
         server.end()
 
-    deep = checks["deep-decode"]
-    assert (deep.state, deep.reason) == ("fail", "deep-damage")
-    assert "speculation decides: without it the tokens are sound" in deep.message
-    assert {figure.value for figure in deep.figures} <= {128.0, 160.0, 192.0}
-    assert checks["speculation"].state == "pass", "answers of 96 tokens are sound, and the same without drafts"
-    assert {path.name for path in tmp_path.iterdir()} >= {"without-graphs.log", "without-graphs-speculation.log", "without-speculation.log"}
+    assert (drafted.state, drafted.reason, sound.state) == ("fail", "deep-damage", "pass")
+    assert drafted.figures[0].value in {128, 160, 192}
+    assert (tmp_path / "without-drafts.log").exists()

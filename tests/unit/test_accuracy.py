@@ -93,8 +93,8 @@ def test_a_candidate_as_bad_as_its_baseline_meets_the_floor(judge: Judge, correc
     [
         ({"identity": CANDIDATE}, "baseline", "baseline-is-candidate"),
         ({"identity": replace(BASELINE, wheel="")}, "baseline", "baseline-unnamed"),
-        ({"identity": replace(BASELINE, model="n" * 64)}, "answers", "baseline-other-model"),
-        ({"identity": replace(BASELINE, model=""), "model_name": "other"}, "answers", "baseline-other-model"),
+        ({"identity": replace(BASELINE, model="n" * 64)}, "baseline", "baseline-other-model"),
+        ({"identity": replace(BASELINE, model="")}, "baseline", "baseline-other-model"),
         ({"task": "gsm8k"}, "baseline", "baseline-other"),
         ({"settings": "other"}, "baseline", "baseline-other"),
         ({"questions": tuple(f"{number:016x}" for number in range(1, COUNT + 1))}, "answers", "baseline-other"),
@@ -188,7 +188,7 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
 def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """What was cut, is too large or lies about its size is refused, and no verdict holds a path."""
     check = judge("1" * COUNT, "1" * COUNT, damage)["baseline"]
-    assert (check.state, check.reason, check.message) == ("invalid", "baseline-damaged", "baseline.json is no result.")
+    assert (check.state, check.reason, check.message) == ("invalid", "baseline-damaged", "baseline.json is no recorded TaskResult.")
 
 
 def test_floors_are_of_tasks_that_exist() -> None:

@@ -86,7 +86,7 @@ def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, tmp_pa
 def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest() -> None:
     policies = policy.load(ROOT)
     weaker = {
-        "generation": replace(policies.generation, tie=9.0),
+        "generation": replace(policies.generation, tokens=9),
         "logprobs": replace(policies.logprobs, perplexity_max=9.0),
         "soak": replace(policies.soak, gone=9),
     }

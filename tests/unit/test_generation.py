@@ -380,7 +380,7 @@ def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | s
     data = msgspec.json.encode(text)
     if change != "absent":
         path.write_bytes(data[:-20] if change == "cut" else data.replace(b'"shape"', b'"more":1,"shape"') if change == "field" else data)
-    found = dirty_text.reference(path, ServerIdentity(wheel="c" * 64))
+    found = dirty_text.reference(tmp_path, ServerIdentity(wheel="c" * 64))
 
     assert found == text if not reason else isinstance(found, Check) and (found.state, found.reason) == ("invalid", reason)
 

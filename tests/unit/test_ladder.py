@@ -253,10 +253,10 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
     *(("generation", *mistake) for mistake in (
         ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),
-        ("answer: Canberra", 'answer: "("', "no regular expression"),
+        ("answer: Canberra", 'answer: "("', "not a regular expression"),
         ("depth: 0.1", "depth: 3.5", "depth"),
-        ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  run: 16 ", "  run: 0 ", "run"),
-        ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "link: 0.2", "link"), ("ability: tools", "ability: magic", "ability"),
+        ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  every: 512", "  every: 0", "every"),
+        ("context: [600]", "context: [most]", "context"), ("kl_max: 0.5", "kl_most: 0.5", "kl_most"), ("ability: tools", "ability: magic", "ability"),
     )),
     *(("soak", *mistake) for mistake in (
         ("seconds: 7200", "seconds: 0", "seconds"), ("warm: 0.25", "warm: 1.5", "warm"), ("concurrencies: [1,", "concurrencies: [0,", "concurrencies"),

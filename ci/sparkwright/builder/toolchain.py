@@ -444,11 +444,29 @@ def disassembler(context: RunContext) -> Path:
     wheels = [wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVDISASM]
     if installed(context) or not wheels:
         return obtain(context).cuda / "bin"
-    root = context.store.root / "environments" / f"nvdisasm-{wheels[0][2][:16]}"
+    root = locked_environment(context, "nvdisasm", wheels, platform.machine())
+    return root / "nvidia" / "cu13" / "bin"
+
+
+def locked_folder(context: RunContext, title: str, wheels: Sequence[LockedWheel]) -> Path:
+    """Return the folder of the environment of exactly the *wheels*, which may not exist yet."""
+    key = content_key(title, {"wheels": wheels, "python": platform.python_version()})
+    return context.store.root / "environments" / f"{title}-{key[:16]}"
+
+
+def locked_environment(
+    context: RunContext, title: str, wheels: Sequence[LockedWheel], machine: str = ""
+) -> Path:
+    """
+    Return the environment of exactly the *wheels*, which is made on first use.
+
+    Takes and raises as `install`.
+    """
+    root = locked_folder(context, title, wheels)
     with fill_once(context.store, root) as lacking:
         if lacking:
-            install(context, root, wheels, "nvdisasm", platform.machine())
-    return root / "nvidia" / "cu13" / "bin"
+            install(context, root, wheels, title, machine)
+    return root
 
 
 @contextlib.contextmanager

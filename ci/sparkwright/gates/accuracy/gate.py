@@ -21,15 +21,13 @@ from msgspec.structs import replace
 from sparkwright.bench.records import Share
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_json
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
 from sparkwright.gates.core.observed import Pace
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import (
     UNAVAILABLE,
     Check,
@@ -184,10 +182,7 @@ def _judged(
         raise ServerInvalid(
             "task-data-missing", f"the data set {task.dataset} is not on this machine"
         )
-    try:
-        before = read_json(baseline, TaskResult, limit=harness.LARGEST)
-    except FileError:
-        raise ServerInvalid("baseline-damaged", f"{baseline.name} is no result") from None
+    before = read_recorded(baseline, TaskResult, "baseline-damaged", limit=harness.LARGEST)
     count = len(before.correct)
     message = f"The baseline answers {before.share:.1%} of {count} questions correctly"
     for reason, applies in {
@@ -195,6 +190,7 @@ def _judged(
         "baseline-is-candidate": before.identity.wheel == identity.wheel,
         "baseline-other": (before.task, before.settings)
         != (name, harness.settings_digest(context, task)),
+        "baseline-other-model": not identity.model or before.identity.model != identity.model,
         "task-uninformative": before.share < policy.informative,
     }.items():
         if applies:
@@ -204,15 +200,10 @@ def _judged(
         bound=100 * policy.informative,
     )  # fmt: skip
     yield passed(f"{name}-baseline", f"{message}.", figures=[figure])
-    model = server.model()
-    if not identity.model or identity.model != before.identity.model:
-        message = f"the candidate is {model!r}, the baseline {before.model_name!r}"
-        raise ServerInvalid("baseline-other-model", message)
     now = harness.ask(context, name, task, server, identity)
     if now.questions != before.questions:
-        raise ServerInvalid(
-            "baseline-other", "the candidate was asked other questions than the baseline"
-        )
+        message = "the candidate was asked other questions than the baseline"
+        raise ServerInvalid("baseline-other", message)
     yield passed(f"{name}-answers", f"The candidate answered all {len(now.correct)} questions.")
     yield _paired(policy, before, now)
     yield _floor(policy, now, floor)

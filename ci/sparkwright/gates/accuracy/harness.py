@@ -9,7 +9,6 @@ has neither the network's hub nor a token of the user.
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,6 +35,9 @@ NO_ANSWER = "<sparkwright: no answer>"
 
 #: With fewer questions, a candidate that loses the margin may pass in more than 3 % of runs.
 FEWEST_QUESTIONS = 400
+
+#: The name of its environment.
+TITLE = "lm-eval"
 
 #: Folders of the repository: the lock of lm-eval, and this project's own tasks.
 LOCK = Path("ci", "gates", "harness", "pylock.toml")
@@ -172,24 +174,15 @@ def _wheels(context: RunContext) -> tuple[LockedWheel, ...]:
     return pylock.select(context.project.root / LOCK)
 
 
-def environment(context: RunContext) -> Path:
-    """Return the folder of the environment of lm-eval, which may not exist yet."""
-    key = content_key("harness", {"wheels": _wheels(context), "python": platform.python_version()})
-    return context.store.root / "environments" / f"harness-{key[:16]}"
-
-
 def obtain(context: RunContext) -> Path:
     """
     Return the Python of the environment of lm-eval, which is installed on first use.
 
     Raises:
-        source-unreachable, source-mismatch, offline, disk-full: As `pylock.download`.
-        command-failed: The installer failed.
+        source-unreachable, source-mismatch, offline, disk-full, command-failed: As
+            `toolchain.install`.
     """
-    root = environment(context)
-    with toolchain.fill_once(context.store, root) as lacking:
-        if lacking:
-            toolchain.install(context, root, _wheels(context), "lm-evaluation-harness")
+    root = toolchain.locked_environment(context, TITLE, _wheels(context))
     return root / "bin" / "python"
 
 

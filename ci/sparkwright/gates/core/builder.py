@@ -97,7 +97,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         left_s: Seconds that the next gate may take, if it can be shorter.
 
     Raises:
-        file-invalid, policy-unknown-check: A policy is not valid.
+        file-invalid: A policy is not valid.
         UsageError: The policy has no such profile or task.
         recipe-unfit, model-missing, checkpoint-invalid: As `preflight.check`.
         store-busy: Another run starts servers of the same recipe and gates in the same store.
@@ -246,17 +246,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     self._declared,
                 )
             case "G4":
-                stock: dirty_text.StockText | Check = dirty_text.NOT_NAMED
-                if options.against:
-                    path = options.against / dirty_text.TEXT
-                    stock = dirty_text.reference(path, server.identity)
                 return generation.run(
                     policies.generation,
                     server.client(),
                     options.profile,
                     recipe=recipe,
                     relaunch=server.without_drafts if options.serve else None,
-                    stock=stock,
+                    stock=dirty_text.reference(options.against, server.identity),
                 )
             case "G5" if options.against:
                 reference = options.against / LOGPROBS

@@ -18,9 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_json
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
 CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -187,8 +185,4 @@ def load(path: Path) -> ObservedServer:
     Raises:
         ServerInvalid: It is no such file (``baseline-damaged``).
     """
-    try:
-        return read_json(path, ObservedServer)
-    except FileError:
-        message = f"{path.name} holds no facts of a server"
-        raise ServerInvalid("baseline-damaged", message) from None
+    return read_recorded(path, ObservedServer, "baseline-damaged")

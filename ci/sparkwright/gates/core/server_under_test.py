@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
-from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import LARGEST, T, canonical, read_json, sha256_bytes, sha256_file
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -148,6 +149,20 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
     host: dict[str, str] = {}
     flags: tuple[str, ...] | None = None
+
+
+def read_recorded(path: Path, kind: type[T], reason: str, *, limit: int = LARGEST) -> T:
+    """
+    Return what was recorded of a server in the file at *path*, read as hostile.
+
+    Raises:
+        ServerInvalid: It is no such file (*reason*).
+    """
+    try:
+        return read_json(path, kind, limit=limit)
+    except FileError as error:
+        # A verdict holds no path.
+        raise ServerInvalid(reason, f"{path.name} is no recorded {kind.__name__}") from error
 
 
 class ServerUnderTest:

@@ -24,10 +24,9 @@ import msgspec
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core.console import console, one_line
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import canonical, read_json, sha256_bytes
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.core.observed import CACHE_HITS, cache_block
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.generation import checks
 from sparkwright.gates.generation.checks import DirtyTextPolicy, GenerationPolicy
@@ -315,19 +314,20 @@ NOT_NAMED = not_run(
 )
 
 
-def reference(path: Path, served: ServerIdentity) -> StockText | Check:
+def reference(folder: Path | None, served: ServerIdentity) -> StockText | Check:
     """
-    Return the answers of another wheel in the file at *path*, or why there are none.
+    Return the answers of another wheel in the reference *folder*, or why there are none.
 
     Args:
         served: The identity of the candidate.
     """
+    if not folder:
+        return NOT_NAMED
     name = NOT_NAMED.name
     try:
-        stock = read_json(path, StockText)
-    except FileError as error:
-        message = f"{path.name} holds no answers: {error.what}"
-        return invalid(name, message, "reference-damaged")
+        stock = read_recorded(folder / TEXT, StockText, "reference-damaged")
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
     if not stock.served.wheel or stock.served.wheel == served.wheel:
         message = "its answers are of the candidate's own wheel, or of none that it names"
         return invalid(name, message, "reference-is-candidate")

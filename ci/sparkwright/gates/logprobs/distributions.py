@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from sparkwright.bench.records import Positive, Share
-from sparkwright.bench.server.client import ServerInvalid, TokenId
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_bytes, sha256_bytes
+from sparkwright.bench.server.client import TokenId
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import write_file
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 
 #: A token, and logarithms of probabilities at its position.
 Row = tuple[TokenId, Annotated[Mapping[TokenId, float], Meta(min_length=1)]]
@@ -250,6 +249,10 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: list[Row]
     floors: dict[str, Annotated[list[float], Meta(min_length=1)]]
 
+    def __post_init__(self) -> None:
+        if len(self.rows) != self.shape[0] * (self.shape[1] - 1):
+            raise ValueError("its sizes do not agree")
+
 
 def save(reference: Reference, path: Path) -> None:
     """Write *reference* to *path*, completely or not at all."""
@@ -263,12 +266,4 @@ def load(path: Path) -> Reference:
     Raises:
         ServerInvalid: It is too large, no such file, cut short or of other sizes.
     """
-    try:
-        reference = msgspec.json.decode(read_bytes(path, limit=LARGEST), type=Reference)
-        if len(reference.rows) != reference.shape[0] * (reference.shape[1] - 1):
-            raise ValueError("its sizes do not agree")
-    except (FileError, ValueError, RecursionError) as error:
-        raise ServerInvalid(
-            "reference-damaged", f"{path.name} is no recorded reference: {error!s:.200}"
-        ) from error
-    return reference
+    return read_recorded(path, Reference, "reference-damaged", limit=LARGEST)
