@@ -21,7 +21,7 @@ from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Metric, Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Speculation, Subject
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import paired_differences, runner
@@ -73,21 +73,19 @@ def _legs(
             latency = ttft + tpot * (cell.answer - 1)
             # A closed loop of three rounds.
             requests = [
-                Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
+                Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer)
                 for turn in range(3) for user in range(cell.concurrency)
             ]  # fmt: skip
             run = LoadResult(
                 "vllm-rs 0.33.0",
-                "ef" * 32,
                 3 * latency,
                 tuple(requests),
                 tpot,
                 1.1 * tpot,
             )
             shot = Snapshot(0.001, temperature=60 + 5 * chance.random())
-            launch, speculation = 4 * block + position, Speculation(1.6, 0.6)
             yield Measurement(
-                cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation
+                cell.name, block, 4 * block + position, side, position, 0, at, run, shot, shot, 1.6
             )
 
 

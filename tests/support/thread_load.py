@@ -29,7 +29,7 @@ class ThreadLoad:
         requests = tuple(sorted((answer for answer, _ in answers), key=lambda one: one.start))
         gaps = [gap for _, some in answers for gap in some]
         seconds = max(one.start + one.latency for one in requests)
-        return LoadResult(self.name, "", seconds, requests, percentile(gaps, 50), percentile(gaps, 90))
+        return LoadResult(self.name, seconds, requests, percentile(gaps, 50), percentile(gaps, 90))
 
 
 def _request(spec: LoadSpec, prompt: list[int], zero: float, deadline: float) -> tuple[Request, list[float]]:
@@ -49,4 +49,4 @@ def _request(spec: LoadSpec, prompt: list[int], zero: float, deadline: float) ->
         error = f"{type(failure).__name__}: {failure}"
     first, last = (times[0], times[-1]) if times else (start, start)
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    return Request(start - zero, first - start, last - start, usage["prompt_tokens"], usage["completion_tokens"], len(times), error), gaps
+    return Request(start - zero, first - start, last - start, usage["prompt_tokens"], usage["completion_tokens"], error), gaps

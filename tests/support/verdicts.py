@@ -28,7 +28,7 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Result, Subject
+from sparkwright.bench.results import Result, Subject
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State
@@ -50,7 +50,6 @@ from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import runner
 from sparkwright.release import policy as release_policies
 from sparkwright.release import wheel_facts
 
@@ -177,12 +176,10 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
     speeds = release_policy().throughput
     assert speeds
     upstream = about.version.partition("+")[0]
-    numbers = (CONTROL_BLOCK, *range(4))
     return measurements.gate(
         workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=4, seed=7,
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
-        launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", stack=wheels.STACK, host=HOST, policy=wheels.hexed("policy", "G8"),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.results import CONTROL_BLOCK, Kind, Result, Speculation
+from sparkwright.bench.results import CONTROL_BLOCK, Kind, Result
 from sparkwright.cli import main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
@@ -70,10 +70,10 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert (result.kind, result.state, result.candidate.version) == ("bench", "not-run", "0.33.0")
     assert result.bandwidth
     assert result.bandwidth.origin == "measured"
-    found = {series.metric: series for series in result.cells[0].series}
-    assert found["tpot"].candidate == pytest.approx(0.02, rel=0.5)
-    assert (found["ttft"].candidate or 0) >= 0.036
-    assert found["tpot"].launches == 3
+    tpot, ttft = (result.figure(result.cells[0], name, "candidate") for name in ("tpot", "ttft"))
+    assert tpot.median == pytest.approx(20, rel=0.5)
+    assert (ttft.median or 0) >= 36
+    assert tpot.samples == 3
     assert results.read(throughput.write_result(context(place).store, place, result)) == result
 
 
@@ -204,7 +204,7 @@ def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_c
 # One measurement.
 
 ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
-SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
+SOUND = Request(0.0, 0.1, 0.5, 16, 24)
 LUMP, FEWER = replace(SOUND, ttft=0.49999), replace(SOUND, output_tokens=13)
 COUNTS = CounterChange(4, 4, 96)
 
@@ -245,7 +245,7 @@ def test_every_reason_has_its_cause(
 ) -> None:
     """Each thing that is wrong is named by itself, and a sound leg by none; real prompts may have any length."""
     for order, faults in ((ORDER, expected), (replace(ORDER, prompt_file=Path("x")), [each for each in expected if each != "prompt-other"])):
-        reasons = invalid_reasons(order, LoadResult("g", "", 1.0, requests), found, 0.01)
+        reasons = invalid_reasons(order, LoadResult("g", 1.0, requests), found, 0.01)
         assert [reason.reference for reason in reasons] == faults
 
 
@@ -255,5 +255,5 @@ def test_counters_are_differences() -> None:
     second = {name: 3 * value for name, value in first.items()}
     assert counter_change(first, second) == CounterChange(2, 2, 48)
     assert counter_change(second, first) is counter_change({}, {}) is None
-    drafts = {f"vllm:spec_decode_num_{name}_total": count for name, count in (("drafts", 10.0), ("draft_tokens", 40.0), ("accepted_tokens", 20.0))}
-    assert counter_change(first, {**second, **drafts}) == CounterChange(2, 2, 48, speculation=Speculation(3, 0.5))
+    drafts = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:spec_decode_num_accepted_tokens_total": 20.0}
+    assert counter_change(first, {**second, **drafts}) == CounterChange(2, 2, 48, drafts=3)

@@ -88,7 +88,7 @@ def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest()
     weaker = {
         "generation": replace(policies.generation, tokens=9),
         "logprobs": replace(policies.logprobs, perplexity_max=9.0),
-        "soak": replace(policies.soak, gone=9),
+        "soak": replace(policies.soak, least=9),
     }
     digests = {replace(policies, **{name: one}).digest("G7") for name, one in weaker.items()}
     assert len(digests - {policies.digest("G7")}) == 3

@@ -261,7 +261,7 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     *(("soak", *mistake) for mistake in (
         ("seconds: 7200", "seconds: 0", "seconds"), ("warm: 0.25", "warm: 1.5", "warm"), ("concurrencies: [1,", "concurrencies: [0,", "concurrencies"),
         ("shared: 0.3", "shared: 3", "shared"), ("Entry {number}", "Entry", "line"), ("growth: 256", "growth: -1", "growth"),
-        ("gone: 3", "gone: 0", "gone"), ("least: 20", "lest: 20", "lest"),
+        ("drain: 600", "drain: 0", "drain"), ("least: 20", "lest: 20", "lest"),
     )),
     *(("numerics", *mistake) for mistake in (
         ("{seconds: 60", "{seconds: 0", "seconds"), ("[csrc/quantization", "[../quantization", "files"),

@@ -172,7 +172,7 @@ def test_any_number_of_results_stands_side_by_side() -> None:
 
 def test_percentiles_are_shown_and_an_answer_of_one_token_has_no_time_per_token(pages: dict[str, str]) -> None:
     run = LoadResult(
-        "g", "", 10.0, tuple(Request(0.0, 0.1 * n, 0.1 * n + 0.2, 8, 21) for n in range(1, 101)),
+        "g", 10.0, tuple(Request(0.0, 0.1 * n, 0.1 * n + 0.2, 8, 21) for n in range(1, 101)),
         0.01, 0.03,
     )  # fmt: skip
     result = bench(LADDER[0], blocks=1)
@@ -182,7 +182,7 @@ def test_percentiles_are_shown_and_an_answer_of_one_token_has_no_time_per_token(
         "10.00", "5,050", "210.0", "1.600", "10.00", "9,010", "10.00", "30.00", "10.00",
     ]  # fmt: skip
     assert "time to first token, p90, ms" in shown(pages["one"])
-    run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
+    run = LoadResult("g", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
     single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
     assert view.figures({"": single}).rows[0][1:4] == ("time per token, ms", "candidate", "not measured")
 

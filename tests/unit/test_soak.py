@@ -237,16 +237,15 @@ def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: p
     assert monitor.watched.unwatched["memory-growth"][0] == "gpu-memory-unknown"
 
 
-@pytest.mark.parametrize(
-    ("last", "gone"),
-    [({"failed": 1, "aborted": 1}, True), ({"failed": 1, "answered": 1}, False), ({"aborted": 1}, False), ({}, False)],
-)
-def test_a_server_without_answers_is_gone(last: dict[str, int], gone: bool) -> None:
-    """Also one that hangs, of which clients go away; after as many intervals as the policy says, and no fewer."""
-    intervals = [{"answered": 9}, *([last] * POLICY.gone)]
-
-    assert gate.is_gone(POLICY, intervals) == gone
-    assert not gate.is_gone(POLICY, intervals[:-1])
+def test_a_soak_ends_when_requests_fail_and_none_is_answered(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "send", lambda *_: SoakRequest(1, "failed", 0, "refused"))
+    policy = replace(POLICY, seconds=600, interval=0.1, sample=0.05)
+    monkeypatch.setattr(load, "_policy", policy)
+    monitor = Monitor(tuple, tmp_path / "kmsg")
+    gate.soak(policy, load, monitor)
+    assert monitor.watched.gone
+    assert monitor.watched.seconds < 60
+    assert states(Soak(load.requests, monitor.watched))["duration"] == ("fail", "server-gone")
 
 
 def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:

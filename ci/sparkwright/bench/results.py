@@ -64,19 +64,6 @@ def load_figure(name: str, values: Iterable[float | None]) -> LoadFigure:
     return LoadFigure(title, unit, len(samples), median, math.exp(low), math.exp(high))
 
 
-class Speculation(msgspec.Struct, frozen=True):
-    """
-    Speculative decoding in a measurement, by the server's counters.
-
-    Attributes:
-        length: Tokens that a step gives on average: one, and the drafts that were accepted.
-        acceptance: Share of the drafted tokens that were accepted.
-    """
-
-    length: float
-    acceptance: float
-
-
 #: Number of the A/A block of a gate, which is measured first: baseline against control.
 CONTROL_BLOCK = -1
 
@@ -88,13 +75,14 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         cell: `CellResult.name`.
         block: From 0; `CONTROL_BLOCK` of the A/A block.
-        launch: `LaunchRecord.number`.
+        launch: From 0, over all sides.
         position: In A B B A, from 0.
         attempt: From 0; more if an earlier measurement at this position was discarded.
         began: Seconds since 1970.
         run: The result; None if the generator gave none.
         before, after: The machine's state around it.
-        speculation: None without speculation.
+        drafts: Tokens that a step gives on average: one, and the drafts that were accepted; None
+            without drafts.
         reasons: Why it does not count; empty if it does.
         discarded: Whether it is measured again, and says nothing of a wheel.
     """
@@ -109,7 +97,7 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     run: LoadResult | None = None
     before: Snapshot | None = None
     after: Snapshot | None = None
-    speculation: Speculation | None = None
+    drafts: float | None = None
     reasons: tuple[Reason, ...] = ()
     discarded: bool = False
 
@@ -121,25 +109,8 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     def value(self, metric: str) -> float | None:
         """Return the value of *metric*, of `FIGURES`; None if it was not measured."""
         if metric == "drafts":
-            return self.speculation.length if self.speculation else None
+            return self.drafts
         return getattr(self.run, metric) if self.run else None
-
-
-class LaunchRecord(msgspec.Struct, frozen=True):
-    """
-    A complete launch: of one server, or of both sides at the same time.
-
-    Attributes:
-        number: From 0, over all sides.
-        block, position: Of its first measurement.
-        profiled: Sides of which a profile of one request was taken; the candidate's kept the
-            recipe's contract.
-    """
-
-    number: int
-    block: int
-    position: int
-    profiled: tuple[Side, ...] = ()
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -155,7 +126,6 @@ class Series(msgspec.Struct, frozen=True):
         baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
         low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
             None with too few blocks.
-        launches: Of the candidate.
         margin, tolerated: Its bounds, as shares; 0 if it does not decide.
         conclusion: What was excluded, in words.
     """
@@ -170,7 +140,6 @@ class Series(msgspec.Struct, frozen=True):
     candidate: float | None = None
     low: float | None = None
     high: float | None = None
-    launches: int = 0
     margin: float = 0.0
     tolerated: float = 0.0
     conclusion: str = ""
@@ -231,7 +200,6 @@ class Result(msgspec.Struct, frozen=True):
         bandwidth: Of the memory, measured in the same session; None if it was not.
         began, seconds: When, and how long.
         legs: Every measurement, those that do not count included.
-        launches: The complete ones.
     """
 
     kind: Kind
@@ -240,7 +208,6 @@ class Result(msgspec.Struct, frozen=True):
     candidate: Subject
     cells: tuple[CellResult, ...]
     legs: tuple[Measurement, ...]
-    launches: tuple[LaunchRecord, ...] = ()
     baseline: Subject | None = None
     stopped: Reason | None = None
     culprits: tuple[str, ...] = ()

@@ -81,11 +81,6 @@ class MetricSeries(msgspec.Struct, frozen=True):
     bounds: Bounds
     aa: float | None = None
 
-    @property
-    def noise(self) -> tuple[float, float]:
-        """Sum of the squares of the A/A blocks, and their number."""
-        return (0.0, 0.0) if self.aa is None else (self.aa**2, 1.0)
-
 
 class SeriesDecision(msgspec.Struct, frozen=True):
     """
@@ -127,28 +122,13 @@ def attempt_alpha(alpha: float, attempt: int) -> float:
     return alpha * 6 / (math.pi * attempt) ** 2
 
 
-def log_evidence(blocks: Any, total: Any, squares: Any, freedom: Any) -> Numbers:
-    """
-    Return the logarithm of the evidence that a mean gain is above 0; arrays broadcast.
-
-    Args:
-        blocks, total: Number and sum of the gains.
-        squares: Sum of the squares of the gains and of the A/A blocks.
-        freedom: Number of A/A blocks.
-    """
-    share = EFFECT**2 / (1 + blocks * EFFECT**2)
-    degrees = freedom + blocks
-    rest = np.maximum(squares - share * total**2, _TINY)
-    one_sided = 2 * stdtr(degrees, total * np.sqrt(share * degrees / rest))
-    ratio = degrees / 2 * np.log(np.maximum(squares, _TINY) / rest)
-    result: Numbers = ratio - np.log1p(blocks * EFFECT**2) / 2
-    result += np.log(np.maximum(one_sided, _TINY))
-    return result
-
-
 def evidence_path(gains: Any, squares: Any = 0.0, freedom: Any = 0.0) -> Numbers:
     """
-    Return `log_evidence` after each block (last axis); *squares* and *freedom* are of A/A blocks.
+    Return the logarithm of the evidence that a mean gain is above 0, after each block (last axis).
+
+    Args:
+        squares: Sum of the squares of the A/A blocks.
+        freedom: Number of A/A blocks.
 
     Raises:
         ValueError: A gain is not a finite number.
@@ -156,9 +136,16 @@ def evidence_path(gains: Any, squares: Any = 0.0, freedom: Any = 0.0) -> Numbers
     values = np.asarray(gains, np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a difference is not a finite number")
-    before = np.asarray(squares)[..., None] + np.cumsum(values**2, axis=-1)
-    blocks = np.arange(1, values.shape[-1] + 1)
-    return log_evidence(blocks, np.cumsum(values, axis=-1), before, np.asarray(freedom)[..., None])
+    blocks, total = np.arange(1, values.shape[-1] + 1), np.cumsum(values, axis=-1)
+    scatter = np.asarray(squares)[..., None] + np.cumsum(values**2, axis=-1)
+    degrees = np.asarray(freedom)[..., None] + blocks
+    share = EFFECT**2 / (1 + blocks * EFFECT**2)
+    rest = np.maximum(scatter - share * total**2, _TINY)
+    one_sided = 2 * stdtr(degrees, total * np.sqrt(share * degrees / rest))
+    ratio = degrees / 2 * np.log(np.maximum(scatter, _TINY) / rest)
+    evidence: Numbers = ratio - np.log1p(blocks * EFFECT**2) / 2
+    evidence += np.log(np.maximum(one_sided, _TINY))
+    return evidence
 
 
 def crossings(passing: Numbers, failing: Numbers, rule: DecisionRule) -> tuple[Counts, Counts]:
@@ -198,9 +185,9 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     paths = np.full((2, len(series), longest), -np.inf)
     for index, (each, values) in enumerate(zip(series, cut, strict=True)):
         high, low = math.log1p(each.bounds.margin), math.log1p(each.bounds.tolerated)
-        own = slice(len(values))
-        paths[0, index, own] = evidence_path(high - np.array(values), *each.noise)
-        paths[1, index, own] = evidence_path(np.array(values) - low, *each.noise)
+        own, noise = slice(len(values)), ((0.0, 0.0) if each.aa is None else (each.aa**2, 1.0))
+        paths[0, index, own] = evidence_path(high - np.array(values), *noise)
+        paths[1, index, own] = evidence_path(np.array(values) - low, *noise)
     passed, failed = crossings(paths[0], paths[1], rule)
     end = int(min(failed.min(), passed.max(), longest))
     results = tuple(

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from sparkwright.core import process
 from sparkwright.core.console import one_line
-from sparkwright.core.files import sha256_file
 from sparkwright.core.process import Limits
 from sparkwright.core.store import Store
 from sparkwright.core.zips import zip_file
@@ -105,7 +104,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         start: Seconds since the first request began.
         ttft: Seconds to the first token. *latency*: seconds to the last one.
         prompt_tokens: Tokens of the prompt. *output_tokens*: of the answer, as the server counts.
-        chunks: Events that brought tokens; fewer than tokens with speculation, None if not known.
         error: Error message; empty for success.
     """
 
@@ -114,7 +112,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     latency: float
     prompt_tokens: Tokens
     output_tokens: Tokens
-    chunks: int | None = None
     error: str = ""
 
     @property
@@ -140,7 +137,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     The result of one measurement.
 
     Attributes:
-        generator: Name and version. *sha256*: digest of the program.
+        generator: Name and version.
         seconds: From the start of the first measured request to the end of the last.
         requests: The measured requests, by start.
         itl_p50, itl_p90: Percentiles of the gaps between the events of all streams, in
@@ -149,7 +146,6 @@ class LoadResult(msgspec.Struct, frozen=True):
     """
 
     generator: str
-    sha256: str
     seconds: float
     requests: tuple[Request, ...]
     itl_p50: float | None = None
@@ -232,11 +228,10 @@ class _Detailed(msgspec.Struct):
 
 
 class VllmBench(msgspec.Struct, frozen=True):
-    """The generator: its *program*, its *name* with the version of vLLM, and its *sha256*."""
+    """The generator: its *program*, and its *name* with the version of vLLM."""
 
     program: Path
     name: str
-    sha256: str
 
     def measure(self, spec: LoadSpec) -> LoadResult:
         """
@@ -297,10 +292,6 @@ class VllmBench(msgspec.Struct, frozen=True):
             detailed.latencies,
             detailed.input_lens,
             detailed.output_lens,
-            [
-                len(gaps) + (ttft > 0)
-                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=True)
-            ],
             [one_line(error, 300) for error in detailed.errors],
         )
         first = min(detailed.start_times)
@@ -309,7 +300,6 @@ class VllmBench(msgspec.Struct, frozen=True):
         p50, p90 = (percentile(gaps, percent) if gaps else None for percent in (50, 90))
         return LoadResult(
             self.name,
-            self.sha256,
             seconds=max(request.start + request.latency for request in requests),
             # The file has the order of the prompts, which is not that of the requests.
             requests=tuple(sorted(requests, key=lambda request: request.start)),
@@ -384,4 +374,4 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
                 extracted = new_folder / "vllm-rs"
                 extracted.write_bytes(archive.read(MEMBER))
                 extracted.chmod(0o755)
-    return VllmBench(program, f"vllm-rs {base.version}", sha256_file(program))
+    return VllmBench(program, f"vllm-rs {base.version}")

@@ -121,7 +121,7 @@ def run(
     monitor = Monitor(processes, kernel)
     watched = monitor.watched
     try:
-        _soak(policy, load, monitor)
+        soak(policy, load, monitor)
     finally:
         monitor.close()
     after = {"words-after": words, "distributions-after": distributions}
@@ -132,39 +132,29 @@ def run(
     )
 
 
-def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
+def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
     """Keep the load up until the time is over or the server is gone."""
-    outcomes: list[Counter[str]] = []
     began, watched = time.monotonic(), monitor.watched
     # In a short soak each concurrency has its turn, too.
     longest = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
-    concurrencies = itertools.cycle(policy.load.concurrencies)
     with console.progress("soak", policy.seconds) as progress:
-        while watched.seconds < policy.seconds and not watched.gone:
-            concurrency = next(concurrencies)
+        for number, concurrency in enumerate(itertools.cycle(policy.load.concurrencies)):
+            counted = len(load.requests)
             seconds = min(longest, policy.seconds - watched.seconds)
-            for _ in load.run(str(len(outcomes)), concurrency, seconds):
+            for _ in load.run(str(number), concurrency, seconds):
                 watched.seconds = time.monotonic() - began
                 monitor.sample(watched.seconds)
                 progress.update(watched.seconds, f"{concurrency} at once")
-            counted = sum(map(Counter.total, outcomes))
-            outcomes.append(Counter(request.outcome for request in load.requests[counted:]))
-            watched.gone = is_gone(policy, outcomes)
-            answers = ", ".join(f"{count} {name}" for name, count in outcomes[-1].items())
+            outcomes = Counter[str](request.outcome for request in load.requests[counted:])
+            answers = ", ".join(f"{count} {name}" for name, count in outcomes.items())
             console.note(
                 f"{watched.seconds:.0f} s, {concurrency} at once: {answers}; "
                 f"{psutil.virtual_memory().available / 1e9:.1f} GB left"
             )
-
-
-def is_gone(policy: SoakPolicy, outcomes: Sequence[Mapping[str, int]]) -> bool:
-    """
-    Return whether in each of the last `SoakPolicy.gone` intervals some request failed and none was
-    answered.
-    """
-    last = outcomes[-policy.gone :]
-    silent = [each.get("failed") and not any(map(each.get, ANSWERS)) for each in last]
-    return len(silent) == policy.gone and all(silent)
+            # A failure fails the gate; without a single answer, more of them show nothing.
+            watched.gone = bool(outcomes["failed"]) and not any(outcomes[name] for name in ANSWERS)
+            if watched.gone or watched.seconds >= policy.seconds:
+                return
 
 
 def judge(

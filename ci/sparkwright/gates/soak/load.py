@@ -73,7 +73,6 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         repeating: Share of the answers at a concurrency that may repeat.
         least: Answers needed at each concurrency.
         drain: Seconds within which a request ends, and the server is idle after the load.
-        gone: Intervals without an answer after which the server counts as gone.
     """
 
     seconds: Positive
@@ -88,7 +87,6 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeating: Share
     least: Count
     drain: Positive
-    gone: Count
 
 
 class SoakRequest(msgspec.Struct, frozen=True):
@@ -202,7 +200,7 @@ class Watched(msgspec.Struct):
         faults: Time, reason and text of each fault in the kernel's log.
         unwatched: Check → reason and message, if its subject cannot be watched.
         seconds: The time under load.
-        gone: Whether the server gave no more answers.
+        gone: Whether requests failed in the last interval, and none was answered.
     """
 
     memory: list[tuple[float, float]] = []

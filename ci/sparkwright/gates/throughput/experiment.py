@@ -18,7 +18,6 @@ from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
@@ -117,7 +116,13 @@ class Experiment:
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
         self._workloads = workloads.load(root)
-        self.cells = self._chosen_cells()
+        names = options.workload or (self.policy.workloads,)
+        if kind == "bench" and self._recipe and not options.workload:
+            names = self._recipe.workloads
+        self.cells = self._workloads.cells(*names)
+        if kind == "gate":
+            decides = self._recipe.decides if self._recipe else {}
+            self.cells = workloads.deciding(self.cells, decides)
         # No draft of random tokens is accepted.
         self._drafted = bool(self._recipe and self._recipe.speculation)
         if not (self._drafted and options.texts):
@@ -193,23 +198,6 @@ class Experiment:
             if not (result.stopped and result.stopped.reference in spoiled):
                 journal.end()
         return result
-
-    def _chosen_cells(self) -> tuple[WorkloadCell, ...]:
-        """
-        Return the cells that are measured: all of a bench, and of a gate those that decide.
-
-        Raises:
-            UsageError: There is no such workload.
-        """
-        names, recipe = self._options.workload, self._recipe
-        if self._kind == "gate":
-            names = names or (self.policy.workloads,)
-            return workloads.deciding(
-                self._workloads.cells(*names), recipe.decides if recipe else {}
-            )
-        return self._workloads.cells(
-            *(names or (recipe.workloads if recipe else (self.policy.workloads,)))
-        )
 
     def _conditions(self, spec: RunSpec) -> Iterator[str]:
         """Yield how the servers ran and what they were asked, in words."""
@@ -311,7 +299,6 @@ class Experiment:
             self._subjects["candidate"],
             cells,
             tuple(runner.measurements),
-            launches=tuple(journal.launches),
             baseline=self._subjects.get("baseline"),
             stopped=stopped,
             culprits=decision.culprits if decision else (),

@@ -19,7 +19,7 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResu
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.results import Kind, Measurement, Speculation
+from sparkwright.bench.results import Kind, Measurement
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core.console import console
@@ -58,7 +58,7 @@ REASONS: Mapping[str, str] = {
 REPEATED = frozenset({"request-failed", "stream-merged"})
 #: States of the machine that the load of the measurement itself may cause; those are its result.
 OWN_LOAD = frozenset({"throttled", "too-hot"})
-#: Seconds within which the end of a server's process is noticed.
+#: Seconds after its last answer within which the end of a server's process is noticed.
 NOTICED_S = 3.0
 #: Seconds after which a server has counted the requests that it answered.
 SETTLE_S = 0.5
@@ -113,13 +113,13 @@ class RunSpec(msgspec.Struct, frozen=True):
 
 
 class CounterChange(msgspec.Struct, frozen=True):
-    """How the server's counters changed in a measurement, warm-ups included."""
+    """How the server's counters changed in a measurement; *drafts* as in `Measurement`."""
 
     finished: int
     by_length: int
     tokens: int
     hits: float = 0.0
-    speculation: Speculation | None = None
+    drafts: float | None = None
 
 
 def measure(
@@ -151,7 +151,8 @@ def measure(
             time.sleep(SETTLE_S)
             change = counter_change(counters, run_spec.counters(server.url))
     except (LoadError, ServerInvalid) as error:
-        if _has_ended(server):
+        time.sleep(NOTICED_S)
+        if not server.guard():
             return _ended(server, started)
         return replace(started, reasons=(Reason(error.reason, error.message),))
     after = run_spec.machine.snapshot()
@@ -164,29 +165,19 @@ def measure(
     ]
     result = replace(
         started, run=run, after=after,
-        speculation=change.speculation if change else None,
+        drafts=change.drafts if change else None,
         reasons=(*wrong, *disturbed),
         discarded=bool(wrong or disturbed) and {each.reference for each in wrong} <= REPEATED,
     )  # fmt: skip
-    failed = any(request.error for request in run.requests)
-    ended = _has_ended(server) if failed else not server.guard()
-    return _ended(server, result) if ended else result
+    if any(request.error for request in run.requests):
+        time.sleep(NOTICED_S)
+    return result if server.guard() else _ended(server, result)
 
 
 def _ended(server: Server, measurement: Measurement) -> Measurement:
     """Return *measurement* of a server that ended."""
     reasons = (Reason(server.reason, server.failure), *measurement.reasons)
     return replace(measurement, reasons=reasons, discarded=measurement.side != "candidate")
-
-
-def _has_ended(server: Server) -> bool:
-    """Return whether *server* has ended; that is noticed a moment after its last answer."""
-    until = time.monotonic() + NOTICED_S
-    while server.guard():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> CounterChange | None:
@@ -205,17 +196,16 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
     )
     if min(finished, tokens, by_length) < 0:
         return None
-    queries, hits, drafts, drafted, accepted = (
+    queries, hits, drafts, accepted = (
         change.get(f"vllm:{name}_total", 0.0)
         for name in (
             "prefix_cache_queries", "prefix_cache_hits", "spec_decode_num_drafts",
-            "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+            "spec_decode_num_accepted_tokens",
         )
     )  # fmt: skip
-    length, share = 1 + accepted / max(drafts, 1), accepted / max(drafted, 1)
     return CounterChange(
         round(finished), round(by_length), round(tokens), hits / max(queries, 1),
-        Speculation(length, share) if drafts > 0 else None,
+        1 + accepted / drafts if drafts > 0 else None,
     )  # fmt: skip
 
 
@@ -239,7 +229,7 @@ def invalid_reasons(
     counted = change.tokens == change.finished * spec.output_tokens
     # A busy machine merges parts of a stream of which the server counts every token.
     short = "stream-merged" if counted and not other else "answer-other"
-    shortest = SHORTEST_STEP_S / (change.speculation.length if change.speculation else 1.0)
+    shortest = SHORTEST_STEP_S / (change.drafts or 1.0)
     lumps = [each for each in whole if each.output_tokens > 1 and 0 <= each.tpot < shortest]
     impossible = any(not 0 < request.ttft <= request.latency for request in whole)
     mismatch = not counted or change.finished < spec.requests

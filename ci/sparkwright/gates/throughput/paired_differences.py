@@ -145,7 +145,7 @@ def cell_results(
     series: Sequence[MetricSeries],
     decision: Decision | None,
 ) -> tuple[CellResult, ...]:
-    """Return the result of each cell over complete *blocks*."""
+    """Return each cell with the metrics that were compared over complete *blocks*, or decide."""
     counted = [leg for leg in measurements if leg.counts and leg.block in blocks]
     deciding = {each.name: each for each in series}
     decided = {each.name: each for each in decision.series} if decision else {}
@@ -155,7 +155,7 @@ def cell_results(
         rows = []
         for metric in METRICS:
             name, row = series_name(cell.name, metric), _series(own, cell.name, blocks, metric)
-            if metric == "drafts" and row.candidate is None and name not in deciding:
+            if not row.differences and name not in deciding:
                 continue
             if name in decided:
                 own_series, verdict = deciding[name], decided[name]
@@ -177,15 +177,14 @@ def _series(
     for leg in own:
         if (value := leg.value(metric)) is not None:
             values[leg.side].setdefault(leg.block, []).append(value)
-    medians = {side: list(map(statistics.median, of.values())) for side, of in values.items()}
-    differences = _differences(own, cell, blocks, metric)
-    logarithms = differences or tuple(map(math.log, medians["candidate"]))
-    low, high = None, None
-    if len(logarithms) >= MIN_INTERVAL:
-        sign = -1 if differences and METRICS[metric][3] else 1
-        low, high = sorted(math.exp(sign * end) for end in mean_interval(logarithms))
-    baseline, candidate = (statistics.median(of) if of else None for of in medians.values())
+    baseline, candidate = (
+        statistics.median(map(statistics.median, of.values())) if of else None
+        for of in values.values()
+    )
+    differences, low, high = _differences(own, cell, blocks, metric), None, None
+    if len(differences) >= MIN_INTERVAL:
+        sign = -1 if METRICS[metric][3] else 1
+        low, high = sorted(math.exp(sign * end) for end in mean_interval(differences))
     return Series(
-        metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high,
-        launches=len({leg.launch for leg in own if leg.side == "candidate"}),
-    )  # fmt: skip
+        metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high
+    )

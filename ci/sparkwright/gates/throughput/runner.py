@@ -25,7 +25,7 @@ from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Measurement
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.server.launch import Server
 from sparkwright.bench.statistics import (
     Decision,
@@ -66,10 +66,15 @@ class ExperimentStart(msgspec.Struct, frozen=True):
 
 
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line: the experiment, or a complete launch with all measurements since the one before."""
+    """
+    A line: the experiment, or a complete launch with all measurements since the one before.
+
+    Attributes:
+        launch: The block, and its first position.
+    """
 
     begun: ExperimentStart | None = None
-    launch: LaunchRecord | None = None
+    launch: tuple[int, int] | None = None
     measurements: tuple[Measurement, ...] = ()
 
 
@@ -79,7 +84,7 @@ class MeasurementJournal:
 
     Attributes:
         begun: The experiment.
-        launches: The complete ones.
+        launches: `JournalLine.launch` of the complete ones.
         measurements: Those of these launches, and what was repeated.
 
     Raises:
@@ -98,7 +103,7 @@ class MeasurementJournal:
         self.launches = [line.launch for line in lines if line.launch]
         self.measurements = [leg for line in lines for leg in line.measurements]
 
-    def add(self, launch: LaunchRecord, measurements: Sequence[Measurement]) -> None:
+    def add(self, launch: tuple[int, int], measurements: Sequence[Measurement]) -> None:
         """Write a launch; it is on the disk when this returns."""
         append_line(self._path, JournalLine(launch=launch, measurements=tuple(measurements)))
         self.launches.append(launch)
@@ -205,7 +210,7 @@ class Runner:
     def blocks(self) -> frozenset[int]:
         """The numbers of the complete blocks, without the A/A block."""
         need = 4 if self.rule and not self._spec.resident else 1
-        launches = Counter(launch.block for launch in self._journal.launches)
+        launches = Counter(block for block, _ in self._journal.launches)
         return frozenset(b for b, count in launches.items() if count == need) - {CONTROL_BLOCK}
 
     @property
@@ -219,9 +224,8 @@ class Runner:
         """Measure what the journal does not hold of *block*."""
         order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
         size = len(order) if self._spec.resident else 1
-        complete = {(launch.block, launch.position) for launch in self._journal.launches}
         for first in range(0, len(order), size):
-            if (block, first) not in complete:
+            if (block, first) not in self._journal.launches:
                 positions = range(first, first + size)
                 self._launch(block, {position: order[position] for position in positions}, cells)
 
@@ -246,9 +250,7 @@ class Runner:
                         self._measure(cell, blank, servers[side])
                     self._turn_seconds = monotonic() - began
                 self._profile(servers)
-                profiled = tuple(servers) if self._spec.contract else ()
-                launch = LaunchRecord(number, block, min(positions), profiled)
-                self._journal.add(launch, self._legs)
+                self._journal.add((block, min(positions)), self._legs)
                 self._legs = []
                 return
             # Nothing counts of a launch that is not whole.
