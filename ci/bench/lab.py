@@ -107,9 +107,7 @@ def night(
     """
     pace = Pace(weights_gb / disk + REHEARSED["start"], prefill, decode, 2.0)
     policies = policy.load(root)
-    seconds = {name: REHEARSED[name] for name in GATES}
-    for name in GATES:
-        seconds[name] = gate_seconds(root, policies, pace, DECIDES, name) or seconds[name]
+    seconds = {name: gate_seconds(root, policies, pace, DECIDES, name)[0] for name in GATES}
     seconds["G7"] += policies.soak.shortest
     # The stock wheel is asked what G3 to G6 compare with.
     reference = pace.start_s + sum(seconds[name] for name in ("G3", "G4", "G5", "G6"))

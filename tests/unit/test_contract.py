@@ -21,11 +21,12 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.cherry_picks import patch
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core import strict_yaml
+from sparkwright.core.files import read_json
 from sparkwright.core.states import State
 from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.contract.kernel_trace import KernelTrace
-from sparkwright.gates.core import observed
+from sparkwright.gates.core.observed import ObservedServer
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst_check
 
@@ -302,7 +303,7 @@ def recorded(folder: Path, **changes: Any) -> Path:
 def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: Path) -> None:
     """Each kind of layer has a class in each phase; the stock wheel had another in one of them."""
     baseline = recorded(tmp_path)
-    facts = observed.load(baseline)
+    facts = read_json(baseline, ObservedServer)
     layers = {f"{phase} {kind}" for phase in ("prefill", "decode") for kind in ("attention", "linear", "moe")}
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     assert judged(tmp_path, baseline=baseline)["backends"].state == "pass"

@@ -24,16 +24,18 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
+from sparkwright.core.states import State
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
 from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
 from sparkwright.gates.core import observed
 from sparkwright.gates.core.observed import ObservedServer, Pace, PrefixCache
-from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity
+from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    decided,
     declare,
     failed,
     invalid,
@@ -41,10 +43,8 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 
-#: Lines that the gate reads by name.
-LINES = frozenset({"version", "context", "prefix-cache", "cache-block"})
-#: Reason → the lines of the log that fail a launch.
-UNWANTED = frozenset({"emulation", "backend-refused", "graph-memory-negative"})
+#: Why lines of the log fail a launch.
+Unwanted = Annotated[str, Meta(pattern="^(emulation|backend-refused|graph-memory-negative)$")]
 
 CHECKS = (
     *declare("log", "no-fallback-kernel"),
@@ -112,17 +112,13 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     lines: dict[str, LogPattern]
-    unwanted: dict[str, LogPattern]
+    unwanted: dict[Unwanted, LogPattern]
     share: Annotated[float, Meta(gt=0.5, lt=1)]
     part: Annotated[float, Meta(gt=0, lt=0.5)]
     unknown: Annotated[float, Meta(gt=0, lt=1)]
     change: Annotated[float, Meta(gt=0, lt=1)]
     fallbacks: tuple[str, ...]
     kernels: tuple[KernelPattern, ...]
-
-    def __post_init__(self) -> None:
-        if missing := (LINES - self.lines.keys()) | (UNWANTED ^ self.unwanted.keys()):
-            raise ValueError(f"lines: {', '.join(sorted(missing))} is missing or unknown")
 
 
 def profile(server: launch.Server, folder: Path) -> KernelTrace | Check:
@@ -152,7 +148,31 @@ def check_contract(
         log: What the server printed.
         trace: As `profile` returns it.
     """
-    return (_log(policy, log), *_kernel_checks(policy, contract, trace))
+    checks = [_log(policy, log)]
+    if isinstance(trace, Check):
+        return (*checks, trace)
+    kernels = kernel_classes.classify(trace, policy.kernels)
+    excluded = kernel_classes.fallbacks(kernels, contract, policy.fallbacks)
+    excluded += [
+        kernel
+        for kernel in kernels
+        if any(re.search(pattern, kernel.name) for pattern in contract.forbidden)
+    ]
+    samples = _samples(excluded)
+    shown = samples[0].actual if samples else "none"
+    message = f"kernels of the profile that the recipe excludes: {shown}"
+    good = not excluded
+    checks.append(judged("no-fallback-kernel", message, "kernel-forbidden", good, samples=samples))
+    checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
+    checks.append(_unknown(policy, contract, kernels))
+    if contract.graphs:
+        what = "kernels of decode steps in CUDA graphs"
+        checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
+    if contract.compiled:
+        what = "kernels of torch.compile in decode"
+        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
+        checks.append(_profiled("profile-compile", "compile-unseen", what, count))
+    return tuple(checks)
 
 
 def run(
@@ -243,12 +263,11 @@ def same_launches(
 ) -> Check:
     """Return whether a launch has the classes of kernels of the *first* one of the same wheel."""
     changed = kernel_classes.changes(first, now, policy.change)
-    if changed:
-        samples = [Sample(layer, actual=text) for layer, text in changed.items()]
-        message = f"another launch had other kernels: {', '.join(changed)}"
-        return invalid("kernels-launches", message, "launches-differ", samples=samples)
-    message = "this launch has the kernels of the first one"
-    return passed("kernels-launches", message, figures=[Figure("kinds and phases", len(now))])
+    samples = [Sample(layer, actual=text) for layer, text in changed.items()]
+    message = f"kernels of other classes than in the first launch: {', '.join(changed) or 'none'}"
+    state: State = "invalid" if changed else "pass"
+    reasons: Mapping[State, str] = {"invalid": "launches-differ"}
+    return decided("kernels-launches", message, state, reasons, samples=samples)
 
 
 def estimate(_: ContractPolicy, pace: Pace) -> float:
@@ -288,14 +307,12 @@ def _observed(facts: ObservedServer) -> Check:
         return invalid(name, message, "facts-disagree", figures=figures, samples=samples)
     shown = {"served name": (facts.name,), "drafts": (str(facts.drafts),), **facts.lines}
     texts = [Sample(fact, "", ", ".join(values)[:200]) for fact, values in shown.items()]
-    reuse = "there is no prefix cache"
-    if cache.block:
-        reuse = (
-            f"of a repeated prompt of {cache.prompt:,} tokens {cache.hits:,} were cached, "
-            f"in blocks of {cache.block}"
-        )
-    message = f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; "
-    return passed(name, message + reuse, figures=figures, samples=texts)
+    message = (
+        f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; of a "
+        f"repeated prompt of {cache.prompt:,} tokens {cache.hits:,} were cached, in blocks of "
+        f"{cache.block}"
+    )
+    return passed(name, message, figures=figures, samples=texts)
 
 
 def _log(policy: ContractPolicy, log: Path) -> Check:
@@ -310,37 +327,6 @@ def _log(policy: ContractPolicy, log: Path) -> Check:
             message = f"{found.count} lines of the log, such as: {found.texts[0][-200:]}"
             return failed("log", message, reason, samples=samples)
     return passed("log", "it refused no backend, and emulates nothing")
-
-
-def _kernel_checks(
-    policy: ContractPolicy, contract: KernelContract, trace: KernelTrace | Check
-) -> list[Check]:
-    """Return the checks that the profile decides."""
-    if isinstance(trace, Check):
-        return [trace]
-    kernels = kernel_classes.classify(trace, policy.kernels)
-    excluded = kernel_classes.fallbacks(kernels, contract, policy.fallbacks)
-    excluded += [
-        kernel
-        for kernel in kernels
-        if any(re.search(pattern, kernel.name) for pattern in contract.forbidden)
-    ]
-    samples = _samples(excluded)
-    shown = samples[0].actual if samples else "none"
-    message = f"kernels of the profile that the recipe excludes: {shown}"
-    checks = [
-        judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
-    ]
-    checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
-    checks.append(_unknown(policy, contract, kernels))
-    if contract.graphs:
-        what = "kernels of decode steps in CUDA graphs"
-        checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
-    if contract.compiled:
-        what = "kernels of torch.compile in decode"
-        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
-        checks.append(_profiled("profile-compile", "compile-unseen", what, count))
-    return checks
 
 
 def _profiled(name: str, reason: str, what: str, count: int) -> Check:
@@ -418,7 +404,7 @@ def _backends(
         message = "name --against a folder that --record wrote, to compare its server's kernels"
         return Check(name, "not-run", message, "not-asked", False, tuple(figures))
     try:
-        stock = observed.load(baseline)
+        stock = read_recorded(baseline, ObservedServer, "baseline-damaged")
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
     if not stock.classes:

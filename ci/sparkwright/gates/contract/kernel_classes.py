@@ -163,8 +163,8 @@ def changes(
     changed = {}
     for layer in sorted({*before, *now}):
         old, new = before.get(layer, {}), now.get(layer, {})
-        moved = {key: abs(new.get(key, 0.0) - old.get(key, 0.0)) for key in {*old, *new}}
-        key = max(sorted(moved), key=lambda each: moved[each])
-        if moved[key] > most:
-            changed[layer] = f"{key}: {old.get(key, 0.0):.0%} before, {new.get(key, 0.0):.0%} now"
+        for key in sorted({*old, *new}):
+            was, share = old.get(key, 0.0), new.get(key, 0.0)
+            if abs(share - was) > most:
+                changed[layer] = f"{key}: {was:.0%} before, {share:.0%} now"
     return changed

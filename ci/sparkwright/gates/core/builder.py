@@ -255,13 +255,16 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     stock=dirty_text.reference(options.against, server.identity),
                 )
             case "G5" if options.against:
+                cached = None
+                if recipe and options.python:
+                    cached = recipe.announces_cache(wheel_identity.version(options.python))
                 reference = options.against / LOGPROBS
                 return logprobs.run(
                     policies.logprobs,
                     server.client(),
                     reference,
                     served=server.identity,
-                    cached=self._announces_cache(),
+                    cached=cached,
                     repairs=[
                         change.why
                         for change in self._declared
@@ -333,14 +336,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         folders = [root / "forks" / stack / fork for fork in self._context.forks]
         patches = [patch for folder in folders for patch in series.load(folder)]
         return tuple(change for patch in patches for change in patch.changes)
-
-    def _announces_cache(self) -> bool | None:
-        """Return whether the recipe states a prefix cache; None without a recipe and its Python."""
-        if not self._recipe or not self._options.python:
-            return None
-        disabled = "--no-enable-prefix-caching" in self._options.flag
-        version = wheel_identity.version(self._options.python)
-        return not disabled and self._recipe.announces_cache(version)
 
     @cached_property
     def _audit(self) -> AuditReport:

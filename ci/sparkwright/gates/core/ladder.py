@@ -405,16 +405,11 @@ def raise_for_state(ladder: Ladder) -> None:
 
     Raises:
         gate-failed, measurement-invalid, gate-inconclusive, gate-not-run: By the worst state; the
-            details are the checks in it.
+            details are the gates in it, each with the first check.
     """
     if ladder.state == "pass":
         return
     reference, word = _ERRORS[ladder.state]
-    unmet = {
-        verdict.label: [
-            check.name for check in verdict.checks if check.required and check.state == ladder.state
-        ]
-        for verdict in ladder.verdicts
-    }
-    details = [f"{label}: {', '.join(names)}" for label, names in unmet.items() if names]
+    unmet = [each for each in ladder.verdicts if each.state == ladder.state]
+    details = [f"{each.label}: {each.worst_check.name}" for each in unmet if each.worst_check]
     raise GateError(reference, f"{ladder.subject}: {len(details)} gate(s) {word}.", details=details)

@@ -26,7 +26,7 @@ from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.files import content_key, list_folder, read_json, sha256_file
+from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as accuracy
@@ -71,23 +71,24 @@ FINISHED = "finished.json"
 def gate_seconds(
     root: Path,
     policies: GatePolicies,
-    pace: Pace,
+    pace: Pace | None,
     decides: Mapping[str, tuple[Metric, ...]],
     gate: str,
-) -> float | None:
+) -> tuple[float, str]:
     """
-    Return the seconds of *gate* with a server of that *pace*; None if it tells nothing of it.
+    Return the seconds of *gate* with a server of that *pace*, and where they come from.
 
     Args:
         decides: As of the recipe.
     """
-    if gate == "G8":
+    if pace and gate == "G8":
         loads, rules = workloads.load(root), policies.throughput
         cells = workloads.deciding(loads.cells(rules.workloads), decides)
-        return throughput.estimate(rules, pace, cells, loads.rule)
-    if gate in ESTIMATES:
-        return ESTIMATES[gate](getattr(policies, policy.PACKAGES[gate]), pace)
-    return None
+        return throughput.estimate(rules, pace, cells, loads.rule), "this machine"
+    if pace and gate in ESTIMATES:
+        rules_of_gate = getattr(policies, policy.PACKAGES[gate])
+        return ESTIMATES[gate](rules_of_gate, pace), "this machine"
+    return REHEARSED[gate], "docs/rehearsal"
 
 
 class Night:
@@ -167,14 +168,13 @@ class Night:
             asked = {"G5", "G6"} & {*self._names}
             seconds = start + sum(self.estimate(gate)[0] for gate in asked)
             return seconds, "this machine" if pace else "docs/rehearsal"
-        root = self._context.project.root
-        if pace and (own := gate_seconds(root, self._policies, pace, self._recipe.decides, name)):
-            return own * self._correction, "this machine"
-        seconds = REHEARSED[name]
+        root, decides = self._context.project.root, self._recipe.decides
+        seconds, source = gate_seconds(root, self._policies, pace, decides, name)
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
             seconds += min(load, self._policies.soak.shortest) if self._hours else load
-        return seconds, "docs/rehearsal"
+            return seconds, source
+        return seconds * self._correction, source
 
     @property
     def _correction(self) -> float:
@@ -325,16 +325,17 @@ class Night:
     @property
     def page(self) -> Path:
         """The file of the page."""
-        name = self._subject.file.removesuffix(".whl")
-        return self._context.output / f"{name}.{self._recipe.name}.html"
+        return self._beside(f"{self._recipe.name}.html")
+
+    def _beside(self, suffix: str) -> Path:
+        """Return the file of the wheel's name with *suffix* in the output folder."""
+        return self._context.output / f"{self._subject.file.removesuffix('.whl')}.{suffix}"
 
     def _result(self) -> Result | None:
         """Return the measurements of G8, if they are those of its verdict."""
-        step = self._steps.get("G8")
-        evidence = step.verdict.evidence if step and step.verdict else ""
-        for path in list_folder(self._context.output, "*.throughput.json") if evidence else ():
-            if sha256_file(path) == evidence:
-                return results.read(path)
+        step, path = self._steps.get("G8"), self._beside("throughput.json")
+        if step and step.verdict and path.exists() and sha256_file(path) == step.verdict.evidence:
+            return results.read(path)
         return None
 
     @property

@@ -11,14 +11,13 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
+from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
 CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -176,13 +175,3 @@ def repeat(client: Client, tokens: list[int], salt: str) -> PrefixCache:
     after = client.metrics()
     growth = [round(after.get(key, 0) - before.get(key, 0)) for key in (CACHE_QUERIES, CACHE_HITS)]
     return PrefixCache(block, len(tokens), *growth)
-
-
-def load(path: Path) -> ObservedServer:
-    """
-    Return the facts in the file at *path*.
-
-    Raises:
-        ServerInvalid: It is no such file (``baseline-damaged``).
-    """
-    return read_recorded(path, ObservedServer, "baseline-damaged")
