@@ -140,6 +140,7 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     nothing is shown for the recipe.
     """
     monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
+    monkeypatch.setattr(preflight, "both_fit", lambda *_: True)
     base = environment(place, "base")
     result = answered(place, question(place, recipe="toy-cpu", baseline_python=base, flag=("--seed=7",)), "gate")
     states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
