@@ -275,7 +275,6 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     )),
     *(("device", *mistake) for mistake in (
         ("repeats: 2", "repeats: 1", "repeats"), ("seconds: 300", "seconds: 0", "seconds"),
-        ("[fp4-quantise,", "[fp4-quantize,", "no check fp4-quantize"), ("outliers", "outlier", "outlier"),
     )),
 ])  # fmt: skip
 def test_a_mistake_in_a_policy_is_named(name: str, before: str, after: str, message: str) -> None:

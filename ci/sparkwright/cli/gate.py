@@ -164,6 +164,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     names = arguments.recipe.split()
     alone = not (arguments.serve or arguments.server or arguments.record)
+    # Gates that look at the wheel alone need neither a model nor another wheel.
+    alone = alone and not set(ladder.SERVED).isdisjoint(arguments.only or ladder.SERVED)
     if arguments.dry_run:
         document = _check_request(context, arguments)
         if len(names) == 1 and alone and gate_options.wheel:

@@ -23,13 +23,11 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
 from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import (
-    UNAVAILABLE,
     Check,
     Figure,
     Sample,
@@ -51,8 +49,6 @@ CHECKS = tuple(
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    "harness-missing": "lm-evaluation-harness is not installed and cannot be fetched: run the gate "
-    "once with a connection.",
     "task-data-missing": "The task's data set is not in this machine's hub cache, and the gate "
     "fetches none: download it once.",
     "harness-failed": "lm-evaluation-harness ended with an error, as it does at the first request "
@@ -146,7 +142,7 @@ def run(
 
     Raises:
         file-invalid: The lock of lm-eval is invalid.
-        source-mismatch, command-failed: lm-eval cannot be installed.
+        offline, source-unreachable, source-mismatch, command-failed: lm-eval cannot be installed.
     """
     checks = list[Check]()
     try:
@@ -154,7 +150,7 @@ def run(
             checks.append(check)
     except ServerInvalid as error:
         part = f"{name}-{PARTS[len(checks)]}"
-        make = not_run if error.reason in ("harness-missing", "task-data-missing") else invalid
+        make = not_run if error.reason == "task-data-missing" else invalid
         checks.append(make(part, f"{error.message}.", error.reason))
     message = f"{checks[-1].name} ended the task."
     missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
@@ -172,12 +168,6 @@ def _judged(
 ) -> Iterator[Check]:
     """Yield the checks; raise `ServerInvalid` for the first that cannot be judged."""
     task = policy.task(name)
-    try:
-        harness.obtain(context)
-    except SourceError as error:
-        if error.reference not in UNAVAILABLE:
-            raise
-        raise ServerInvalid("harness-missing", f"no lm-evaluation-harness: {error.what}") from None
     if task.dataset and not harness.has_data(context, task):
         raise ServerInvalid(
             "task-data-missing", f"the data set {task.dataset} is not on this machine"

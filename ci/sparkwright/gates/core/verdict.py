@@ -27,9 +27,6 @@ Role = Literal["decides", "informs", "reports"]
 #: that one outweighs what was not measured at all.
 ORDER: tuple[State, ...] = ("fail", "invalid", "inconclusive", "not-run", "pass")
 
-#: References of errors after which a check or a step is not-run, and not failed.
-UNAVAILABLE = ("offline", "source-unreachable")
-
 #: Samples kept of one check; a sweep may disagree in millions of places, and a few show how.
 MOST_SAMPLES = 20
 
