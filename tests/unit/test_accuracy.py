@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.refusals import refusal
 from msgspec.structs import replace
 from scipy.stats import binom
+from tests.refusals import refusal
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.client import Client, ServerInvalid
