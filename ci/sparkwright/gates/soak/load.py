@@ -251,12 +251,11 @@ class Monitor:
                 resident = sum(process.memory_info().rss for process in alive)
                 watched.memory.append((at, resident + on_gpu))
         if self._log:
-            try:
+            lost = True
+            with contextlib.suppress(OSError):
                 faults = list(self._log.findings())[:20]
                 watched.faults += [(at, fault.reference, fault.message) for fault in faults]
                 lost = self._log.lost > 0
-            except OSError:
-                lost = True
             if lost:
                 text = "faults may be missing: records were overwritten or cannot be read"
                 watched.unwatched["kernel-log"] = ("kernel-log-lost", text)
@@ -287,13 +286,13 @@ def gpu_memory(pids: Container[int]) -> float | None:
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     except pynvml.NVMLError:
         return 0.0
     try:
-        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
         lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
     except pynvml.NVMLError:
         return None
     used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
     # The driver reports None for memory that it does not count; a sum without it is wrong.
-    return None if None in used or (count and not used) else float(sum(used))
+    return None if None in used or (devices and not used) else float(sum(used))

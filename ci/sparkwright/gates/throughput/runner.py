@@ -139,9 +139,8 @@ def prompts_seed(seed: int, leg: Measurement, *, texts: bool = False) -> int:
 
     Of real *texts* a block has the same ones on both sides, as they differ in what is accepted.
     """
-    text = f"{seed}/{leg.block}/{leg.cell}"
-    if not texts:
-        text = f"{seed}/{leg.launch}/{leg.position}/{leg.cell}/{leg.attempt}"
+    own = f"{leg.launch}/{leg.position}/{leg.attempt}"
+    text = f"{seed}/{leg.cell}/{leg.block if texts else own}"
     return random.Random(text).randrange(1, 2**31)  # noqa: S311
 
 
@@ -223,23 +222,28 @@ class Runner:
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
         order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
-        size = len(order) if self._spec.resident else 1
-        for first in range(0, len(order), size):
+        turns = list(enumerate(order))
+        size = len(turns) if self._spec.resident else 1
+        for first in range(0, len(turns), size):
             if (block, first) not in self._journal.launches:
-                positions = range(first, first + size)
-                self._launch(block, {position: order[position] for position in positions}, cells)
+                self._launch(block, turns[first : first + size], cells)
 
     def _launch(
-        self, block: int, positions: Mapping[int, Side], cells: Sequence[WorkloadCell]
+        self, block: int, turns: Sequence[tuple[int, Side]], cells: Sequence[WorkloadCell]
     ) -> None:
-        """Measure *cells* at *positions* on fresh servers, again if a baseline's server ends."""
+        """
+        Measure *cells* on fresh servers, again if a baseline's server ends.
+
+        Args:
+            turns: Positions in the block, and the side of each.
+        """
         for _ in range(self._attempts):
             number = 1 + max((leg.launch for leg in self.measurements), default=-1)
             with (
                 contextlib.suppress(_ServerLost),
-                self._launcher(sorted(set(positions.values()))) as servers,
+                self._launcher(sorted({side for _, side in turns})) as servers,
             ):
-                for position, side in positions.items():
+                for position, side in turns:
                     draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
                     if self.rule and self._turn_seconds:
                         longest = self._spec.policy.lag * self._turn_seconds
@@ -250,7 +254,7 @@ class Runner:
                         self._measure(cell, blank, servers[side])
                     self._turn_seconds = monotonic() - began
                 self._profile(servers)
-                self._journal.add((block, min(positions)), self._legs)
+                self._journal.add((block, turns[0][0]), self._legs)
                 self._legs = []
                 return
             # Nothing counts of a launch that is not whole.
