@@ -185,7 +185,8 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     paths = np.full((2, len(series), longest), -np.inf)
     for index, (each, values) in enumerate(zip(series, cut, strict=True)):
         high, low = math.log1p(each.bounds.margin), math.log1p(each.bounds.tolerated)
-        own, noise = slice(len(values)), ((0.0, 0.0) if each.aa is None else (each.aa**2, 1.0))
+        own = slice(len(values))
+        noise = (0.0, 0.0) if each.aa is None else (each.aa**2, 1.0)
         paths[0, index, own] = evidence_path(high - np.array(values), *noise)
         paths[1, index, own] = evidence_path(np.array(values) - low, *noise)
     passed, failed = crossings(paths[0], paths[1], rule)

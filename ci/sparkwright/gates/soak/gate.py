@@ -205,7 +205,8 @@ def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
 
 def _words(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
     """Return whether few answers at each concurrency repeat a token."""
-    name, repeating = "words-under-load", [each for each in requests if each.outcome == "repeating"]
+    name = "words-under-load"
+    repeating = [each for each in requests if each.outcome == "repeating"]
     answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
     if not answers:
         return invalid(name, "there are no answers to look at", "load-too-small")

@@ -147,8 +147,9 @@ class Experiment:
                 recipe, another measurement at the same time.
         """
         options, store, policy = self._options, self._context.store, self.policy
-        model, gated = options.serve, self._kind == "gate"
+        model = options.serve
         assert model
+        gated = self._kind == "gate"
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, policy.generator, store, offline=self._context.offline
         )
