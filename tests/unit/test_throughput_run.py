@@ -168,7 +168,6 @@ class SimulatedServers(MachineMonitor):
         self.throttled = ("hardware thermal slowdown",) * (server.side in noise.throttled)
         server.counts += Counter({
             "vllm:request_success_total": spec.requests,
-            'vllm:request_success_total{finished_reason="length"}': spec.requests,
             "vllm:generation_tokens_total": spec.requests * spec.output_tokens,
         })  # fmt: skip
         seconds = -(-spec.requests // spec.concurrency) * latency

@@ -116,7 +116,6 @@ class CounterChange(msgspec.Struct, frozen=True):
     """How the server's counters changed in a measurement; *drafts* as in `Measurement`."""
 
     finished: int
-    by_length: int
     tokens: int
     hits: float = 0.0
     drafts: float | None = None
@@ -189,12 +188,7 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
     """
     change = {name: value - before.get(name, 0.0) for name, value in after.items()}
     finished, tokens = change.get(_FINISHED, -1.0), change.get(_GIVEN, -1.0)
-    by_length = sum(
-        value
-        for name, value in change.items()
-        if name.startswith(f"{_FINISHED}{{") and '"length"' in name
-    )
-    if min(finished, tokens, by_length) < 0:
+    if min(finished, tokens) < 0:
         return None
     queries, hits, drafts, accepted = (
         change.get(f"vllm:{name}_total", 0.0)
@@ -204,7 +198,7 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
         )
     )  # fmt: skip
     return CounterChange(
-        round(finished), round(by_length), round(tokens), hits / max(queries, 1),
+        round(finished), round(tokens), hits / max(queries, 1),
         1 + accepted / drafts if drafts > 0 else None,
     )  # fmt: skip
 
@@ -224,11 +218,10 @@ def invalid_reasons(
     whole = [request for request in run.requests if not request.error]
     answers = [each.output_tokens for each in whole if each.output_tokens != spec.output_tokens]
     prompts = [each.prompt_tokens for each in whole if each.prompt_tokens != spec.prompt_tokens]
-    other = change.finished - change.by_length
     # Warm-ups and the generator's own trial have the same length.
     counted = change.tokens == change.finished * spec.output_tokens
     # A busy machine merges parts of a stream of which the server counts every token.
-    short = "stream-merged" if counted and not other else "answer-other"
+    short = "stream-merged" if counted else "answer-other"
     shortest = SHORTEST_STEP_S / (change.drafts or 1.0)
     lumps = [each for each in whole if each.output_tokens > 1 and 0 <= each.tpot < shortest]
     impossible = any(not 0 < request.ttft <= request.latency for request in whole)
@@ -245,7 +238,6 @@ def invalid_reasons(
             short,
             f"answers of {answers[:3]} tokens, not {spec.output_tokens}",
         ),
-        (other, "answer-other", f"{other} of {change.finished} requests ended otherwise"),
         (
             prompts and spec.prompt_file is None,
             "prompt-other",
