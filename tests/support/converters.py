@@ -141,7 +141,7 @@ UNIT = Unit(
         Converter("mini-block", "quantise", "return mini::quantise(x, tensor_scale, scale);"),
         Converter("mini-layout", "offset", "return mini::offset(row, column, columns);"),
     ),
-    arch=1210,
+    defines={"__CUDA_ARCH__": "1210"},
 )
 
 _SIGNED = "return code & 8 ? -table[code & 7] : table[code & 7];"

@@ -46,11 +46,11 @@ def environment(folder: Path, fault: str = "") -> Path:
 def driver(folder: Path, body: str) -> Path:
     """Return a script in place of the driver's, in which *body* has the ``cubins``."""
     script = folder / "driver.py"
-    script.write_text(f"import json, os, sys, time\ncubins = json.load(open(sys.argv[1]))\n{body}\n")
+    script.write_text(f"import json, os, sys, time\nfrom pathlib import Path\ncubins = [*Path(sys.argv[1]).glob('*.cubin')]\n{body}\n")
     return script
 
 
 def check(name: str, scratch: Path, fault: str = "") -> Check:
     """Return the check *name* of the tests' operators, which have *fault*."""
     scratch.mkdir()
-    return device.operator_check(name, POLICY.operators, environment(scratch, fault), (), scratch / name)
+    return device.operator_check(name, POLICY, environment(scratch, fault), (), scratch / name)

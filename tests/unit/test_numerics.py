@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
 from tests.support.processes import until
+from tests.support.wheels import ROOT
 
+from sparkwright.core import strict_yaml
 from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import gate as numerics
@@ -47,6 +49,13 @@ def test_a_sound_tree_passes_with_figures(tmp_path: Path) -> None:
     assert {(one.name, one.state, one.reason) for one in without} == {(name, "not-run", "tree-missing") for name in checks}
 
 
+def test_the_policy_names_every_converter_once() -> None:
+    """Checks are named after converters."""
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+    names = [converter.name for unit in policy.units for converter in unit.converters]
+    assert len(names) == len({*names})
+
+
 def asm(ptx: str) -> str:
     """Return the body of a converter that is the inline *ptx*."""
     return f'unsigned y = 0; asm volatile("{ptx}" : "=r"(y) : "f"(x[0]), "f"(x[1])); return y;'
@@ -58,7 +67,7 @@ def asm(ptx: str) -> str:
         (asm("cvt.rz.satfinite.e2m1x2.f32 %0, %2, %1;"), "converter-unreadable"),
         (asm("@p mov.b32 %0, 1;"), "converter-unreadable"),
         (asm(".reg .f64 d; mov.b32 %0, d;"), "converter-unreadable"),
-        ('unsigned y = 0; asm volatile(text : "=r"(y)); return y;', "converter-unreadable"),
+        ('unsigned y = 0; asm volatile(text : "=r"(y)); return y;', "converter-uncompilable"),
         (asm("mov.b32 %0, c;"), "converter-uncompilable"),
         (asm("mov.b32 %0, %7;"), "converter-uncompilable"),
         (asm(".reg .b8 b; mov.b32 %0, {b, b};"), "converter-uncompilable"),
@@ -114,10 +123,10 @@ def test_every_16_bit_number_and_tie_is_rounded_by_the_definition(kind: type) ->
     """NaN of either sign is +6; ties and their neighbours, -0 and infinity are among the numbers."""
     with np.errstate(invalid="ignore"):
         values = np.arange(1 << 16, dtype=np.uint16).view(kind).astype(np.float32)
-    ties = [np.nextafter(nvfp4.TIES, np.float32(by)) for by in (-9, 9)]
-    values = np.concatenate([values, nvfp4.TIES, -nvfp4.TIES, *ties])
+    ties = (nvfp4.MAGNITUDES[:-1] + nvfp4.MAGNITUDES[1:]) / np.float32(2)
+    values = np.concatenate([values, ties, -ties, *(np.nextafter(ties, np.float32(by)) for by in (-9, 9))])
     sizes, even = np.abs(values)[:, None], np.arange(7) % 2 == 0
-    codes = np.where(even, sizes > nvfp4.TIES, sizes >= nvfp4.TIES).sum(axis=1)
+    codes = np.where(even, sizes > ties, sizes >= ties).sum(axis=1)
     codes = np.where(np.isnan(values), 7, codes | np.signbit(values) << 3)
     assert (nvfp4.encode(values) == codes).all()
 
@@ -144,9 +153,7 @@ def test_scales_come_back_from_their_tiles(shape: tuple[int, int], seed: int) ->
 
 def test_the_layout_is_that_of_the_documentation() -> None:
     """Rows 0, 32, 64 and 96 of a tile share 16 bytes; the next tile is to the right."""
-    offsets = nvfp4.swizzled_offset(
-        np.array([0, 0, 32, 96, 1, 0, 128]), np.array([0, 3, 0, 3, 0, 4, 0]), 8
-    )
+    offsets = nvfp4.swizzled_offsets(129, 8)[[0, 0, 32, 96, 1, 0, 128], [0, 3, 0, 3, 0, 4, 0]]
     assert offsets.tolist() == [0, 3, 4, 15, 16, 512, 1024]
 
 
@@ -158,8 +165,8 @@ def test_wrong_codes_and_scales_are_told_from_roundings() -> None:
     codes[0, 2] = 0
     for code, wrong in ((codes[0, 1], 0), (5, 0), (6, 1)):
         codes[0, 1] = code
-        assert [part.sum() for part in nvfp4.quantisation_errors(matrix, 1.0, codes, scales)] == [
+        assert [part.sum() for part in nvfp4.quantisation_errors(matrix, np.array([[1.0]]), codes, scales)] == [
             wrong,
             0,
         ]
-    assert nvfp4.quantisation_errors(matrix, 2.0, codes, scales)[1].all()
+    assert nvfp4.quantisation_errors(matrix, np.array([[2.0]]), codes, scales)[1].all()

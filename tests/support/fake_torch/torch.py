@@ -34,9 +34,6 @@ class Tensor(np.ndarray):
     def to(self, _: str) -> Tensor:
         return self.copy()
 
-    def copy_(self, other: Any) -> None:
-        self[...] = other
-
     def cpu(self) -> Tensor:
         return self
 
@@ -177,6 +174,11 @@ def permute(self: Any, dims: Any) -> Any:
     return np.transpose(self, dims)
 
 
+def copy_(self: Any, src: Any) -> None:
+    """Copy."""
+    self[...] = np.asarray(src).view(self.dtype)
+
+
 def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
     """Multiply."""
     values = _wide(a) @ _wide(b)
@@ -247,6 +249,6 @@ def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
 
 
 ops = SimpleNamespace(
-    _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum), aten=_namespace(permute),
+    _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum), aten=_namespace(permute, copy_),
     load_library=lambda path: None,
 )  # fmt: skip

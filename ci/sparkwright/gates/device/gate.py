@@ -58,9 +58,6 @@ FP4_GENERATION = 10
 #: Bytes between two tensors in the memory of a case; those beside outputs are compared.
 GUARD = 4096
 
-#: The checks that need FP4 instructions.
-NEEDS_FP4 = {name for name in operators.OPERATORS if name.startswith("fp4-")}
-
 CHECKS = (*declare("gpu"), *declare("cubins", *operators.OPERATORS, measured=True))
 
 #: Reason → its meaning, and what to do.
@@ -88,42 +85,24 @@ REASONS: Mapping[str, str] = {
 }
 
 
-class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The operators of the wheel.
-
-    Attributes:
-        libraries: Globs of the wheel's libraries with operators.
-        seconds: For all cases of one check.
-        repeats: Runs of each case, which must agree in every bit.
-        roundings: Of a result in its type, which the allowed error follows from.
-        required: The checks that decide, where the wheel's architecture has their instructions.
-    """
-
-    libraries: tuple[str, ...]
-    seconds: Positive
-    repeats: Annotated[int, Meta(ge=2)]
-    roundings: Positive
-    required: tuple[str, ...]
-
-
 class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     ``ci/gates/device.yaml``.
 
     Attributes:
-        seconds: For the program that loads the wheel's device code.
+        seconds: For each program on the GPU: it loads all cubins, or runs the cases of a check.
+        libraries: Globs of the wheel's libraries with operators.
+        repeats: Runs of each case, which must agree in every bit.
+        roundings: Of a result in its type, which the allowed error follows from.
+        required: The operators' checks that decide, where the wheel's architecture has their
+            instructions.
     """
 
     seconds: Positive
-    operators: OperatorPolicy
-
-
-#: The compute capability of a GPU, as major and minor number.
-Capability = tuple[int, int]
-
-#: A name for people, and the path, of each cubin.
-Cubins = list[tuple[str, Path]]
+    libraries: tuple[str, ...]
+    repeats: Annotated[int, Meta(ge=2)]
+    roundings: Positive
+    required: tuple[str, ...]
 
 
 def run(
@@ -140,9 +119,7 @@ def run(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: The wheel cannot be read.
     """
-    required = {"gpu", "cubins", *policy.operators.required}
-    if 0 < parsed(target)[0] < FP4_GENERATION:
-        required -= NEEDS_FP4
+    required = {"gpu", "cubins", *policy.required}
     gpu = next(iter(host_info.gpus()), GpuInfo("", "", ""))
     major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
     message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
@@ -152,32 +129,38 @@ def run(
         message = f"the wheel is for {target}; the GPU is {message}"
         checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]
     else:
-        checks = [passed("gpu", message)]
-        checks += _checks(policy, scratch, (major, minor), wheel, python)
+        checks = [
+            passed("gpu", message),
+            *_checks(policy, scratch, (major, minor), wheel, python),
+        ]
+    # A GPU without FP4 instructions loads only the code of wheels for such GPUs.
     return tuple(
-        msgspec.structs.replace(check, required=check.name in required) for check in checks
+        msgspec.structs.replace(
+            check, required=check.name in required and check.reason != "fp4-hardware-missing"
+        )
+        for check in checks
     )
 
 
 def _checks(
-    policy: DevicePolicy, scratch: Path, gpu: Capability, wheel: Path, python: Path | None
+    policy: DevicePolicy, scratch: Path, gpu: tuple[int, int], wheel: Path, python: Path | None
 ) -> Iterator[Check]:
     """Yield the checks on a GPU that runs the code of *wheel*."""
     with console.step("device code of the wheel"):
         try:
-            cubins, libraries = unpack(wheel, gpu, policy.operators.libraries, scratch)
+            cubins, libraries = unpack(wheel, gpu, policy.libraries, scratch)
         except elf.ElfUnreadable as error:
             yield invalid("cubins", f"the device code cannot be read: {error}", "code-unreadable")
             return
         yield load_check(cubins, policy.seconds, scratch)
     for name in operators.OPERATORS:
         with console.step(name):
-            if gpu[0] < FP4_GENERATION and name in NEEDS_FP4:
+            if gpu[0] < FP4_GENERATION and name.startswith("fp4-"):
                 yield not_run(name, "the GPU has no FP4", "fp4-hardware-missing")
             elif python is None:
                 yield not_run(name, "no environment was named", "no-environment")
             else:
-                yield operator_check(name, policy.operators, python, libraries, scratch / name)
+                yield operator_check(name, policy, python, libraries, scratch / name)
 
 
 def run_script(command: Sequence[str], seconds: float, log: Path) -> tuple[Ended, list[Any]]:
@@ -191,10 +174,12 @@ def run_script(command: Sequence[str], seconds: float, log: Path) -> tuple[Ended
 
 
 def unpack(
-    wheel: Path, gpu: Capability, libraries: Sequence[str], scratch: Path
-) -> tuple[Cubins, list[Path]]:
+    wheel: Path, gpu: tuple[int, int], libraries: Sequence[str], scratch: Path
+) -> tuple[list[str], list[Path]]:
     """
     Write the cubins of *wheel* that *gpu* loads, and its libraries with operators, into *scratch*.
+
+    Return a name for people of each cubin, in the order of the files, and the libraries' paths.
 
     Args:
         libraries: Globs of the libraries with operators.
@@ -203,19 +188,18 @@ def unpack(
         ElfUnreadable: The device code of a library is damaged.
         wheel-invalid, archive-unsafe, disk-full: See `sparkwright.audit.wheel.members`.
     """
-    cubins, copies = Cubins(), list[Path]()
+    cubins, copies = list[str](), list[Path]()
     for member in wheel_audit.members(wheel, scratch):
         with translate_disk_full(scratch):
             if any(fnmatchcase(member.name, glob) for glob in libraries):
-                copies.append(scratch / Path(member.name).name)
-                shutil.copy(member.path, copies[-1])
+                copies.append(Path(shutil.copy(member.path, scratch / Path(member.name).name)))
             for name, code in _cubins(member, gpu) if member.is_elf else ():
-                cubins.append((name, scratch / f"{len(cubins)}.cubin"))
-                cubins[-1][1].write_bytes(code)
+                (scratch / f"{len(cubins):06}.cubin").write_bytes(code)
+                cubins.append(name)
     return cubins, copies
 
 
-def _cubins(member: wheel_audit.Member, gpu: Capability) -> Iterator[tuple[str, bytes]]:
+def _cubins(member: wheel_audit.Member, gpu: tuple[int, int]) -> Iterator[tuple[str, bytes]]:
     """Yield a name and the bytes of each cubin of *member* that *gpu* loads."""
     with elf.mapped(member.path) as data:
         for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
@@ -223,24 +207,20 @@ def _cubins(member: wheel_audit.Member, gpu: Capability) -> Iterator[tuple[str, 
                 yield f"{member.name}, unit {entry.container}", elf.unpack(data, entry)
 
 
-def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
-    """Return the check that the driver loads every one of *cubins*, and that there are any."""
+def load_check(cubins: Sequence[str], seconds: float, scratch: Path) -> Check:
+    """Return the check that the driver loads all *cubins* in *scratch*, and that there are any."""
     if not cubins:
         return failed("cubins", "the wheel has no machine code for this GPU", "code-foreign")
-    listed = scratch / "cubins.json"
-    listed.write_bytes(msgspec.json.encode([str(path) for _, path in cubins]))
     ended, records = run_script(
-        [sys.executable, str(DRIVER), str(listed)], seconds, scratch / "load.log"
+        [sys.executable, str(DRIVER), str(scratch)], seconds, scratch / "load.log"
     )
     errors = [record["error"] for record in records if "error" in record]
     if len(errors) < len(cubins):
-        message = f"the driver's process ended at {cubins[len(errors)][0]}"
+        message = f"the driver's process ended at {cubins[len(errors)]}"
         message += f": status {ended.status}, {ended.tail[-200:]}"
         return invalid("cubins", message, "probe-slow" if ended.late else "probe-crashed")
     samples = [
-        Sample(name, "loads", error)
-        for (name, _), error in zip(cubins, errors, strict=True)
-        if error
+        Sample(name, "loads", error) for name, error in zip(cubins, errors, strict=True) if error
     ]
     message = f"{len(samples)} of {len(cubins)} cubins do not load"
     figures = [
@@ -251,7 +231,7 @@ def load_check(cubins: Cubins, seconds: float, scratch: Path) -> Check:
 
 
 def operator_check(
-    name: str, policy: OperatorPolicy, python: Path, libraries: Sequence[Path], scratch: Path
+    name: str, policy: DevicePolicy, python: Path, libraries: Sequence[Path], scratch: Path
 ) -> Check:
     """Return the check *name*, whose cases the interpreter *python* runs in the new *scratch*."""
     scratch.mkdir()
@@ -262,8 +242,9 @@ def operator_check(
     ]
     document = {"libraries": [str(path) for path in libraries], "jobs": jobs}
     (scratch / "jobs.json").write_bytes(msgspec.json.encode(document))
-    command = [str(python), str(SCRIPT), str(scratch / "jobs.json")]
-    ended, records = run_script(command, policy.seconds, scratch / "log")
+    ended, records = run_script(
+        [str(python), str(SCRIPT), str(scratch / "jobs.json")], policy.seconds, scratch / "log"
+    )
     last = records[-1] if records else {}
     if "absent" in last:
         return not_run(name, last["absent"], "op-absent")
@@ -282,7 +263,6 @@ def operator_check(
             ratio = max(ratio, case_ratio)
     except (OSError, ValueError) as error:
         return invalid(name, f"the results cannot be read: {error}", "op-crashed")
-    faults.sort(key=lambda fault: list(REASONS).index(fault[0]))
     reason, samples = faults[0][0] if faults else "", [sample for _, sample in faults]
     message = f"{len(cases)} cases; the largest error is {ratio:.2g} of the allowed"
     if samples:

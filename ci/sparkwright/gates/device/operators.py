@@ -39,6 +39,18 @@ _FLOAT4_E2M1F = 2 | 1 << 8 | 1 << 16 | 1 << 49
 _MARLIN_ORDER = [i + 8 * j for i in range(8) for j in range(8)]
 _MARLIN_FACTOR = 2.0**112
 
+#: The arguments of Marlin's operators that are the same in all cases.
+_MARLIN: Mapping[str, Any] = {
+    "workspace": np.zeros(4096, np.int32),
+    "is_k_full": True,
+    "is_full_k": True,
+    "b_type_id": _FLOAT4_E2M1F,
+    "use_atomic_add": False,
+    "use_fp32_reduce": True,
+    "is_zp_float": False,
+    "c_or_none": "@out",
+}
+
 
 class Expected(NamedTuple):
     """The values of a result, and the errors allowed in them."""
@@ -79,8 +91,8 @@ def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
 
 def rounded(roundings: float, values: Array, magnitudes: Array | None = None) -> Expected:
     """Return *values* with the errors of their rounding; s is *magnitudes*, or |values|."""
-    scale = np.abs(values if magnitudes is None else magnitudes)
-    return Expected(values, roundings * 2.0**-8 * scale)
+    sizes = values if magnitudes is None else magnitudes
+    return Expected(values, roundings * 2.0**-8 * np.abs(sizes))
 
 
 def error_ratio(expected: Expected, actual: Array) -> float:
@@ -219,9 +231,9 @@ def _fp4_moe(
 
 
 def _fp4_quantised(
-    x: Array, counts: Sequence[int], factors: Array, step: Mapping[str, Any]
+    x: Array, counts: Sequence[int], factors: Array, steps: Sequence[Mapping[str, Any]]
 ) -> Case:
-    """Return the case of *step*, which quantises *x* with the tensor scales of *counts* rows."""
+    """Return the case of *steps*, which quantise *x* with the tensor scales of *counts* rows."""
     of_rows = np.repeat(factors.astype(np.float64), counts)[:, None]
     tiles = _expert_offsets(counts)[1]
     blocks = x.shape[1] // 16
@@ -241,15 +253,19 @@ def _fp4_quantised(
         "scales": unwritten(INT32, int(tiles[-1]), nvfp4.padded(1, blocks)[1] // 4),
     }
     expected = {name: Expected(np.zeros(1)) for name in ("wrong codes", "wrong scales")}
-    return Case(outputs, [step], expected, derived=derived)
+    return Case(outputs, steps, expected, derived=derived)
 
 
 def _fp4_quantise(random: np.random.Generator, _: float, rows: int, columns: int) -> Case:
     x = _normal(random, rows, columns)
     factor = 2688 / np.abs(x.astype(np.float32)).max(keepdims=True).reshape(1)
-    step = _call("_C.scaled_fp4_quant", "@codes", "@scales", input=x,
-                 input_scale=factor, is_sf_swizzled_layout=True)  # fmt: skip
-    return _fp4_quantised(x, [rows], factor, step)
+    steps = [
+        _call("_C.scaled_fp4_quant", "@new codes", "@new scales", input=x, input_scale=factor,
+              is_sf_swizzled_layout=True),
+        _call("aten.copy_", self="@codes", src="@new codes"),
+        _call("aten.copy_", self="@scales", src="@new scales"),
+    ]  # fmt: skip
+    return _fp4_quantised(x, [rows], factor, steps)
 
 
 def _fp4_experts_quantise(
@@ -263,7 +279,7 @@ def _fp4_experts_quantise(
         input_global_scale=factors, input_offset_by_experts=rows,
         output_scale_offset_by_experts=tiles,
     )  # fmt: skip
-    return _fp4_quantised(x, counts, factors, step)
+    return _fp4_quantised(x, counts, factors, [step])
 
 
 def _fp8_moe(
@@ -314,26 +330,16 @@ def _marlin_weights(
     return step, codes.view(FP8), values
 
 
-def _marlin_call(operator: str, shape: Sequence[int], **arguments: Any) -> Mapping[str, Any]:
-    sizes = dict(zip(("size_m", "size_n", "size_k"), shape, strict=True))
-    return _call(
-        operator, workspace=np.zeros(4096, np.int32), is_k_full=True, is_full_k=True,
-        b_type_id=_FLOAT4_E2M1F, use_atomic_add=False, use_fp32_reduce=True, is_zp_float=False,
-        c_or_none="@out", **sizes, **arguments,
-    )  # fmt: skip
-
-
 def _marlin(
     random: np.random.Generator, roundings: float, rows: int, columns: int, depth: int
 ) -> Case:
     repack, scales, values = _marlin_weights(random, columns, depth)
     a = _integers(random, 100, BF16, rows, depth)
-    call = _marlin_call(
-        "_C.marlin_gemm", (rows, columns, depth), a=a, b_q_weight="@packed", b_scales=scales,
-        global_scale=np.full(1, _MARLIN_FACTOR, np.float32),
+    call = _call(
+        "_C.marlin_gemm", **_MARLIN, size_m=rows, size_n=columns, size_k=depth, a=a,
+        b_q_weight="@packed", b_scales=scales, global_scale=np.full(1, _MARLIN_FACTOR, np.float32),
     )  # fmt: skip
-    products = a.astype(np.float64) @ values.T
-    return _case([repack, call], {"out": rounded(roundings, products)})
+    return _case([repack, call], {"out": rounded(roundings, a.astype(np.float64) @ values.T)})
 
 
 def _marlin_moe(
@@ -343,70 +349,41 @@ def _marlin_moe(
     count: int,
     columns: int,
     depth: int,
+    block: int,
 ) -> Case:
-    top, block = 4, 16
-    experts = _routing(random, tokens, top, count)
+    top = 4
+    # Different experts for each token; the last two experts get none.
+    experts = np.argsort(random.random((tokens, count - 2)), axis=1)[:, :top].astype(np.int32)
     repack, scales, values = _marlin_weights(random, count, columns, depth)
     a = _integers(random, 100, BF16, tokens, depth)
-    align, outputs = _align(experts, count, block)
+    blocks = -(-(experts.size + count * (block - 1)) // block)
+    products = _by_expert(np.repeat(a, top, axis=0), experts.reshape(-1), values)
+    outputs = {
+        "ids": unwritten(INT32, blocks * block),
+        "experts": unwritten(INT32, blocks),
+        "used": unwritten(INT32, 1),
+        "out": unwritten(BF16, *products.shape),
+    }
     steps = [
+        _call(
+            "_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count, block_size=block,
+            sorted_token_ids="@ids", experts_ids="@experts",  # noqa: S106
+            num_tokens_post_pad="@used",
+        ),
         repack,
         _call("aten.view", "@weights", self="@packed", size=[count, depth // 16, 2 * columns]),
-        align,
-        _marlin_call(
-            "_moe_C.moe_wna16_marlin_gemm", (tokens, columns, depth), a=a, b_q_weight="@weights",
-            b_scales=scales, global_scale=np.full(count, _MARLIN_FACTOR, np.float32),
-            sorted_token_ids="@sorted_token_ids", expert_ids="@experts_ids",  # noqa: S106
-            num_tokens_past_padded="@num_tokens_post_pad", top_k=top,
-            topk_weights=np.ones((tokens, top), np.float32), mul_topk_weights=False,
-            moe_block_size=block, thread_k=-1, thread_n=-1, blocks_per_sm=-1,
+        _call(
+            "_moe_C.moe_wna16_marlin_gemm", **_MARLIN, size_m=tokens, size_n=columns,
+            size_k=depth, a=a,
+            b_q_weight="@weights", b_scales=scales,
+            global_scale=np.full(count, _MARLIN_FACTOR, np.float32),
+            sorted_token_ids="@ids", expert_ids="@experts",  # noqa: S106
+            num_tokens_past_padded="@used", topk_weights=np.ones((tokens, top), np.float32),
+            top_k=top, mul_topk_weights=False, moe_block_size=block, thread_k=-1, thread_n=-1,
+            blocks_per_sm=-1,
         ),
     ]  # fmt: skip
-    products = _by_expert(np.repeat(a, top, axis=0), experts.reshape(-1), values)
-    outputs["out"] = unwritten(BF16, *products.shape)
-    expected = {"out": rounded(roundings, products)}
-    return Case(outputs, steps, expected, unordered=("sorted_token_ids",))
-
-
-def _routing(random: np.random.Generator, tokens: int, top: int, count: int) -> Array:
-    """Return *top* different experts for each token; the last two experts get none."""
-    return np.argsort(random.random((tokens, count - 2)), axis=1)[:, :top].astype(np.int32)
-
-
-def _align(experts: Array, count: int, block: int) -> tuple[Mapping[str, Any], dict[str, Array]]:
-    """Return the step that lists the tokens of each expert in whole blocks, and its outputs."""
-    size = -(-(experts.size + count * (block - 1)) // block)
-    outputs = {
-        "sorted_token_ids": unwritten(INT32, size * block),
-        "experts_ids": unwritten(INT32, size),
-        "num_tokens_post_pad": unwritten(INT32, 1),
-    }
-    step = _call("_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count,
-                 block_size=block, **{name: f"@{name}" for name in outputs})  # fmt: skip
-    return step, outputs
-
-
-def _moe_align(
-    random: np.random.Generator, _: float, tokens: int, top: int, count: int, block: int
-) -> Case:
-    experts = _routing(random, tokens, top, count)
-    step, outputs = _align(experts, count, block)
-    used = int(block * (-(-np.bincount(experts.reshape(-1)) // block)).sum())
-
-    def derived(results: Results) -> Results:
-        # The order of an expert's tokens is the operator's own; their number fills its last block.
-        ids = results["sorted_token_ids"][:used]
-        owners = np.append(experts, -1).take(ids, mode="clip")
-        foreign = (owners >= 0) & (owners != np.repeat(results["experts_ids"], block)[:used])
-        counted = results["num_tokens_post_pad"]
-        return {"tokens": np.sort(ids), "tokens of others": foreign, "used": counted}
-
-    expected = {
-        "tokens": Expected(np.minimum(np.arange(used), experts.size)),
-        "tokens of others": Expected(np.zeros(used)),
-        "used": Expected(np.array([used])),
-    }
-    return Case(outputs, [step], expected, derived, unordered=("sorted_token_ids",))
+    return Case(outputs, steps, {"out": rounded(roundings, products)}, unordered=("ids",))
 
 
 def _moe_sum(random: np.random.Generator, roundings: float, *shape: int) -> Case:
@@ -502,14 +479,13 @@ OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = 
     ),
     "fp4-moe": (_fp4_moe, _EXPERTS),
     "marlin-fp4": (_marlin, ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336))),
-    "marlin-fp4-moe": (_marlin_moe, ((37, 16, 1024, 2048),)),
+    "marlin-fp4-moe": (_marlin_moe, ((37, 16, 1024, 2048, 16), (257, 128, 256, 512, 64))),
     "fp8-quantise": (_fp8_quantise, ((1, 4096), (129, 5120))),
     "fp8-gemm": (
         _fp8_gemm,
         ((1, 4096, 4096), (17, 6144, 4096), (512, 14336, 4096), (2048, 4096, 14336)),
     ),
     "fp8-moe": (_fp8_moe, _EXPERTS),
-    "moe-align": (_moe_align, ((1, 8, 64, 16), (257, 8, 128, 64))),
     "moe-sum": (_moe_sum, ((129, 4, 4096),)),
     "topk-softmax": (_topk_softmax, ((257, 128, 8),)),
     "activation": (_activation, ((1, 14336), (333, 11008))),

@@ -52,17 +52,21 @@ _PARAMETERS: Mapping[Kind, str] = {
 #: The exit status of `native/device.hpp` at an instruction that it does not define.
 UNREADABLE = 42
 
-#: The PTX instructions that `native/device.hpp` defines, as functions of the same name.
-INSTRUCTIONS = {"cvt.rn.satfinite.e2m1x2.f32", "rcp.approx.ftz.f32", "mov.b32", "mov.b64"}
-_TYPES = {"b8": "std::uint8_t", "b16": "std::uint16_t", "b32": "std::uint32_t"}
-
-#: A line marker of the preprocessor, or an asm statement.
-_TOKEN = re.compile(
-    r'^# \d+ "(?P<file>[^"\n]*)"[^\n]*$'
-    r"|\b(?:asm|__asm__)\b\s*(?:volatile|__volatile__)?\s*\((?P<body>.*?)\)\s*;",
-    re.MULTILINE | re.DOTALL,
+#: The PTX that `native/device.hpp` defines, as types and functions of the same names.
+_REGISTERS = re.compile(r"\.reg\s+\.(b8|b16|b32)(\s[\w\s,]+)")
+_INSTRUCTION = re.compile(
+    r"(cvt\.rn\.satfinite\.e2m1x2\.f32|rcp\.approx\.ftz\.f32|mov\.b32|mov\.b64)(\s[\w\s%,{}]+)"
 )
-_STRING = re.compile(r'\s*"((?:[^"\\\n]|\\.)*)"')
+
+_LITERAL = r'"((?:[^"\\\n]|\\.)*)"'
+#: An asm statement with operands; those without are labels and barriers of the host's headers.
+#: A line marker of the preprocessor may stand in it.
+_ASM = re.compile(
+    r"\b(?:asm|__asm__)\s*(?:volatile|__volatile__)?\s*"
+    rf"\((?P<text>(?:\s|{_LITERAL}|^# \d[^\n]*)+):(?P<operands>.*?)\)\s*;",
+    re.DOTALL | re.MULTILINE,
+)
+_MARKER = re.compile(r"^# \d.*$", re.MULTILINE)
 
 
 class Converter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,8 +110,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         folders: Folders of the tree that are searched for included files.
         headers: Headers of the toolkit that are included before the file.
         empty: Included headers that are replaced by empty files.
-        defines: Macros.
-        arch: ``__CUDA_ARCH__`` in the file; 0 leaves it undefined, as in host code.
+        defines: Macros in the file; without ``__CUDA_ARCH__`` it is host code.
     """
 
     fork: str
@@ -119,21 +122,10 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: tuple[Inside, ...] = ()
     empty: tuple[Inside, ...] = ()
     defines: dict[str, str] = {}
-    arch: int = 0
 
 
 class ConverterInvalid(Exception):
-    """
-    A converter cannot be judged.
-
-    Args:
-        reason: One of the gate's ``REASONS``.
-        message: The reason in a sentence, with the compiler's last lines if there are any.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason, self.message = reason, message
+    """A converter cannot be judged: one of the gate's ``REASONS``, and the reason in a sentence."""
 
 
 class Program:
@@ -141,26 +133,29 @@ class Program:
     The compiled program of a unit.
 
     Args:
-        tree: The fork's source tree; not used for a unit of the toolkit.
+        tree: The fork's source tree; None if there is none, as for a unit of the toolkit.
         includes: Folders of the toolkit's and torch's headers.
         folder: An empty folder for all files that are written.
 
     Raises:
-        ConverterInvalid: It cannot be compiled.
+        ConverterInvalid: There is no tree or no such file in it, or it cannot be compiled.
         tool-missing: There is no C++ compiler.
     """
 
     def __init__(
-        self, unit: Unit, tree: Path, includes: Sequence[Path], folder: Path, limits: Limits
+        self, unit: Unit, tree: Path | None, includes: Sequence[Path], folder: Path, limits: Limits
     ) -> None:
         self._folder, self._limits = folder, limits
         for name in unit.empty:
             (folder / "empty" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "empty" / name).touch()
-        source, program = folder / "driver.cpp", folder / "driver"
-        source.write_text(driver(unit, _header(unit, tree, folder)), "utf-8")
-        folders = [f"-I{folder / 'empty'}", *(f"-I{tree / name}" for name in unit.folders)]
-        folders += [f"-isystem{path}" for path in includes]
+        source, program = folder / "driver.cpp", str(folder / "driver")
+        source.write_text(driver(unit, _source(unit, tree)), "utf-8")
+        folders = [
+            f"-I{folder / 'empty'}",
+            *(f"-I{tree}/{name}" for name in unit.folders),
+            *(f"-isystem{path}" for path in includes),
+        ]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
         self._run(
             [*compiler, "-E", *folders, str(source), "-o", f"{program}.ii"],
@@ -168,11 +163,10 @@ class Program:
             "converter-uncompilable",
         )
         text = Path(f"{program}.ii").read_text("utf-8", "replace")
-        text = inline_ptx(text, (f"{tree}/", f"{folder}/"))
-        Path(f"{program}.host.ii").write_text(text, "utf-8")
+        Path(f"{program}.host.ii").write_text(_ASM.sub(inline_ptx, text), "utf-8")
         # Without contraction, since a fused multiply-add rounds once where the text rounds twice.
         options = ["-O1", "-ffp-contract=off", "-x", "c++-cpp-output", f"{program}.host.ii"]
-        self._run([*compiler, *options, "-o", str(program)], "compiler", "converter-uncompilable")
+        self._run([*compiler, *options, "-o", program], "compiler", "converter-uncompilable")
 
     def _run(self, command: list[str], name: str, failure: str) -> None:
         """Run *command*; raise with the reason *failure* if it does not succeed."""
@@ -205,18 +199,21 @@ class Program:
             "converter",
             "converter-crashed",
         )
-        size = result.stat().st_size
-        if size != len(inputs) * RESULTS[converter.kind].itemsize:
+        results = np.fromfile(result, RESULTS[converter.kind])
+        if len(results) != len(inputs):
             raise ConverterInvalid(
-                "converter-output", f"{converter.name} wrote {size} bytes for {len(inputs)} inputs"
+                "converter-output",
+                f"{converter.name} wrote {len(results)} results for {len(inputs)} inputs",
             )
-        return np.fromfile(result, RESULTS[converter.kind])
+        return results
 
 
-def _header(unit: Unit, tree: Path, folder: Path) -> str:
-    """Return the file to include, as ``#include`` names it; that of a Python file is written."""
+def _source(unit: Unit, tree: Path | None) -> str:
+    """Return the C++ text that defines what the unit's converters call."""
     if not unit.fork:
-        return f"<{unit.files[0]}>"
+        return f"#include <{unit.files[0]}>"
+    if tree is None:
+        raise ConverterInvalid("tree-missing", f"the store has no source tree of {unit.fork}")
     path = next((tree / name for name in unit.files if (tree / name).is_file()), None)
     text = path.read_text("utf-8", "replace") if path else ""
     match = re.search(unit.python, text, re.MULTILINE | re.DOTALL)
@@ -225,77 +222,51 @@ def _header(unit: Unit, tree: Path, folder: Path) -> str:
         message += f" with a text that matches {unit.python}" if unit.python else ""
         raise ConverterInvalid("converter-missing", message)
     if not unit.python:
-        return f'"{path}"'
+        return f'#include "{path}"'
     part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
-    header = folder / "python.hpp"
-    header.write_text(unit.header.replace("@", part), "utf-8")
-    return f'"{header}"'
+    return unit.header.replace("@", part)
 
 
-def driver(unit: Unit, header: str) -> str:
-    """Return the C++ text of a program that includes *header* and calls the unit's converters."""
+def driver(unit: Unit, source: str) -> str:
+    """Return the C++ text of a program with *source* that calls the unit's converters."""
     lines = [
         *(f"#include <{name}>" for name in unit.headers),
         f'#include "{NATIVE / "device.hpp"}"',
         f'#include "{NATIVE / "driver.hpp"}"',
         *(f"#define {name} {value}" for name, value in unit.defines.items()),
-        f"#define __CUDA_ARCH__ {unit.arch}" if unit.arch else "",
-        f"#include {header}",
+        source,
+        "int main(int, char** arguments) {",
     ]
-    cases = list[str]()
-    for index, converter in enumerate(unit.converters):
+    for converter in unit.converters:
         parameters = _PARAMETERS[converter.kind].format(converter)
-        lines.append(f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}")
-        run = f"::sparkwright::run(call_{index}, arguments[2], arguments[3])"
-        cases.append(f'if (!std::strcmp(arguments[1], "{converter.name}")) return {run};')
-    main = ["int main(int, char** arguments) {", *cases, "return 2;", "}", ""]
-    return "\n".join([*lines, *main])
+        lines.append(
+            f'if (!std::strcmp(arguments[1], "{converter.name}")) return ::sparkwright::run('
+            f"+[]({parameters}) {{\n{converter.call}\n}}, arguments[2], arguments[3]);"
+        )
+    return "\n".join([*lines, "return 2;", "}", ""])
 
 
-def inline_ptx(text: str, folders: tuple[str, ...]) -> str:
+def inline_ptx(statement: re.Match[str]) -> str:
     """
-    Return the preprocessed C++ *text* with the asm statements of files in *folders* as C++.
+    Return the asm *statement* as C++.
 
     Everything else stays as it is: the expressions around a statement, the order of its operands,
     and the order of its instructions, each of which becomes a call of the function of
     `native/device.hpp` with its name; an instruction without one ends the program.
-
-    Raises:
-        ConverterInvalid: ``converter-unreadable`` if a statement does not begin with its text.
     """
-    owned = False
-
-    def replaced(token: re.Match[str]) -> str:
-        nonlocal owned
-        if token["file"] is not None:
-            owned = token["file"].startswith(folders)
-        return _statement(token["body"]) if owned and token["body"] is not None else token[0]
-
-    return _TOKEN.sub(replaced, text)
-
-
-def _statement(body: str) -> str:
-    """Return the asm statement with the *body* between its parentheses as C++."""
-    template, _, operands = re.sub(r"(?m)^# \d.*$", "", body).partition(":")
-    ptx = "".join(ast.literal_eval(f'"{text}"') for text in _STRING.findall(template)).strip()
-    if not ptx or _STRING.sub("", template).strip():
-        raise ConverterInvalid(
-            "converter-unreadable",
-            f"an asm statement is not understood: {' '.join(body.split())[:120]}",
-        )
+    literals = re.findall(_LITERAL, _MARKER.sub("", statement["text"]))
+    ptx = "".join(ast.literal_eval(f'"{text}"') for text in literals).strip()
+    operands = _MARKER.sub("", statement["operands"])
     # Constraints stand between the operands' expressions, each in its parentheses.
-    values = [value.strip(" \t\r\n,:") for value in _STRING.split(operands)[2::2]]
-    named = {f"%{number}": value for number, value in enumerate(values)}
-    calls = ""
+    values = [value.strip(" \t\r\n,:") for value in re.split(_LITERAL, operands)[2::2]]
+    named = (f"auto&& operand{number} = {value}; " for number, value in enumerate(values) if value)
+    text = "".join(named)
     for line in ptx.removeprefix("{").removesuffix("}").split(";")[:-1]:
-        name, _, arguments = line.strip().partition(" ")
-        registers = re.fullmatch(r"\.(\w+)\s+([\w\s,]+)", arguments)
-        if name == ".reg" and registers and registers[1] in _TYPES:
-            calls += f"{_TYPES[registers[1]]} {registers[2]}; "
-        elif name in INSTRUCTIONS and not re.search(r"[^\w\s%,{}]", arguments):
-            arguments = re.sub(r"[{}]", "", arguments)
-            arguments = re.sub(r"%\d+", lambda operand: named.get(operand[0], ""), arguments)
-            calls += f"::sparkwright::{name.replace('.', '_')}({arguments}); "
+        if registers := _REGISTERS.fullmatch(line.strip()):
+            text += f"::sparkwright::{registers[1]}{registers[2]}; "
+        elif instruction := _INSTRUCTION.fullmatch(line.strip()):
+            arguments = re.sub(r"[{}]", "", instruction[2]).replace("%", "operand")
+            text += f"::sparkwright::{instruction[1].replace('.', '_')}({arguments}); "
         else:
-            return f'{{ ::sparkwright::unreadable("{name}"); }}'
-    return f"{{ {calls}}}"
+            return f'{{ ::sparkwright::unreadable("{line.strip().partition(" ")[0]}"); }}'
+    return f"{{ {text}}}"

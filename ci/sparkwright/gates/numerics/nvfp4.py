@@ -23,13 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-Reals = NDArray[np.floating[Any]]
 
 #: The values of codes 0 to 7; codes 8 to 15 are these with the sign bit set.
 MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-
-#: Midway between two neighbours, where a conversion has to decide; exact in float32.
-TIES: NDArray[np.float32] = (MAGNITUDES[:-1] + MAGNITUDES[1:]) / np.float32(2)
 
 #: The largest value, and how many values of a row share a block scale.
 LARGEST, BLOCK = 6.0, 16
@@ -47,11 +43,11 @@ def decode(codes: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
     return np.asarray(np.concatenate([MAGNITUDES, -MAGNITUDES])[codes & 0xF])
 
 
-def encode(values: Reals) -> Bytes:
+def encode(values: NDArray[Any]) -> Bytes:
     """Return the E2M1 code of each of *values*, in the low four bits of a byte."""
     with np.errstate(over="ignore", invalid="ignore"):
         codes = values.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
-    return np.where(np.isnan(values), np.uint8(7), codes)
+        return np.where(np.isnan(values), np.uint8(7), codes)
 
 
 def pack(codes: Bytes) -> Bytes:
@@ -61,8 +57,7 @@ def pack(codes: Bytes) -> Bytes:
 
 def unpack(packed: Bytes) -> Bytes:
     """Return the codes of *packed*, twice as many along the last axis."""
-    shape = (*packed.shape[:-1], 2 * packed.shape[-1])
-    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(shape)
+    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def scale_decode(codes: Bytes) -> NDArray[np.float32]:
@@ -70,11 +65,11 @@ def scale_decode(codes: Bytes) -> NDArray[np.float32]:
     return np.asarray((codes & np.uint8(0x7F)).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
-def scale_encode(values: Reals) -> Bytes:
+def scale_encode(values: NDArray[Any]) -> Bytes:
     """Return the UE4M3 code of each of *values*, clamped to 0…448, ties to the even code."""
     # Without the clamp, ml_dtypes' cast gives NaN above 464.
     codes = np.clip(values, 0, SCALES[-1]).astype(ml_dtypes.float8_e4m3fn)
-    return codes.view(np.uint8) & np.uint8(0x7F)
+    return np.asarray(codes.view(np.uint8) & np.uint8(0x7F))
 
 
 def dequantise(codes: Bytes, scales: Bytes) -> NDArray[np.float64]:
@@ -89,7 +84,7 @@ def dequantise(codes: Bytes, scales: Bytes) -> NDArray[np.float64]:
 
 
 def quantisation_errors(
-    matrix: Reals, tensor_scale: float | Reals, codes: Bytes, scales: Bytes
+    matrix: NDArray[Any], tensor_scale: NDArray[Any], codes: Bytes, scales: Bytes
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """
     Return which codes and which block scales are not those of *matrix* in NVFP4.
@@ -100,7 +95,7 @@ def quantisation_errors(
 
     Args:
         matrix: rows × columns; the columns are a multiple of 16.
-        tensor_scale: One, or one for each row (rows × 1).
+        tensor_scale: One for each row (rows × 1).
         codes: Unpacked, rows × columns.
         scales: In plain rows, rows × columns/16.
     """
@@ -114,7 +109,7 @@ def quantisation_errors(
 
 
 def _near(
-    rounding: Callable[[Reals], NDArray[Any]], exact: Reals, actual: NDArray[Any]
+    rounding: Callable[[NDArray[Any]], NDArray[Any]], exact: NDArray[Any], actual: NDArray[Any]
 ) -> NDArray[np.bool_]:
     """Return whether *actual* is a rounding of *exact*, or of a value as near as `NEAR_TIE`."""
     matches = [rounding(exact * (1 + by)) == actual for by in (0.0, -NEAR_TIE, NEAR_TIE)]
@@ -126,15 +121,14 @@ def padded(rows: int, columns: int) -> tuple[int, int]:
     return -(-rows // 128) * 128, -(-columns // 4) * 4
 
 
-def swizzled_offset(
-    row: NDArray[Any], column: NDArray[Any], columns: int | NDArray[Any]
-) -> NDArray[Any]:
+def swizzled_offsets(rows: int, columns: int) -> NDArray[Any]:
     """
-    Return the byte of the block scale at *row* and *column*, for *columns* scales in a row.
+    Return the byte of each of *rows* × *columns* block scales.
 
     Tiles of 512 bytes follow one another row by row. In a tile 16 bytes belong to each of 32 rows:
     the scales of rows r, r + 32, r + 64 and r + 96.
     """
+    row, column = np.ix_(range(rows), range(columns))
     tile = row // 128 * -(-columns // 4) + column // 4
     return np.asarray(tile * 512 + row % 32 * 16 + row // 32 % 4 * 4 + column % 4)
 
@@ -142,12 +136,10 @@ def swizzled_offset(
 def swizzle(scales: Bytes) -> Bytes:
     """Return *scales* (rows × columns) in tiles, of the shape `padded`, filled up with zeros."""
     tiles = np.zeros(padded(*scales.shape), np.uint8)
-    row, column = np.array(np.indices(scales.shape))
-    tiles.reshape(-1)[swizzled_offset(row, column, scales.shape[1])] = scales
+    tiles.reshape(-1)[swizzled_offsets(*scales.shape)] = scales
     return tiles
 
 
 def unswizzle(flat: Bytes, rows: int, columns: int) -> Bytes:
     """Return the *rows* × *columns* block scales of *flat*, whole tiles in any shape."""
-    row, column = np.array(np.indices((rows, columns)))
-    return np.asarray(flat.reshape(-1)[swizzled_offset(row, column, columns)])
+    return np.asarray(flat.reshape(-1)[swizzled_offsets(rows, columns)])

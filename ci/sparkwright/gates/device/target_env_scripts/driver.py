@@ -1,7 +1,7 @@
 """
 Loads cubins with the CUDA driver in a process of its own, with the standard library alone.
 
-    driver.py LIST      load the cubins of a JSON list of paths with all their kernels
+    driver.py FOLDER      load FOLDER/*.cubin in the order of their names, with all their kernels
 
 A line for each is a JSON object with its ``error``, empty if it loads.
 """
@@ -34,12 +34,10 @@ def main() -> None:
     error = error or call("cuCtxSetCurrent", context)
     if error:
         sys.exit(error)
-    for path in json.loads(Path(sys.argv[1]).read_bytes()):
-        error = call("cuModuleLoadData", ctypes.byref(module), Path(path).read_bytes())
+    for path in sorted(Path(sys.argv[1]).glob("*.cubin")):
+        error = call("cuModuleLoadData", ctypes.byref(module), path.read_bytes())
         # At once, since the next call may end the process.
         print(json.dumps({"error": error}), flush=True)  # noqa: T201
-        if not error:
-            call("cuModuleUnload", module)
 
 
 if __name__ == "__main__":

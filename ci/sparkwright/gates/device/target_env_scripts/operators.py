@@ -8,8 +8,7 @@ JOBS.json holds the ``libraries`` to load and ``jobs``. The ``tensors`` of a job
 there, a type and a shape. The outputs come first, each with its initial content between guard
 zones; the bytes up to ``written`` are added to the job's file ``results`` after each run. The
 ``steps`` are calls of operators, whose arguments are bound by the names in the operator's schema,
-so that a job fits all releases with these names. A returned value with the name of a tensor is
-copied there.
+so that a job fits all releases with these names.
 
 Each job prints ``{"done": NAME}``. The last line is ``{"absent": …}`` if a library cannot be
 loaded, or there is no such operator, or it has other arguments; and ``{"error": …}`` after an
@@ -46,11 +45,7 @@ def call(torch: Any, step: dict[str, Any], values: dict[str, Any]) -> None:
             raise OperatorAbsent(f"{step['operator']} has an argument {parameter.name}")
     returned = operator(**arguments)
     results = returned if isinstance(returned, (tuple, list)) else [returned]
-    for name, result in zip(step["returns"], results, strict=False):
-        if name in values:
-            values[name].copy_(result.view(values[name].dtype))
-        else:
-            values[name] = result
+    values.update(zip(step["returns"], results, strict=False))
 
 
 def run(torch: Any, job: dict[str, Any]) -> None:

@@ -17,6 +17,11 @@
 
 namespace sparkwright {
 
+// Registers.
+using b8 = std::uint8_t;
+using b16 = std::uint16_t;
+using b32 = std::uint32_t;
+
 // Ends the program at a name or instruction that is not defined here.
 [[noreturn]] inline void unreadable(char const* name) {
   std::fprintf(stderr, "%s\n", name);
