@@ -94,7 +94,7 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
 ) -> None:
     """Its death is the first line of the page; a gate that needs no reference has its verdict."""
     (tmp_path / "stock" / "behaviour.json").unlink()
-    with refusal("measurement-invalid"):
+    with refusal("gate-failed"):
         main.run([*words, "--only", "G4", "--only", "G5"])
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
     first, second = ladder.read_verdicts(document.read_bytes()).verdicts

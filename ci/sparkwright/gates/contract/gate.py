@@ -131,7 +131,7 @@ def profile(server: launch.Server, folder: Path) -> KernelTrace | Check:
     try:
         return kernel_trace.read(kernel_trace.record(server.client(), folder))
     except ServerInvalid as error:
-        known = error.reason.startswith("profile-")
+        known = error.reason == "profile-unreadable"
         reason = error.reason if known else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
 

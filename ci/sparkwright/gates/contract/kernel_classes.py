@@ -164,7 +164,8 @@ def changes(
     for layer in sorted({*before, *now}):
         old, new = before.get(layer, {}), now.get(layer, {})
         for key in sorted({*old, *new}):
-            was, share = old.get(key, 0.0), new.get(key, 0.0)
+            was = old.get(key, 0.0)
+            share = new.get(key, 0.0)
             if abs(share - was) > most:
                 changed[layer] = f"{key}: {was:.0%} before, {share:.0%} now"
     return changed

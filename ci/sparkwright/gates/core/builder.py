@@ -61,7 +61,9 @@ from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Experiment
 
 #: Files in the folder of a reference, beside the sampled text and the answers to the task.
-PACE, OBSERVED, LOGPROBS = "pace.json", "observed.json", "logprobs.json"
+PACE = "pace.json"
+OBSERVED = "observed.json"
+LOGPROBS = "logprobs.json"
 
 _SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
@@ -137,7 +139,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             options, host, logs, self._recipe, kernel_trace.flags(self._profiles)
         )
         self._stack.callback(self.server.end)
-        self._host, self.device_code, self.evidence = host, "", ""
+        self._host = host
+        self.device_code, self.evidence = "", ""
         self.left_s = math.inf
 
     def __exit__(self, *_: object) -> None:
@@ -415,20 +418,19 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """Return what the server under test gives for the file *name* of the reference."""
         options, policies, server = self._options, self._policies, self.server
         client, identity = server.client(), server.identity
-        match name:
-            case "pace.json":
-                return measure_pace(client, server.start_s)
-            case "logprobs.json":
-                return logprobs.record(policies.logprobs, client, identity)
-            case "observed.json":
-                trace = contract.profile(server.started, self._profiles)
-                if isinstance(trace, Check):
-                    raise ServerInvalid(trace.reason, trace.message)
-                rules = policies.contract
-                return contract.observe(rules, server.started, trace, identity, options.recipe)
-            case dirty_text.TEXT:
-                wrap = policies.generation.profiles[options.profile].wrap
-                return dirty_text.record(policies.generation, client, wrap, self._recipe, identity)
+        if name == PACE:
+            return measure_pace(client, server.start_s)
+        if name == LOGPROBS:
+            return logprobs.record(policies.logprobs, client, identity)
+        if name == OBSERVED:
+            trace = contract.profile(server.started, self._profiles)
+            if isinstance(trace, Check):
+                raise ServerInvalid(trace.reason, trace.message)
+            rules = policies.contract
+            return contract.observe(rules, server.started, trace, identity, options.recipe)
+        if name == dirty_text.TEXT:
+            wrap = policies.generation.profiles[options.profile].wrap
+            return dirty_text.record(policies.generation, client, wrap, self._recipe, identity)
         rules_of_task = policies.accuracy.task(options.task)
         return harness.ask(self._context, options.task, rules_of_task, client, identity)
 

@@ -49,8 +49,10 @@ TITLES: Mapping[str, str] = {
     REFERENCE: "start the stock wheel, and record what the gates compare with",
     **GATES,
 }
-#: Gates that compare with the reference, and those of them that ask nothing without one.
-COMPARING, NEEDING = ("G3", "G4", "G5", "G6", "G7"), ("G5", "G6")
+#: Gates that compare with the reference.
+COMPARING = ("G3", "G4", "G5", "G6", "G7")
+#: Those of them that ask nothing without one.
+NEEDING = ("G5", "G6")
 #: Seconds of a step that no pace tells, from docs/rehearsal: an H100 with models of a few
 #: megabytes. G7 adds its load to this.
 REHEARSED: Mapping[str, float] = {
@@ -82,7 +84,8 @@ def gate_seconds(
         decides: As of the recipe.
     """
     if pace and gate == "G8":
-        loads, rules = workloads.load(root), policies.throughput
+        loads = workloads.load(root)
+        rules = policies.throughput
         cells = workloads.deciding(loads.cells(rules.workloads), decides)
         return throughput.estimate(rules, pace, cells, loads.rule), "this machine"
     if pace and gate in ESTIMATES:
@@ -120,7 +123,8 @@ class Night:
         assert options.serve
         self._context, self._options = context, options
         self._keep_going, self._host = keep_going, ladder.host_facts()
-        self._began, self._hours = time.monotonic(), hours
+        self._began = time.monotonic()
+        self._hours = hours
         self._deadline = self._began + 3600 * hours if hours else math.inf
         self._policies = policy.load(context.project.root)
         self._recipe = recipes.load(context.project.root, options.recipe)
@@ -168,7 +172,8 @@ class Night:
             asked = {"G5", "G6"} & {*self._names}
             seconds = start + sum(self.estimate(gate)[0] for gate in asked)
             return seconds, "this machine" if pace else "docs/rehearsal"
-        root, decides = self._context.project.root, self._recipe.decides
+        root = self._context.project.root
+        decides = self._recipe.decides
         seconds, source = gate_seconds(root, self._policies, pace, decides, name)
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
@@ -243,7 +248,8 @@ class Night:
 
     def _record(self, options: GateOptions) -> None:
         """Complete the reference from the stock wheel, and print the plan again by its pace."""
-        began, blocked = time.monotonic(), self._hindrance(REFERENCE)
+        began = time.monotonic()
+        blocked = self._hindrance(REFERENCE)
         state: State = "not-run" if blocked else "pass"
         try:
             if not blocked:
@@ -254,7 +260,8 @@ class Night:
                             self.show_plan()
                 self._context.store.write(self._complete, b"")
         except SparkwrightError as error:
-            state, blocked = "fail", step_failed(error)
+            state = "fail"
+            blocked = step_failed(error)
         self._unrecorded = blocked
         message = blocked.message if blocked else "every file is there"
         self._finish(NightStep(REFERENCE, state, message, time.monotonic() - began))
@@ -333,7 +340,8 @@ class Night:
 
     def _result(self) -> Result | None:
         """Return the measurements of G8, if they are those of its verdict."""
-        step, path = self._steps.get("G8"), self._beside("throughput.json")
+        step = self._steps.get("G8")
+        path = self._beside("throughput.json")
         if step and step.verdict and path.exists() and sha256_file(path) == step.verdict.evidence:
             return results.read(path)
         return None

@@ -189,7 +189,8 @@ class ServerUnderTest:
     ) -> None:
         self._options, self._host, self._folder = options, dict(host), folder
         self._recipe, self._flags = recipe, flags
-        self._stack, self.start_s = contextlib.ExitStack(), 0.0
+        self._stack = contextlib.ExitStack()
+        self.start_s = 0.0
 
     @cached_property
     def started(self) -> Server:
