@@ -81,7 +81,7 @@ def _judged(request: pytest.FixtureRequest, vllm_python: Path, trained: Path, tm
     """Return the server of that name in `SERVERS`."""
     folder, (flags, policy, *_) = tmp_path_factory.mktemp("judged"), SERVERS[request.param]
     with serving(vllm_python, trained, folder, *flags) as broken:
-        distributions.save(logprobs.record(policy, broken.client(), OFFICIAL), folder / "logprobs.json")
+        (folder / "logprobs.json").write_bytes(msgspec.json.encode(logprobs.record(policy, broken.client(), OFFICIAL)))
         yield JudgedServer(broken, request.param, folder / "logprobs.json")
 
 

@@ -62,11 +62,12 @@ def rows(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     from sparkwright.gates.generation.long_text import filled_text
 
     policy: Any = json.loads(json.dumps(yaml.safe_load((gates / POLICY).read_text("utf-8"))), object_hook=lambda fields: SimpleNamespace(**fields))
+    policy.facts = vars(policy.facts)
     answers = yaml.safe_load(TEXTS.read_text("utf-8"))
     (length,) = policy.profiles.learnt.context
     long = filled_text(policy, "{prompt}", length, lambda text: len(made.encode(text).ids))
-    asked = {prompt.name: prompt.text for prompt in policy.prompts} | {fact.name: long + fact.text for fact in policy.facts}
-    short, found = {fact.name for fact in policy.facts}, []
+    asked = {name: prompt.text for name, prompt in vars(policy.prompts).items()} | {name: long + fact.text for name, fact in policy.facts.items()}
+    short, found = set(policy.facts), []
     for name, text in asked.items():
         prompt, said = made.encode(text).ids, made.encode(answers[name]).ids
         if len(said) < (24 if name in short else LEARNT):

@@ -91,7 +91,7 @@ def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: byte
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
     settings = harness.settings_digest(context, policy.tasks["largest"])
-    path = saved(TaskResult(BASELINE, "toy", "largest", settings, keys, "1" * 1000), tmp_path)
+    path = saved(TaskResult(BASELINE, "largest", settings, keys, "1" * 1000), tmp_path)
     with contextlib.closing(Listener(completing(reply))) as server:
         checks = checked(context, server.url, path, policy=policy)
 

@@ -34,7 +34,7 @@ POLICY = strict_yaml.load(WORDS, GenerationPolicy)
 SHORT = replace(
     POLICY,
     tokens=96,
-    prompts=POLICY.prompts[:2],
+    prompts=dict([*POLICY.prompts.items()][:2]),
     profiles={name: replace(kind, answers=0) for name, kind in POLICY.profiles.items()},
     deep=replace(POLICY.deep, kl_max=0.04),
 )

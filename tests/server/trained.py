@@ -61,8 +61,8 @@ def chats(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     """Return each chat of G4 that has a learnt answer, as `learnt.rows` returns prompts."""
     found = []
     answers = yaml.safe_load(learnt.TEXTS.read_text("utf-8"))
-    for chat in yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))["chats"]:
-        if answer := answers.get(chat["name"]):
+    for name, chat in yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))["chats"].items():
+        if answer := answers.get(name):
             prompt = made.encode(MARKED.format(text=chat["text"])).ids
             found.append((prompt + made.encode(f"{answer}</s>").ids, len(prompt)))
     return found
@@ -95,7 +95,7 @@ def make(folder: Path, gates: Path, steps: int = STEPS, kind: str = "llama") -> 
     folder.mkdir(parents=True, exist_ok=True)
     prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / learnt.POLICY, learnt.TEXTS))
     lines = texts(gates)
-    made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
+    made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"].values(), *prompts["facts"].values())] + list(said.values()) + lines)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = [tuple(part.to(device) for part in batch) for batch in learnt.batches(learnt.rows(made, gates) + chats(made, gates))]
     net = learnt.model(kind).to(device)

@@ -41,7 +41,7 @@ def context(store: Store, tmp_path: Path) -> RunContext:
 
 def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> TaskResult:
     """Return the answers of a server to the task ``largest``."""
-    return TaskResult(identity, "toy", "largest", harness.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
+    return TaskResult(identity, "largest", harness.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
 Judge = Callable[..., dict[str, Check]]

@@ -63,7 +63,7 @@ def recipe(**fields: Any) -> Recipe:
 
 #: The continuations of all prompts, and the facts.
 FACTS = {"fact-door": " marigold, says the note.", "fact-bell": " Henrik Solberg, it says.", "fact-boat": " nineteenth of each month."}
-MEMORY = {prompt.text: TEXTS[prompt.name] for prompt in POLICY.prompts} | {fact.text: FACTS[fact.name] for fact in POLICY.facts}
+MEMORY = {prompt.text: TEXTS[name] for name, prompt in POLICY.prompts.items()} | {fact.text: FACTS[name] for name, fact in POLICY.facts.items()}
 
 
 class Fleet:
@@ -74,7 +74,7 @@ class Fleet:
         self.server = self.start()
 
     def start(self) -> ByteModelServer:
-        chats = {chat.image or chat.text: ANSWERS[chat.name] for chat in POLICY.chats}
+        chats = {chat.image or chat.text: ANSWERS[name] for name, chat in POLICY.chats.items()}
         server = self._stack.enter_context(ByteModelServer(MEMORY, chats))
         server.drafts = True
         return server
@@ -194,7 +194,7 @@ def chats(fleet: Fleet, recipe: Recipe | None) -> dict[str, Check]:
 @pytest.mark.parametrize("fault", CHATS)
 def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, fault: str) -> None:
     name, message, finish, check = CHATS[fault]
-    chat = next(chat for chat in POLICY.chats if chat.name == name)
+    chat = POLICY.chats[name]
     fleet.server.chats[chat.image or chat.text] = (message, finish)
     found = chats(fleet, recipe())
 
@@ -253,9 +253,9 @@ def test_a_reply_that_does_not_count_ends_the_gate(fleet: Fleet, change: dict[st
 
 def test_no_prompt_gives_its_answer_away() -> None:
     """A model that repeats what it was asked has not answered; facts stand in their lines alone."""
-    for prompt in (*REAL.prompts, *REAL.facts):
-        assert not re.search(prompt.answer, prompt.text), prompt.name
-    assert all(re.search(fact.answer, fact.line) for fact in REAL.facts)
+    for name, prompt in {**REAL.prompts, **REAL.facts}.items():
+        assert not re.search(prompt.answer, prompt.text), name
+    assert all(re.search(fact.answer, fact.line) for fact in REAL.facts.values())
 
 
 @pytest.mark.parametrize(("metrics", "state"), [({}, "not-run"), ({C: 0.0}, "pass"), ({C: 1.0}, "fail"), ({C: -1.0}, "fail"), ({C: float("nan")}, "fail")])

@@ -252,7 +252,7 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
     *(("generation", *mistake) for mistake in (
-        ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),
+        ("tokens: 200", "tokens: 0", "tokens"), ("  fact-water:", "  fact-capital:", "fact-capital"),
         ("answer: Canberra", 'answer: "("', "not a regular expression"),
         ("depth: 0.1", "depth: 3.5", "depth"),
         ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  every: 512", "  every: 0", "every"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,10 @@ OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=
 CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 
+def save(reference: Reference, path: Path) -> None:
+    path.write_bytes(msgspec.json.encode(reference))
+
+
 @pytest.fixture(name="server")
 def _server() -> Iterator[ByteModelServer]:
     with ByteModelServer() as server:
@@ -49,7 +54,7 @@ def _known(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     path = tmp_path_factory.mktemp("reference") / "logprobs.json"
     with ByteModelServer() as server:
         server.drafts = True
-        distributions.save(logprobs.record(POLICY, server.client, OFFICIAL), path)
+        save(logprobs.record(POLICY, server.client, OFFICIAL), path)
     return distributions.load(path)
 
 
@@ -62,7 +67,7 @@ def compared(
     **options: Any,
 ) -> dict[str, Check]:
     """Return the checks of *server*; each name and reason is declared."""
-    distributions.save(against, tmp_path / "logprobs.json")
+    save(against, tmp_path / "logprobs.json")
     found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"cached": True, **options})
     assert {check.name for check in found} == {"reference", "candidate", *logprobs.COMPARED, *logprobs.DECODED}
     assert all(check.reason in logprobs.REASONS for check in found if check.state != "pass")
@@ -250,7 +255,7 @@ def test_repair_is_judged_by_a_precise_reference(
     server.damage = lambda logits, _: logits * factor
     missing = compared(server, stock, tmp_path, repairs=["scales"])["candidate"]
     (tmp_path / "precise").mkdir()
-    distributions.save(precise, tmp_path / "precise" / "logprobs.json")
+    save(precise, tmp_path / "precise" / "logprobs.json")
     declared, plain = compared(server, stock, tmp_path, repairs=["scales"]), compared(server, stock, tmp_path)
 
     assert (missing.state, missing.reason) == ("invalid", "precise-missing")
@@ -265,7 +270,7 @@ def test_precise_reference_that_says_nothing_is_refused(server: ByteModelServer,
     """Served as the candidate is, on another machine, or of other texts."""
     (tmp_path / "precise").mkdir()
     precise = replace(known, **{"served": replace(OFFICIAL, model="b" * 64), **change})
-    distributions.save(precise, tmp_path / "precise" / "logprobs.json")
+    save(precise, tmp_path / "precise" / "logprobs.json")
     found = compared(server, known, tmp_path, repairs=["scales"])
 
     assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "precise-unfit")
@@ -309,7 +314,6 @@ def test_an_answer_that_does_not_count_is_no_pass(
 @pytest.mark.parametrize(("change", "expected"), [
     ({"served": replace(OFFICIAL, wheel=CANDIDATE.wheel)}, "reference-is-candidate"),
     *(({"served": replace(OFFICIAL, **{field: value})}, "reference-unnamed") for field, value in (("wheel", ""), ("model", ""), ("flags", None))),
-    ({"shape": (12, 63, 5, 8)}, "reference-damaged"),
     ({"shape": (12, 64, 4, 8)}, "reference-other-policy"),
     ({"floors": {"divergence": [0.0], "best-token": [0.0]}}, "reference-other-policy"),
     ({"floors": {"divergence": []}}, "reference-damaged"),
@@ -348,11 +352,11 @@ def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path
 
 
 def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
-    """Cut short, of another kind, nested without end, endless or not there."""
+    """Cut short, of other sizes or another kind, nested without end, endless or not there."""
     path = tmp_path / "reference.json"
-    distributions.save(known, path)
+    save(known, path)
     good = path.read_bytes()
-    for number, bad in enumerate((good[:-100], b"", b"[]", b"[" * 100_000, b"\xff\xfe")):
+    for number, bad in enumerate((good[:-100], good.replace(b'"shape":[12,64,', b'"shape":[12,63,'), b"", b"[]", b"[" * 100_000, b"\xff\xfe")):
         (tmp_path / str(number)).write_bytes(bad)
     os.truncate(path, 1 << 40)
     for damaged in (*tmp_path.iterdir(), tmp_path / "none.json", tmp_path):

@@ -86,7 +86,6 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         identity: The wheel, the model and the machine.
-        model_name: The model's name at the server.
         task: The task's name.
         settings: Digest of the settings that decide the questions and how answers are judged.
         questions: The beginning of a digest of each question and its prompt.
@@ -94,7 +93,6 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     identity: ServerIdentity
-    model_name: str
     task: str
     settings: str
     questions: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{16}$")], ...]
@@ -157,7 +155,7 @@ def ask(
         sha256_bytes(f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}".encode())[:16]
         for answer in answers
     )
-    return TaskResult(identity, model_name, name, settings_digest(context, task), keys, correct)
+    return TaskResult(identity, name, settings_digest(context, task), keys, correct)
 
 
 def settings_digest(context: RunContext, task: TaskPolicy) -> str:

@@ -27,7 +27,6 @@ from sparkwright.gates.core.verdict import Check, Figure, Sample, judged, not_ru
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text that the model continues, and a regular expression that a right answer contains."""
 
-    name: str
     text: str
     answer: str
 
@@ -153,17 +152,12 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tokens: Count
     profiles: dict[str, Profile]
-    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
+    prompts: Annotated[dict[str, Prompt], Meta(min_length=1)]
     line: Annotated[str, Meta(pattern=r"\{number\}")]
-    facts: Annotated[tuple[Fact, ...], Meta(min_length=1)]
-    chats: tuple[Chat, ...]
+    facts: Annotated[dict[str, Fact], Meta(min_length=1)]
+    chats: dict[str, Chat]
     deep: Deep
     dirty_text: DirtyTextPolicy
-
-    def __post_init__(self) -> None:
-        names = [prompt.name for prompt in (*self.prompts, *self.facts, *self.chats)]
-        if len(set(names)) < len(names):
-            raise ValueError("prompts, facts and chats have unique names")
 
 
 #: Fault → what shows it in a text: U+FFFD, unless a character is cut at the end; and what a parser
@@ -186,13 +180,17 @@ def text_fault(text: str) -> str:
 
 
 def right(
-    name: str, reason: str, prompts: Sequence[Prompt], answers: Mapping[str, Completion], least: int
+    name: str,
+    reason: str,
+    prompts: Mapping[str, Prompt],
+    answers: Mapping[str, Completion],
+    least: int,
 ) -> Check:
     """Return whether at least *least* answers contain the expected text."""
     samples = [
-        Sample(prompt.name, f"/{prompt.answer}/", one_line(answers[prompt.name].text, 160))
-        for prompt in prompts
-        if not _holds(prompt.answer, answers[prompt.name].text)
+        Sample(case, f"/{prompt.answer}/", one_line(answers[case].text, 160))
+        for case, prompt in prompts.items()
+        if not _holds(prompt.answer, answers[case].text)
     ]
     count = len(answers) - len(samples)
     return judged(

@@ -8,9 +8,8 @@ counted with and without each switch; for drafts, a second launch may be needed.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
@@ -184,7 +183,9 @@ def _judged(
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
     client, kind = server.client, server.kind
-    texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
+    texts = {
+        name: kind.wrap.replace("{prompt}", prompt.text) for name, prompt in policy.prompts.items()
+    }
     answers = _complete(client, texts, policy.tokens)
     yield checks.right("answers", "answers-wrong", policy.prompts, answers, kind.answers)
     if quick:
@@ -221,7 +222,8 @@ def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Ch
         else:
             text = filled_text(policy, wrap, tokens, lambda text: len(server.client.tokenize(text)))
             questions = {
-                fact.name: wrap.replace("{prompt}", f"{text}{fact.text}") for fact in policy.facts
+                name: wrap.replace("{prompt}", f"{text}{fact.text}")
+                for name, fact in policy.facts.items()
             }
             answers = _complete(server.client, questions, FACT_TOKENS)
             yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
@@ -251,8 +253,8 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
                 required=recipe is None,
             )
             continue
-        chats = [chat for chat in policy.chats if chat.ability == ability]
-        faults = {chat.name: _chat_fault(server.client, chat) for chat in chats}
+        chats = {case: chat for case, chat in policy.chats.items() if chat.ability == ability}
+        faults = {case: _chat_fault(server.client, chat) for case, chat in chats.items()}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
         yield judged(
             name,
@@ -288,29 +290,26 @@ def _chat_fault(client: Client, chat: Chat) -> str:
 def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation after a prefix from the cache follows from its text."""
     name, wanted = "deep-decode", server.kind.deep
-    if policy.deep.prompt + wanted > server.limit:
-        return _too_short(name, policy.deep.prompt + wanted, server)
-    depth = _sound_depth(policy.deep, policy.line, wanted, server.client)
+    # Blocks of a hybrid model are so large that a short prompt would have none in the cache.
+    length = max(policy.deep.prompt, 2 * observed.cache_block(server.client.metrics()) + 1)
+    if length + wanted > server.limit:
+        return _too_short(name, length + wanted, server)
+    prompt = server.client.tokenize(long_text(policy.line, length))[:length]
+    depth = _sound_depth(policy.deep, prompt, wanted, server.client)
     message = f"the first {depth} of {wanted} tokens follow from their text"
     figure = Figure("sound tokens", depth, "tokens", bound=wanted)
     return judged(name, message, "deep-damage", depth >= wanted, [figure])
 
 
-def _sound_depth(deep: Deep, line: str, wanted: int, client: Client) -> int:
+def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client) -> int:
     """
-    Return how many of the *wanted* tokens of a long generation are sound; *line* is of its prompt.
+    Return how many of the *wanted* tokens of a long generation after *prompt* are sound.
 
     The distribution behind a generated token is compared with the one that prefill gives for the
     same text, under a salt of its own: with blocks from the prefix cache, a wrong cache would
     agree with itself.
     """
-    length, block, salt = deep.prompt, observed.cache_block(client.metrics()), uuid.uuid4().hex
-    if block and length < block * 2:
-        # Blocks of a hybrid model are so large that the prompt would have none in the cache.
-        with contextlib.suppress(ServerInvalid):
-            room = client.max_model_len() - wanted
-            length = max(length, observed.prompt_length(block, 2, room))
-    prompt = client.tokenize(long_text(line, length))[:length]
+    salt = uuid.uuid4().hex
     ask = partial(client.complete, logprobs=deep.top, ignore_eos=True)
     ask(prompt, max_tokens=1, cache_salt=salt)
     answer = ask(prompt, max_tokens=wanted, temperature=deep.temperature, cache_salt=salt)

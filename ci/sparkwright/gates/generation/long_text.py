@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparkwright.gates.generation.checks import Fact, GenerationPolicy
 
 
-def long_text(line: str, lines: int, facts: Sequence[Fact] = ()) -> str:
+def long_text(line: str, lines: int, facts: Iterable[Fact] = ()) -> str:
     """Return *lines* lines and those of *facts*, the same for the same arguments."""
     # A multiplicative walk looks random and does not change between releases of Python.
     text = [
@@ -33,14 +33,14 @@ def filled_text(
         wrap: As in `Profile`.
         count: From a text to its tokens; called a few times.
     """
-    question = max((fact.text for fact in policy.facts), key=len)
+    question = max((fact.text for fact in policy.facts.values()), key=len)
 
     def length(lines: int) -> int:
-        text = long_text(policy.line, lines, policy.facts) + question
+        text = long_text(policy.line, lines, policy.facts.values()) + question
         return count(wrap.replace("{prompt}", text))
 
     # Numbers grow longer, so the first estimate is a little too large.
     lines = int(tokens * 50 / max(50, length(100) - length(50)))
     while lines and (actual := length(lines)) > tokens:
         lines = min(lines - 1, int(lines * tokens / actual))
-    return long_text(policy.line, lines, policy.facts)
+    return long_text(policy.line, lines, policy.facts.values())

@@ -25,7 +25,6 @@ from scipy.special import rel_entr
 from sparkwright.bench.records import Positive, Share
 from sparkwright.bench.server.client import TokenId
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.store import write_file
 from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 
 #: A token, and logarithms of probabilities at its position.
@@ -172,8 +171,8 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kl_max, kl_floors: The mean lower bound of KL is at most the larger of *kl_max* nat and
             *kl_floors* times the A/A floor.
         text_max: The largest mean of one text, likewise.
-        decode_kl_max, decode_text_max: The same for generated tokens.
-        floor_max: The floor above which a reference counts as unstable, in nat.
+        decode_kl_max, decode_text_max: The same for generated tokens; a reference that differs more
+            from itself counts as unstable.
         other_best_max, other_best_rise: The share of positions with another most probable token is
             at most *other_best_max*, and at most *other_best_rise* above the reference's own.
         perplexity_max: The difference of ln perplexity, either way.
@@ -196,7 +195,6 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_max: Positive
     decode_kl_max: Positive
     decode_text_max: Positive
-    floor_max: Positive
     other_best_max: Share
     other_best_rise: Share
     perplexity_max: Positive
@@ -252,11 +250,6 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if len(self.rows) != self.shape[0] * (self.shape[1] - 1):
             raise ValueError("its sizes do not agree")
-
-
-def save(reference: Reference, path: Path) -> None:
-    """Write *reference* to *path*, completely or not at all."""
-    write_file(path, msgspec.json.encode(reference))
 
 
 def load(path: Path) -> Reference:
