@@ -20,7 +20,6 @@ from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 
