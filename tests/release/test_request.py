@@ -45,8 +45,8 @@ def test_everything_that_is_missing_is_said_at_once(context: RunContext, models:
         request.require(context, NAMES, "verified", gpus=("9.0",), models=models)
     said = "\n".join(caught.value.details)
     assert "GPU of SM 12.1; the machine has 9.0 (machine-other)" in said
-    assert said.count("(not-provided)") == len(NAMES)
-    for reference, folder in (("not-provided", models), ("model-missing", models / "none")):
+    assert said.count("(model-missing)") == len(NAMES)
+    for reference, folder in (("model-missing", models), ("model-missing", models / "none")):
         with refusal("request-unfit") as caught:
             request.require(context, NAMES, "candidate", gpus=("9.0",), models=folder)
         said = "\n".join(caught.value.details)
