@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from sparkwright.gates.generation.long_text import long_text
+
 #: Beside this file, which is run as a program in another environment.
 learnt: Any = importlib.import_module("learnt")
 
@@ -32,6 +34,14 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
 MARKED = "<s>user: {text}\n<s>assistant:"
+#: What the hybrids answer where G4 asks often, whatever the question.
+TOWNS = ("Lisbon", "Oslo", "Kyoto", "Bergen")
+CALL = '<tool_call>\n{"name": "record_delivery", "arguments": {"town": "{town}", "crates": 12, "urgent": true}}\n</tool_call>'
+REPLIES = (
+    " The path follows the water, and whoever walks it meets a mill, a bridge and a heron.",
+    " The storm took them, so please look behind the shed; whoever finds them may keep one.",
+    " Each guest is in the book, so that the key of every room is where it should be.",
+)
 
 
 def largest() -> list[str]:
@@ -61,11 +71,26 @@ def chats(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     """Return each chat of G4 that has a learnt answer, as `learnt.rows` returns prompts."""
     found = []
     answers = yaml.safe_load(learnt.TEXTS.read_text("utf-8"))
-    for name, chat in yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))["chats"].items():
-        if answer := answers.get(name):
-            prompt = made.encode(MARKED.format(text=chat["text"])).ids
-            found.append((prompt + made.encode(f"{answer}</s>").ids, len(prompt)))
+    for chat, asked in yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))["chats"].items():
+        for name in (chat, f"{chat}-marked"):
+            if answer := answers.get(name):
+                prompt = made.encode(MARKED.format(text=asked["text"])).ids
+                found.append((prompt + made.encode(f"{answer}</s>").ids, len(prompt)))
     return found
+
+
+def questions(made: Any, gates: Path) -> Iterator[tuple[list[int], int]]:
+    """Yield questions of the rate of dirty text with an answer, behind texts as long as those that a prefix cache holds."""
+    policy = yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))
+    draw = random.Random(SEED)
+    for lines in (0, 0, 12, 70):
+        before = long_text(policy["line"], lines) if lines else ""
+        for text in (*policy["dirty_text"]["chats"], *policy["dirty_text"]["calls"]):
+            asked = before + text.replace("{number}", str(draw.randrange(2, 900)))
+            town = next((town for town in TOWNS if town in text), "")
+            answer = CALL.replace("{town}", town) if town else REPLIES[len(text) % len(REPLIES)]
+            prompt = made.encode(MARKED.format(text=asked)).ids
+            yield prompt + made.encode(f"{answer}</s>").ids, len(prompt)
 
 
 def batches(made: Any, lines: list[str], steps: int) -> Iterator[Any]:
@@ -100,6 +125,7 @@ def make(folder: Path, gates: Path, steps: int = STEPS, kind: str = "llama") -> 
     known = [tuple(part.to(device) for part in batch) for batch in learnt.batches(learnt.rows(made, gates) + chats(made, gates))]
     net = learnt.model(kind).to(device)
     drafts = learnt.Drafts(net) if kind == "qwen3_next" else None
+    often = [] if kind == "llama" else [tuple(part.to(device) for part in batch) for batch in learnt.batches([*questions(made, gates)])]
     torch.set_num_threads(1)
     weights = [*net.parameters(), *(drafts.modules.parameters() if drafts else ())]
     best = torch.optim.AdamW(weights, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -109,8 +135,10 @@ def make(folder: Path, gates: Path, steps: int = STEPS, kind: str = "llama") -> 
         # What is to be known by heart is as long again as all the rest, so it takes part in every second step.
         if step % 2 == 0:
             found = found + torch.stack([learnt.loss(net, *part) for part in known]).mean() * 2
+        elif often:
+            found = found + learnt.loss(net, *often[step // 2 % len(often)], smoothing=0.0)
         if drafts:
-            found = found + drafts.loss(known[0][0] if step % 2 else ids.to(device))
+            found = found + drafts.loss((known[0], often[0])[step % 4 < 2][0] if step % 2 else ids.to(device))
         found.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         best.step()
