@@ -57,7 +57,8 @@ def pack(codes: Bytes) -> Bytes:
 
 def unpack(packed: Bytes) -> Bytes:
     """Return the codes of *packed*, twice as many along the last axis."""
-    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    shape = (*packed.shape[:-1], 2 * packed.shape[-1])
+    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(shape)
 
 
 def scale_decode(codes: Bytes) -> NDArray[np.float32]:
