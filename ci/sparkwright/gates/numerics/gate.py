@@ -3,7 +3,7 @@ G1, numerics without a GPU: the converters of the patched trees, compiled for th
 with NVFP4's definition.
 
 Inline PTX is evaluated as the PTX ISA describes it; what G1 shows is the code around it: the
-operand order, the order of nibbles and bytes, and the scales. G2 shows that a GPU does the same.
+operand order, the order of nibbles and bytes, and the scales.
 """
 
 from __future__ import annotations

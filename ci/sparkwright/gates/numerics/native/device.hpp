@@ -1,5 +1,5 @@
 // CUDA names that host compilers lack, and the PTX instructions of inline asm statements, which the
-// gate rewrites to calls. They mean what the PTX ISA says; G2 shows that a GPU does the same.
+// gate rewrites to calls. They mean what the PTX ISA says.
 // Names that CUDA's headers already give to the host are left alone.
 #pragma once
 
