@@ -66,6 +66,8 @@ ESTIMATES: Mapping[str, Callable[[Any, Pace], float]] = {
     "G5": logprobs.estimate,
     "G6": accuracy.estimate,
 }
+#: How much longer the gates behind a soak may take than their estimates.
+SLACK = 1.05
 #: The file of the finished gates in a night's folder.
 FINISHED = "finished.json"
 
@@ -80,6 +82,8 @@ def gate_seconds(
     """
     Return the seconds of *gate* with a server of that *pace*, and where they come from.
 
+    Of G7 they are those behind its load.
+
     Args:
         decides: As of the recipe.
     """
@@ -88,6 +92,10 @@ def gate_seconds(
         rules = policies.throughput
         cells = workloads.deciding(loads.cells(rules.workloads), decides)
         return throughput.estimate(rules, pace, cells, loads.rule), "this machine"
+    if pace and gate == "G7":
+        # Behind its load, the distributions are asked once more.
+        again = logprobs.estimate(policies.logprobs, pace)
+        return REHEARSED[gate] + again, "this machine"
     if pace and gate in ESTIMATES:
         rules_of_gate = getattr(policies, policy.PACKAGES[gate])
         return ESTIMATES[gate](rules_of_gate, pace), "this machine"
@@ -172,19 +180,22 @@ class Night:
             asked = {"G5", "G6"} & {*self._names}
             seconds = start + sum(self.estimate(gate)[0] for gate in asked)
             return seconds, "this machine" if pace else "docs/rehearsal"
-        root = self._context.project.root
-        decides = self._recipe.decides
-        seconds, source = gate_seconds(root, self._policies, pace, decides, name)
+        seconds, source = self._gate_seconds(name)
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
-            seconds += min(load, self._policies.soak.shortest) if self._hours else load
-            return seconds, source
+            load = min(load, self._policies.soak.shortest) if self._hours else load
+            return load + seconds * self._correction, source
         return seconds * self._correction, source
+
+    def _gate_seconds(self, name: str) -> tuple[float, str]:
+        root, decides = self._context.project.root, self._recipe.decides
+        return gate_seconds(root, self._policies, self._pace, decides, name)
 
     @property
     def _correction(self) -> float:
-        """How much longer the finished gates took than their estimates."""
-        steps = [step for step in self._steps.values() if step.name in SERVED and step.expected_s]
+        """How much longer the finished gates took than their estimates, but for G7's load."""
+        served = [name for name in SERVED if name != "G7"]
+        steps = [step for step in self._steps.values() if step.name in served and step.expected_s]
         expected = sum(step.expected_s for step in steps)
         return sum(step.seconds for step in steps) / expected if expected else 1.0
 
@@ -277,8 +288,7 @@ class Night:
                     continue
                 began, expected = time.monotonic(), self.estimate(name)[0]
                 blocked = self._hindrance(name)
-                later = sum(self.estimate(other)[0] for other in self._names if other > name)
-                builder.left_s = self._deadline - began - later
+                builder.left_s = self.left_s(name)
                 try:
                     gate = builder.gate(name, blocked)
                 except SparkwrightError as error:
@@ -287,7 +297,14 @@ class Night:
                 message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
                 seconds = time.monotonic() - began
                 self._finish(NightStep(name, verdict.state, message, seconds, expected, verdict))
+                later = sum(self.estimate(other)[0] for other in self._names if other > name)
                 console.note(f"about {later / 60:.0f} minutes remain")
+
+    def left_s(self, name: str) -> float:
+        """Return the seconds that the gate *name* may measure: the rest is for what comes then."""
+        later = sum(self.estimate(other)[0] for other in self._names if other > name)
+        behind = self._gate_seconds(name)[0] * self._correction if name == "G7" else 0.0
+        return self._deadline - time.monotonic() - SLACK * later - behind
 
     def _finish(self, step: NightStep) -> None:
         """Add a step, and write the page."""
