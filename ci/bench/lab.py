@@ -21,7 +21,7 @@ from sparkwright.core.console import console
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import GATES
 from sparkwright.gates.core.night import REHEARSED, gate_seconds
-from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core.server_facts import Pace
 
 SPARKS = (1, 2, 4, 8, 20)
 #: Seconds to install both environments on the machine of docs/rehearsal.

@@ -25,7 +25,7 @@ from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.harness import TaskPolicy, TaskResult
-from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import (
     Check,

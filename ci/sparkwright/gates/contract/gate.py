@@ -28,8 +28,8 @@ from sparkwright.core.states import State
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
 from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
-from sparkwright.gates.core import observed
-from sparkwright.gates.core.observed import ObservedServer, Pace, PrefixCache
+from sparkwright.gates.core import server_facts
+from sparkwright.gates.core.server_facts import ObservedServer, Pace, PrefixCache
 from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import (
     Check,
@@ -238,10 +238,10 @@ def observe(
     kernels = [] if isinstance(trace, Check) else kernel_classes.classify(trace, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
-    if block := observed.cache_block(metrics):
-        length = observed.prompt_length(block, 3, limit - 1)
+    if block := server_facts.cache_block(metrics):
+        length = server_facts.prompt_length(block, 3, limit - 1)
         text = " ".join(str(number) for number in range(length))
-        cache = observed.repeat(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
+        cache = server_facts.repeat(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
     return ObservedServer(
         identity,
         recipe,
@@ -249,7 +249,7 @@ def observe(
         client.version(),
         limit,
         cache,
-        any(name.startswith(observed.DRAFTS) for name in metrics),
+        any(name.startswith(server_facts.DRAFTS) for name in metrics),
         {name: tuple(found.values) for name, found in lines.items() if found.values},
         kernel_classes.shares(kernels, "name"),
         kernel_classes.shares(kernels, "label"),

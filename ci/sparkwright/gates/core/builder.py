@@ -34,7 +34,7 @@ from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate, VerdictFile
-from sparkwright.gates.core.observed import measure_pace
+from sparkwright.gates.core.server_facts import measure_pace
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     ServerUnderTest,

@@ -34,9 +34,9 @@ from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core import ladder, page, policy
 from sparkwright.gates.core.builder import OBSERVED, PACE, GateBuilder
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
-from sparkwright.gates.core.observed import Pace
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.policy import GatePolicies
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Check, Ladder, not_run
 from sparkwright.gates.generation import gate as generation

@@ -25,7 +25,7 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core.console import console, one_line
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.core.observed import CACHE_HITS, cache_block
+from sparkwright.gates.core.server_facts import CACHE_HITS, cache_block
 from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.generation import checks

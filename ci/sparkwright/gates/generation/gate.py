@@ -20,8 +20,8 @@ from sparkwright.bench.recipes.recipe import Ability, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import one_line
-from sparkwright.gates.core import observed
-from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core import server_facts
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -291,7 +291,7 @@ def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation after a prefix from the cache follows from its text."""
     name, wanted = "deep-decode", server.kind.deep
     # Blocks of a hybrid model are so large that a short prompt would have none in the cache.
-    length = max(policy.deep.prompt, 2 * observed.cache_block(server.client.metrics()) + 1)
+    length = max(policy.deep.prompt, 2 * server_facts.cache_block(server.client.metrics()) + 1)
     if length + wanted > server.limit:
         return _too_short(name, length + wanted, server)
     prompt = server.client.tokenize(long_text(policy.line, length))[:length]
@@ -334,7 +334,7 @@ def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client)
 def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
     """Return whether answers are dirty more often with drafts; a clean server is not relaunched."""
     name = "dirty-text-drafts"
-    if not server.client.metrics().get(observed.DRAFTS):
+    if not server.client.metrics().get(server_facts.DRAFTS):
         message = "no token was drafted"
         if server.recipe and server.recipe.speculation:
             return failed(name, message, "speculation-absent")

@@ -31,8 +31,8 @@ import numpy as np
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.states import State
-from sparkwright.gates.core import observed
-from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core import server_facts
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
@@ -146,7 +146,7 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     floors = {"divergence": kl, "best-token": other}
     for name, mode in MODES.items():
         floors[name], _ = _decode(policy, server, policy.prompts(texts), mode)
-    for name in CACHED if observed.cache_block(server.metrics()) else ():
+    for name in CACHED if server_facts.cache_block(server.metrics()) else ():
         stored, prompts, _ = _cached_prompts(policy, texts, server, name)
         floors[name], _ = _decode(policy, server, prompts, stored=stored)
     means = {name: values.tolist() for name, values in floors.items()}
@@ -293,7 +293,7 @@ def _cached(
     announced: bool | None,
 ) -> Check:
     """Return whether tokens after blocks of the prefix cache are those after a cold prompt."""
-    block = observed.cache_block(server.metrics())
+    block = server_facts.cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
         if announced is None:
@@ -303,9 +303,9 @@ def _cached(
         figures = [Figure("block of the prefix cache", 0, "tokens")]
         return judged(name, message, "prefix-cache-unused", not announced, figures)
     stored, prompts, shared = _cached_prompts(policy, texts, server, name)
-    before = server.metrics().get(observed.CACHE_HITS, 0.0)
+    before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
     kl, _ = _decode(policy, server, prompts, stored=stored)
-    hits = server.metrics().get(observed.CACHE_HITS, 0.0) - before
+    hits = server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
     figures = [
         Figure("block of the prefix cache", block, "tokens"),
         Figure("tokens of each prompt", len(prompts[0]), "tokens", policy.decode_texts),
@@ -447,9 +447,9 @@ def _cached_prompts(
     Return prompts that are stored in the cache first, those that then find them there, and how many
     tokens of whole blocks each of these shares with its own, together.
     """
-    block = observed.cache_block(server.metrics())
+    block = server_facts.cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
-    length = observed.prompt_length(block, policy.cached_blocks, room)
+    length = server_facts.prompt_length(block, policy.cached_blocks, room)
     # Prompts that begin with different tokens have no block in common.
     first = sorted({token for text in texts for token in text})
     corpus = itertools.cycle(token for text in texts for token in text)

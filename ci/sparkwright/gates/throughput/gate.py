@@ -24,7 +24,7 @@ from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.core.observed import Pace
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
