@@ -57,10 +57,7 @@ TRITON_EXPERTS, EMULATED = "fused_moe_kernel", "fused_moe_nvfp4_emulation_kernel
 MARLIN = "void marlin_moe_wna16::Marlin<1125899906909960l, 256>(int4 const*)"
 SERVING = (ATTENTION, LINEAR, MOE, "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0")
 #: A file with tile sizes for experts, and its folder.
-TILES, CONFIGS = (
-    "E=8,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json",
-    "/e/vllm/configs",
-)
+TILES, CONFIGS = "E=8,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json", "/e/vllm/configs"
 
 _PLAIN = recipes.load(ROOT, "qwen3-30b-a3b-nvfp4")
 #: With all layers but the experts' in FP4 alone, and the backend of the attention.
@@ -74,35 +71,18 @@ RECIPE = replace(
 OWN = ServerIdentity(wheel="b" * 64, model="m")
 
 
-def trace(
-    path: Path,
-    prefill: tuple[str, ...] = SERVING,
-    decode: tuple[str, ...] = SERVING,
-    *,
-    graphs: bool = True,
-) -> Path:
+def trace(path: Path, prefill: tuple[str, ...] = SERVING, decode: tuple[str, ...] = SERVING, *, graphs: bool = True) -> Path:
     """Write what torch's profiler writes of a prefill step and a decode step, whose kernels one CUDA graph may launch."""
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}]
     for step, kernels in enumerate((prefill, decode)):
         label = f"execute_context_{1 - step}(512)_generation_{step}(1)"
-        events.append(
-            {"ph": "X", "cat": "user_annotation", "name": label, "ts": 1000 * step, "dur": 500}
-        )
+        events.append({"ph": "X", "cat": "user_annotation", "name": label, "ts": 1000 * step, "dur": 500})
         for place, kernel in enumerate(kernels):
             launch = 100 * step + (0 if graphs else place)
             events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch" if graphs else "cudaLaunchKernel", "ts": 1000 * step + 10, "dur": 1,
                            "args": {"correlation": launch}})  # fmt: skip
             # Kernels run long after the step that launched them, in the time of the next one.
-            events.append(
-                {
-                    "ph": "X",
-                    "cat": "kernel",
-                    "name": kernel,
-                    "ts": 1000 * step + 990.5,
-                    "dur": 20,
-                    "args": {"correlation": launch},
-                }
-            )
+            events.append({"ph": "X", "cat": "kernel", "name": kernel, "ts": 1000 * step + 990.5, "dur": 20, "args": {"correlation": launch}})
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     return path
 
@@ -122,9 +102,7 @@ SERVERS: list[ByteModelServer] = []
 
 def served(log: Path, **ended: str) -> Any:
     """Return the server with that log; *ended* is why the gate ended it."""
-    return SimpleNamespace(
-        log=log, client=lambda: SERVERS[0].client, **{"failure": "", "reason": "", **ended}
-    )
+    return SimpleNamespace(log=log, client=lambda: SERVERS[0].client, **{"failure": "", "reason": "", **ended})
 
 
 def judged(
@@ -140,21 +118,9 @@ def judged(
     log = folder / "server.log"
     log.write_text(text)
     server = served(log, **ended)
-    checks = gate.run(
-        POLICY,
-        recipe,
-        server,
-        profiled(server, profile or trace(folder / "trace.json.gz")),
-        OWN,
-        baseline,
-        declared,
-    )
+    checks = gate.run(POLICY, recipe, server, profiled(server, profile or trace(folder / "trace.json.gz")), OWN, baseline, declared)
     assert len({check.name for check in checks}) == len(checks)
-    assert all(
-        check.reason in gate.REASONS or check.reason == "not-asked"
-        for check in checks
-        if check.state != "pass"
-    )
+    assert all(check.reason in gate.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
     return {check.name: check for check in checks}
 
 
@@ -171,39 +137,23 @@ def states(checks: dict[str, Check], *wanted: State) -> set[str]:
 def test_sound_server_passes(tmp_path: Path) -> None:
     checks = judged(tmp_path)
     assert states(checks, "fail", "invalid", "not-run") == set()
-    assert {
-        "observed",
-        "kernels-unknown",
-        "kernels-moe",
-        "log",
-        "no-fallback-kernel",
-        "profile-graphs",
-        "profile-compile",
-    } <= states(checks, "pass")
+    assert {"observed", "kernels-unknown", "kernels-moe", "log", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Path) -> None:
     read = kernel_trace.read(trace(tmp_path / "t.gz", (LINEAR,), (MOE,), graphs=graphs))
-    assert {phase: list(kernels) for phase, kernels in read.items()} == {
-        "prefill": [LINEAR],
-        "decode": [MOE],
-    }
+    assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE]}
 
 
 @pytest.mark.parametrize(
     ("line", "sample"),
     [
         (f"Using configuration from {CONFIGS}/{TILES} for MoE layer.", ("moe-tuned", TILES)),
-        (
-            f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{TILES}, {CONFIGS}/{TILES}",
-            ("moe-untuned", TILES),
-        ),
+        (f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{TILES}, {CONFIGS}/{TILES}", ("moe-untuned", TILES)),
     ],
 )
-def test_file_with_tile_sizes_of_experts_is_observed(
-    line: str, sample: tuple[str, str], tmp_path: Path
-) -> None:
+def test_file_with_tile_sizes_of_experts_is_observed(line: str, sample: tuple[str, str], tmp_path: Path) -> None:
     """The lines are those of the sources of 0.23.0 and 0.33.0; one that is missing fails nothing."""
     check = judged(tmp_path, f"{LOG}WARNING {line}\n")["observed"]
     assert check.state == "pass"
@@ -212,29 +162,11 @@ def test_file_with_tile_sizes_of_experts_is_observed(
 
 LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "emulated experts": ("Using 'VLLM_CUTLASS'", "Using 'EMULATION'", "log", "emulation"),
-    "emulation": (
-        "CutlassNvFp4LinearKernel for",
-        "EmulationNvFp4LinearKernel for",
-        "log",
-        "emulation",
-    ),
-    "an ignored flag": (
-        "Using 'V",
-        "--linear-backend=cutlass has no kernel for this\n Using 'V",
-        "log",
-        "backend-refused",
-    ),
-    "the negative estimate of a GB10": (
-        "memory: 1.25",
-        "memory: -35.17",
-        "log",
-        "graph-memory-negative",
-    ),
+    "emulation": ("CutlassNvFp4LinearKernel for", "EmulationNvFp4LinearKernel for", "log", "emulation"),
+    "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "log", "backend-refused"),
+    "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "log", "graph-memory-negative"),
     "a log of two releases": (
-        "(EngineCore pid=2) INFO 11-21 22:31:50",
-        "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO",
-        "observed",
-        "facts-disagree",
+        "(EngineCore pid=2) INFO 11-21 22:31:50", "Initializing a V1 LLM engine (v0.32.0) with config: \n(EngineCore pid=2) INFO", "observed", "facts-disagree",
     ),
     "another release": ("v0.33.0", "v0.32.0", "observed", "facts-disagree"),
     "another program": ("Initializing", "Starting", "observed", "facts-disagree"),
@@ -293,46 +225,24 @@ DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", DISAGREEING)
-def test_server_whose_log_and_replies_disagree_is_no_evidence(
-    fault: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_whose_log_and_replies_disagree_is_no_evidence(fault: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change, fact = DISAGREEING[fault]
     for name, value in change.items():
         monkeypatch.setattr(server, name, value)
     check = judged(tmp_path)["observed"]
-    assert (check.state, check.reason, [sample.case for sample in check.samples]) == (
-        "invalid",
-        "facts-disagree",
-        [fact],
-    )
+    assert (check.state, check.reason, [sample.case for sample in check.samples]) == ("invalid", "facts-disagree", [fact])
 
 
-def test_facts_are_observed_and_not_typed(
-    server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_facts_are_observed_and_not_typed(server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block of the log, the hits, the served name and the backends stand in the verdict; a prompt of three blocks and a half is repeated."""
     line = "INFO [interface.py:1109] Setting attention block size to 16 tokens to ensure that\n"
     check = judged(tmp_path, LOG + line)["observed"]
     figures = {figure.name: figure.value for figure in check.figures}
-    assert (
-        check.state,
-        figures["block of the prefix cache"],
-        figures["prompt that was repeated"],
-        figures["tokens found of it"],
-    ) == ("pass", 16, 56, 48)
-    assert {("served name", "bytes"), ("attention", "FLASHINFER"), ("moe", "VLLM_CUTLASS")} <= {
-        (sample.case, sample.actual) for sample in check.samples
-    }
+    assert (check.state, figures["block of the prefix cache"], figures["prompt that was repeated"], figures["tokens found of it"]) == ("pass", 16, 56, 48)
+    assert {("served name", "bytes"), ("attention", "FLASHINFER"), ("moe", "VLLM_CUTLASS")} <= {(sample.case, sample.actual) for sample in check.samples}
     assert judged(tmp_path, LOG + line.replace("16", "544"))["observed"].reason == "facts-disagree"
     sound = server.reuse
-    monkeypatch.setattr(
-        server,
-        "reuse",
-        lambda salt, prompt: [
-            sound(salt, prompt),
-            server.counts.update({"vllm:prefix_cache_hits_total": 5}),
-        ][0],
-    )
+    monkeypatch.setattr(server, "reuse", lambda salt, prompt: [sound(salt, prompt), server.counts.update({"vllm:prefix_cache_hits_total": 5})][0])
     assert [sample.case for sample in judged(tmp_path)["observed"].samples] == ["hits"]
 
 
@@ -343,25 +253,12 @@ def test_names_narrow_the_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "state"),
-    [
-        ("native-fp4", "fail"),
-        ("native-fp4+bf16", "pass"),
-        ("weight-only|native-fp4+bf16", "pass"),
-        ("native-fp4+bf16+weight-only", "fail"),
-        ("bf16", "fail"),
-    ],
+    [("native-fp4", "fail"), ("native-fp4+bf16", "pass"), ("weight-only|native-fp4+bf16", "pass"), ("native-fp4+bf16+weight-only", "fail"), ("bf16", "fail")],
 )
-def test_classes_of_a_sum_serve_together_and_each_takes_a_part(
-    wanted: str, state: str, tmp_path: Path
-) -> None:
-    recipe = replace(
-        RECIPE,
-        contract=replace(RECIPE.contract, serves={**RECIPE.contract.serves, "linear": wanted}),
-    )
+def test_classes_of_a_sum_serve_together_and_each_takes_a_part(wanted: str, state: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, contract=replace(RECIPE.contract, serves={**RECIPE.contract.serves, "linear": wanted}))
     kernels = (*SERVING, "nvjet_sm120_tst_16x64_64x16_4x2_h_bz_TNT")
-    check = judged(tmp_path, recipe=recipe, profile=trace(tmp_path / "t.gz", kernels, kernels))[
-        "kernels-linear"
-    ]
+    check = judged(tmp_path, recipe=recipe, profile=trace(tmp_path / "t.gz", kernels, kernels))["kernels-linear"]
     assert check.state == state
 
 
@@ -379,9 +276,7 @@ def _annotated(label: str, dur: float) -> bytes:
     )),
     (_annotated("execute_context_1(9)_generation_0(0)", 1.7e308), ""),
 ])  # fmt: skip
-def test_file_that_is_no_annotated_trace_is_invalid(
-    data: bytes, reason: str, tmp_path: Path
-) -> None:
+def test_file_that_is_no_annotated_trace_is_invalid(data: bytes, reason: str, tmp_path: Path) -> None:
     """Nor do numbers without end, or a file that is not there, end the gate."""
     path = tmp_path / "t"
     path.write_bytes(data)
@@ -400,9 +295,7 @@ def recorded(folder: Path, **changes: Any) -> Path:
     log, stock = folder / "stock.log", ServerIdentity(wheel="a" * 64, model="m")
     log.write_text(LOG)
     server = served(log)
-    facts = gate.observe(
-        POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name
-    )
+    facts = gate.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
     (folder / "observed.json").write_bytes(msgspec.json.encode(replace(facts, **changes)))
     return folder / "observed.json"
 
@@ -411,53 +304,23 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: 
     """Each kind of layer has a class in each phase; the stock wheel had another in one of them."""
     baseline = recorded(tmp_path)
     facts = read_json(baseline, ObservedServer)
-    layers = {
-        f"{phase} {kind}"
-        for phase in ("prefill", "decode")
-        for kind in ("attention", "linear", "moe")
-    }
-    assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (
-        layers,
-        layers,
-        {"native-fp4": 1.0},
-    )
+    layers = {f"{phase} {kind}" for phase in ("prefill", "decode") for kind in ("attention", "linear", "moe")}
+    assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     assert judged(tmp_path, baseline=baseline)["backends"].state == "pass"
     baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
     check = judged(tmp_path, baseline=baseline)["backends"]
-    assert (check.state, check.reason, check.samples[0].case) == (
-        "fail",
-        "backend-changed",
-        "prefill linear",
-    )
-    explained = replace(
-        RECIPE,
-        contract=replace(RECIPE.contract, changes={"prefill linear": "FP4 in place of Marlin"}),
-    )
+    assert (check.state, check.reason, check.samples[0].case) == ("fail", "backend-changed", "prefill linear")
+    explained = replace(RECIPE, contract=replace(RECIPE.contract, changes={"prefill linear": "FP4 in place of Marlin"}))
     assert judged(tmp_path, recipe=explained, baseline=baseline)["backends"].state == "pass"
-    for recipe, layer, state in (
-        ("qwen3-*", "prefill linear", "pass"),
-        ("qwen3-*", "", "pass"),
-        ("qwen3-*", "decode linear", "fail"),
-        ("gemma*", "", "fail"),
-    ):
+    for recipe, layer, state in (("qwen3-*", "prefill linear", "pass"), ("qwen3-*", "", "pass"), ("qwen3-*", "decode linear", "fail"), ("gemma*", "", "fail")):
         declared = DeclaredChange("kernels", recipe, layer, "FP4 in place of Marlin")
         assert judged(tmp_path, baseline=baseline, declared=(declared,))["backends"].state == state
 
 
 def test_launches_with_other_classes_do_not_agree() -> None:
     sound = {"decode moe": {"native-fp4": 1.0}}
-    assert (
-        gate.same_launches(
-            POLICY, sound, {"decode moe": {"native-fp4": 0.95, "weight-only": 0.05}}
-        ).state
-        == "pass"
-    )
-    assert (
-        gate.same_launches(
-            POLICY, sound, {"decode moe": {"native-fp4": 0.4, "weight-only": 0.6}}
-        ).reason
-        == "launches-differ"
-    )
+    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.95, "weight-only": 0.05}}).state == "pass"
+    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.4, "weight-only": 0.6}}).reason == "launches-differ"
 
 
 #: A patch that declares a change, as its trailer has it.
@@ -483,24 +346,10 @@ index 7694e6f8bc46e17e25a5357913fb9a370fb92042..a3c3f6f16176e33c3df34eaa8bd799ca
 
 def test_patch_declares_what_it_changes_or_is_refused() -> None:
     """What, which recipes, perhaps of which layers, and why; nothing is guessed of another form."""
-    good = patch.parse(
-        "p",
-        PATCH.format(
-            line="Changes: kernels / nemotron-*: decode moe / b12x in place of Marlin"
-        ).encode(),
-    )
-    assert good.changes == (
-        DeclaredChange("kernels", "nemotron-*", "decode moe", "b12x in place of Marlin"),
-    )
-    assert (
-        good.changes[0].concerns("kernels", "nemotron-3"),
-        good.changes[0].concerns("distributions", "nemotron-3"),
-    ) == (True, False)
-    for line in (
-        "Changes: everything / * / because",
-        "Changes: kernels / nemotron-*",
-        "Changes: kernels",
-    ):
+    good = patch.parse("p", PATCH.format(line="Changes: kernels / nemotron-*: decode moe / b12x in place of Marlin").encode())
+    assert good.changes == (DeclaredChange("kernels", "nemotron-*", "decode moe", "b12x in place of Marlin"),)
+    assert (good.changes[0].concerns("kernels", "nemotron-3"), good.changes[0].concerns("distributions", "nemotron-3")) == (True, False)
+    for line in ("Changes: everything / * / because", "Changes: kernels / nemotron-*", "Changes: kernels"):
         with refusal("patch-invalid"):
             patch.parse("p", PATCH.format(line=line).encode())
 
@@ -516,9 +365,7 @@ def test_patch_declares_what_it_changes_or_is_refused() -> None:
         ({"classes": {}}, "baseline-damaged"),
     ],
 )
-def test_baseline_that_flatters_is_refused(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-) -> None:
+def test_baseline_that_flatters_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     check = judged(tmp_path, baseline=recorded(tmp_path, **changes))["backends"]
     assert (check.reason, str(tmp_path) in check.message) == (reason, False)
 
@@ -530,30 +377,18 @@ def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> 
         read = profiled(served(log), profile)
         (check,) = gate.run(POLICY, RECIPE, served(log), read, OWN)
         assert (check.state, check.reason) == ("invalid", "log-unreadable")
-        checks = {
-            check.name: check for check in gate.check_contract(POLICY, RECIPE.contract, log, read)
-        }
+        checks = {check.name: check for check in gate.check_contract(POLICY, RECIPE.contract, log, read)}
         assert checks["log"].reason == "log-unreadable"
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 
 
 def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
-    check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")[
-        "observed"
-    ]
+    check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["observed"]
     assert (check.state, check.reason) == ("fail", "graph-memory-negative")
 
 
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
     """A profile that is unreadable is no good launch."""
-    launches: tuple[dict[str, Any], ...] = (
-        {},
-        {"profile": tmp_path / "none"},
-        {"text": LOG.replace("memory: 1.25", "memory: -35.17")},
-    )
+    launches: tuple[dict[str, Any], ...] = ({}, {"profile": tmp_path / "none"}, {"text": LOG.replace("memory: 1.25", "memory: -35.17")})
     faults = [worst_check(judged(tmp_path, **launch).values()) for launch in launches]
-    assert [fault and fault.reason for fault in faults] == [
-        None,
-        "profile-unreadable",
-        "graph-memory-negative",
-    ]
+    assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "graph-memory-negative"]

@@ -14,8 +14,8 @@ from sparkwright.forks.stack import Project
 from sparkwright.gates.core import night
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.night import Night
-from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.server_facts import Pace
+from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.server_under_test import GateOptions
 
 #: A Spark with 23 GB of weights: 90 s until it answers, 2,000 tokens of prompts and 40 of answers in a second.
@@ -23,25 +23,16 @@ SPARK = Pace(90, 2000, 40, 2.0)
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.1])
-def test_a_night_of_four_hours_reaches_throughput(
-    slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_of_four_hours_reaches_throughput(slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gate takes its estimate, or a little more; the soak takes what it may, and G8 still begins."""
     clock = 0.0
     monkeypatch.setattr(night.time, "monotonic", lambda: clock)
     monkeypatch.setattr(Night, "_pace", SPARK)
-    context = RunContext(
-        Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist", offline=True
-    )
+    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist", offline=True)
     model = standin.model(tmp_path / "model")
     wheel = wheels.plain(tmp_path, "tiny", "1.0")
     recipe = "qwen3-30b-a3b-nvfp4"
-    tonight = Night(
-        context,
-        GateOptions(wheel=wheel, serve=model, recipe=recipe, task="gsm8k"),
-        "0" * 64,
-        hours=4,
-    )
+    tonight = Night(context, GateOptions(wheel=wheel, serve=model, recipe=recipe, task="gsm8k"), "0" * 64, hours=4)
     soak = tonight._policies.soak
 
     for name in GATES:
