@@ -145,7 +145,7 @@ def _given(gate: str) -> tuple[str, ...]:
             return tuple(one.name for one in numerics.run({}, rules, (), Path(scratch)))
     if gate == "G3":
         contract = recipes.load(wheels.ROOT, RECIPE).contract
-        kernels = (*contract.serves, "unknown")
+        kernels = (*contract.serves, "unknown", "helpers")
         return tuple(f"kernels-{kind}" for kind in kernels)
     if gate == "G4":
         rules_of_g4 = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)

@@ -14,8 +14,8 @@ from sparkwright.forks.stack import Project
 from sparkwright.gates.core import night
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.night import Night
-from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import GateOptions
 
 #: A Spark with 23 GB of weights: 90 s until it answers, 2,000 tokens of prompts and 40 of answers in a second.

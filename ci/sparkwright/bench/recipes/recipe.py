@@ -35,8 +35,8 @@ Pattern = Annotated[str, Meta(max_length=400)]
 #: A revision or an architecture that was not seen yet.
 UNRESOLVED = "unresolved"
 #: Kinds of layers, and the classes of kernels that serve them.
-LayerKind = Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba)$")]
-KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|weight-only|emulated)"
+LayerKind = Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling)$")]
+KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|fp32|weight-only|emulated)"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
 
 
@@ -143,13 +143,15 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What must serve a recipe, as a profile shows it.
 
     Attributes:
-        serves: Kind of layer → class of the kernels that take nearly all of its time. Classes with
-            a ``+`` serve together, and each takes a part; with ``|`` either serves.
+        serves: Kind of layer → class of the kernels that take nearly all of its time; that of
+            sampling need not be stated. With a ``+``, the first class is promised and takes a part,
+            and others serve what a checkpoint leaves; with ``|`` either serves.
         names: Kind of layer → regular expression found in the names of these kernels, to be
             stricter than the class.
         compiled, graphs: Whether torch.compile makes kernels of it, and CUDA graphs launch them.
         forbidden: Regular expressions that no kernel's name may hold.
-        changes: ``decode moe`` and the like → why its class is another than with the stock wheel.
+        changes: ``decode moe`` and the like → why its class is another than with the stock wheel;
+            ``decode helper``: why kernels that only move or quantise take longer.
     """
 
     serves: Annotated[
@@ -161,7 +163,11 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graphs: bool = True
     forbidden: tuple[Pattern, ...] = ()
     changes: dict[
-        Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba)$")], str
+        Annotated[
+            str,
+            Meta(pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba|sampling|helper)$"),
+        ],
+        str,
     ] = {}
 
     def __post_init__(self) -> None:

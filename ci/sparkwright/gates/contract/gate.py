@@ -3,8 +3,9 @@ Compare the kernels and settings that serve with the recipe's contract (G3).
 
 A profile of one request shows which kernels ran in prefill and decode: each kind of layer must be
 served by the class that the recipe states, for nearly all of its time, and as with the stock wheel
-unless the recipe or a patch says why. What the server states of itself (log, ``/v1/models``,
-``/metrics``) is part of the verdict, and has to agree.
+unless the recipe or a patch says why. Without the facts of the stock wheel the gate is no pass.
+What the server states of itself (log, ``/v1/models``, ``/metrics``) is part of the verdict, and has
+to agree.
 """
 
 from __future__ import annotations
@@ -84,8 +85,12 @@ REASONS: Mapping[str, str] = {
     "than they must: other kernels serve, whatever the log says.",
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
     "place of FP4 kernels.",
-    "kernel-unknown": "Too much of the time is by kernels that nothing judges. Give them a pattern "
-    "in ci/gates/contract.yaml, or state the kind of layer in the recipe.",
+    "kernels-unknown": "Too much of the time is by kernels that nothing judges. Give them a "
+    "pattern in ci/gates/contract.yaml, or state the kind of layer in the recipe.",
+    "kernels-helpers": "Nearly all of the time is by kernels that only move, quantise or unpack: "
+    "what the layers are promised to compute with hardly runs.",
+    "stock-not-named": "Without the facts of the stock wheel's server, what is served otherwise "
+    "than by it is not seen.",
     "launches-differ": "Two launches of one wheel were served by other classes of kernels, so what "
     "one of them shows is not true of the other. Look for a choice that is made at each start.",
     "profile-missing": (
@@ -104,9 +109,11 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines: Lines that state a choice; each pattern has a group *value*.
         unwanted: Lines that should not be there.
         share: Of the time of a kind of layer, by the class that the recipe states, at least.
-        part: The same of each class of a sum.
+        least_part: The same of the first class of a sum.
         unknown: Share of a phase's time by kernels that nothing judges, at most.
-        change: By how much the share of a class may differ from the stock wheel's.
+        helpers: The same by kernels that only move, quantise or route.
+        change: By how much the share of a class may differ from the stock wheel's; and the time of
+            helpers, as a share of the phase's.
         fallbacks: Classes that may only serve where the recipe states them.
         kernels: How kernels are recognised; the first pattern that matches counts.
     """
@@ -114,8 +121,9 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lines: dict[str, LogPattern]
     unwanted: dict[Unwanted, LogPattern]
     share: Annotated[float, Meta(gt=0.5, lt=1)]
-    part: Annotated[float, Meta(gt=0, lt=0.5)]
+    least_part: Annotated[float, Meta(gt=0, lt=0.5)]
     unknown: Annotated[float, Meta(gt=0, lt=1)]
+    helpers: Annotated[float, Meta(gt=0, lt=1)]
     change: Annotated[float, Meta(gt=0, lt=1)]
     fallbacks: tuple[str, ...]
     kernels: tuple[KernelPattern, ...]
@@ -164,7 +172,12 @@ def check_contract(
     good = not excluded
     checks.append(judged("no-fallback-kernel", message, "kernel-forbidden", good, samples=samples))
     checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
-    checks.append(_unknown(policy, contract, kernels))
+    unjudged = kernel_classes.unjudged(kernels, contract)
+    helpers = kernel_classes.helpers(kernels)
+    checks += [
+        _bounded("kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown),
+        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers),
+    ]
     if contract.graphs:
         what = "kernels of decode steps in CUDA graphs"
         checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
@@ -253,6 +266,7 @@ def observe(
         {name: tuple(found.values) for name, found in lines.items() if found.values},
         kernel_classes.shares(kernels, "name"),
         kernel_classes.shares(kernels, "label"),
+        kernel_classes.times(kernels),
     )
 
 
@@ -358,7 +372,7 @@ def _layer(
     figures, samples = list[Figure](), list[Sample]()
     for phase in PHASES:
         own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
-        share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.part)
+        share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.least_part)
         what = f"{phase} by {wanted}"
         figures.append(Figure(what, share, "%", len(own), bound=100 * policy.share))
         samples += _samples(own[:5], f"{wanted} {pattern}".strip())
@@ -368,21 +382,25 @@ def _layer(
     return judged(f"kernels-{kind}", f"time of {kind}: {shares}", reason, good, figures, samples)
 
 
-def _unknown(
-    policy: ContractPolicy, contract: KernelContract, kernels: Sequence[ClassifiedKernel]
+def _bounded(
+    name: str,
+    which: str,
+    chosen: Sequence[ClassifiedKernel],
+    kernels: Sequence[ClassifiedKernel],
+    most: float,
 ) -> Check:
-    """Return whether the kernels that nothing judges take little of the time."""
+    """Return whether those *chosen* of *kernels* take at most a share of *most* in each phase."""
     figures, samples = list[Figure](), list[Sample]()
     for phase in PHASES:
-        own = [kernel for kernel in kernels if kernel.phase == phase]
-        unjudged = kernel_classes.unjudged(own, contract)
-        share = 100 * kernel_classes.time(unjudged) / max(kernel_classes.time(own), 1)
-        what = f"{phase} by kernels that nothing judges"
-        figures.append(Figure(what, share, "%", bound=100 * policy.unknown))
-        samples += _samples(unjudged[:10])
+        own, whole = (
+            [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
+        )
+        share = 100 * kernel_classes.time(own) / max(kernel_classes.time(whole), 1)
+        figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
+        samples += _samples(own[:10])
     message = ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures)
-    good = all(figure.value <= 100 * policy.unknown for figure in figures)
-    return judged("kernels-unknown", message, "kernel-unknown", good, figures, samples)
+    good = all(figure.value <= 100 * most for figure in figures)
+    return judged(name, message, name, good, figures, samples)
 
 
 def _backends(
@@ -402,7 +420,7 @@ def _backends(
     ]
     if baseline is None:
         message = "name --against a folder that --record wrote, to compare its server's kernels"
-        return Check(name, "not-run", message, "not-asked", False, tuple(figures))
+        return Check(name, "not-run", message, "stock-not-named", figures=tuple(figures))
     try:
         stock = read_recorded(baseline, ObservedServer, "baseline-damaged")
     except ServerInvalid as error:
@@ -416,6 +434,10 @@ def _backends(
         message = f"the baseline is of {stock.recipe}, or of other weights"
         return invalid(name, message, "baseline-other-model")
     changed = kernel_classes.changes(stock.classes, facts.classes, policy.change)
+    for phase, times in facts.times.items():
+        before = stock.times.get(phase, times)
+        if times["helper"] - before["helper"] > policy.change * before["all"]:
+            changed[f"{phase} helper"] = f"{before['helper']} µs before, {times['helper']} µs now"
     samples = [
         Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)
         for layer, text in changed.items()

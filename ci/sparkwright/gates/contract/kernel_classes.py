@@ -17,10 +17,11 @@ from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract
 from sparkwright.bench.server.server_log import compile_patterns
-from sparkwright.gates.contract.kernel_trace import KernelTrace, Phase
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, Phase
 
-#: The class of kernels of which none is asked.
-HELPER = "helper"
+#: The classes of kernels that move, quantise or route for others, and of a CPU's operators around
+#: others, whose time counts twice.
+HELPER, WRAPPER = "helper", "wrapper"
 
 
 class KernelPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,18 +30,21 @@ class KernelPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: Of the layers that it serves.
-        label: Its class; several with a ``|`` between them if the name does not tell which.
+        label: Its class.
         pattern: A regular expression that is searched in the kernel's name.
+        beside: One that is searched in the names of all kernels of the phase; for names that do not
+            tell the class.
     """
 
     kind: Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling|other)$")]
-    label: Annotated[
-        str, Meta(pattern=rf"^({HELPER}|unclassified|{KERNEL_CLASS}(\|{KERNEL_CLASS})*)$")
-    ] = msgspec.field(name="class")
+    label: Annotated[str, Meta(pattern=f"^({HELPER}|{WRAPPER}|unclassified|{KERNEL_CLASS})$")] = (
+        msgspec.field(name="class")
+    )
     pattern: str
+    beside: str = ""
 
     def __post_init__(self) -> None:
-        compile_patterns(self.pattern)
+        compile_patterns(self.pattern, self.beside)
 
 
 class ClassifiedKernel(NamedTuple):
@@ -63,17 +67,18 @@ class ClassifiedKernel(NamedTuple):
         """The phase and the kind: ``decode moe``."""
         return f"{self.phase} {self.kind}"
 
-    def may_be(self, label: str) -> bool:
-        """Return whether the class may be *label*."""
-        return label in self.label.split("|")
-
 
 def classify(trace: KernelTrace, patterns: Sequence[KernelPattern]) -> list[ClassifiedKernel]:
     """Return the kernels of *trace* with their kind and class, the longest first."""
     kernels = []
     for phase, counted in trace.items():
+        names = "\n".join(counted)
         for name, microseconds in counted.most_common():
-            matching = (entry for entry in patterns if re.search(entry.pattern, name))
+            matching = (
+                entry
+                for entry in patterns
+                if re.search(entry.pattern, name) and re.search(entry.beside, names)
+            )
             entry = next(matching, None)
             kind, label = (entry.kind, entry.label) if entry else ("", "")
             kernels.append(ClassifiedKernel(phase, kind, label, name, microseconds))
@@ -85,43 +90,45 @@ def serving(kernels: Iterable[ClassifiedKernel], kind: str = "") -> list[Classif
     return [
         kernel
         for kernel in kernels
-        if kernel.label not in ("", HELPER) and kind in ("", kernel.kind)
+        if kernel.label not in ("", HELPER, WRAPPER) and kind in ("", kernel.kind)
     ]
 
 
-def shares(kernels: Iterable[ClassifiedKernel], part: str) -> dict[str, dict[str, float]]:
+def shares(kernels: Iterable[ClassifiedKernel], group_by: str) -> dict[str, dict[str, float]]:
     """
-    Return ``decode moe`` and the like → *part* of a kernel → its share of that time.
+    Return ``decode moe`` and the like → what *group_by* names of its kernels → its share of time.
 
     Args:
-        part: ``label`` or ``name``.
+        group_by: ``label`` or ``name``.
     """
     times: dict[str, Counter[str]] = {}
     for kernel in serving(kernels):
-        times.setdefault(kernel.layer, Counter())[getattr(kernel, part)] += kernel.microseconds
+        times.setdefault(kernel.layer, Counter())[getattr(kernel, group_by)] += kernel.microseconds
     return {
         layer: {key: time / max(counted.total(), 1) for key, time in counted.most_common()}
         for layer, counted in sorted(times.items())
     }
 
 
-def served_share(kernels: Sequence[ClassifiedKernel], wanted: str, name: str, part: float) -> float:
+def served_share(
+    kernels: Sequence[ClassifiedKernel], wanted: str, name: str, least_part: float
+) -> float:
     """
     Return the share of the time of *kernels*, of one kind and phase, by the *wanted* classes.
 
     Args:
         wanted: As of `KernelContract.serves`; of several alternatives the best counts.
         name: Searched in the name of each kernel that counts.
-        part: The least share of each class of a sum; without it the sum has none.
+        least_part: The least share of the first class of a sum; below it, the sum has none.
     """
     total, best = max(time(kernels), 1), 0.0
     named = [kernel for kernel in kernels if re.search(name, kernel.name)]
     for alternative in wanted.split("|"):
-        classes = alternative.split("+")
-        own = [time(kernel for kernel in named if kernel.may_be(each)) for each in classes]
-        serving = time(kernel for kernel in named if any(map(kernel.may_be, classes)))
-        if len(classes) == 1 or min(own) >= part * total:
-            best = max(best, serving / total)
+        promised, *others = alternative.split("+")
+        own = time(kernel for kernel in named if kernel.label == promised)
+        beside = time(kernel for kernel in named if kernel.label in others)
+        if not others or own >= least_part * total:
+            best = max(best, (own + beside) / total)
     return best
 
 
@@ -142,13 +149,30 @@ def unjudged(
 ) -> list[ClassifiedKernel]:
     """
     Return the *kernels* that no pattern knows, or that compute layers of a kind that *contract*
-    does not state.
+    does not state; of sampling, it need not.
     """
+    stated = {*contract.serves, "sampling"}
     return [
         kernel
         for kernel in kernels
-        if not kernel.kind or (serving([kernel]) and kernel.kind not in contract.serves)
+        if not kernel.kind or (serving([kernel]) and kernel.kind not in stated)
     ]
+
+
+def helpers(kernels: Iterable[ClassifiedKernel]) -> list[ClassifiedKernel]:
+    """Return those of *kernels* that only move, quantise or route."""
+    return [kernel for kernel in kernels if kernel.label == HELPER]
+
+
+def times(kernels: Sequence[ClassifiedKernel]) -> dict[str, dict[str, int]]:
+    """Return phase → the microseconds of all of *kernels* (``all``) and of its ``helper``."""
+    return {
+        phase: {
+            "all": time(kernel for kernel in kernels if kernel.phase == phase),
+            HELPER: time(kernel for kernel in helpers(kernels) if kernel.phase == phase),
+        }
+        for phase in PHASES
+    }
 
 
 def time(kernels: Iterable[ClassifiedKernel]) -> int:
@@ -163,6 +187,8 @@ def changes(
     changed = {}
     for layer in sorted({*before, *now}):
         old, new = before.get(layer, {}), now.get(layer, {})
+        if layer.endswith("sampling") and not (old and new):
+            continue  # tokens may be drawn between two steps
         for key in sorted({*old, *new}):
             was = old.get(key, 0.0)
             share = new.get(key, 0.0)
