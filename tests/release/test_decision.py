@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from sparkwright.bench.statistics import Bounds
 from sparkwright.client.records import Proof, Release
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State
+from sparkwright.core.store import Store
 from sparkwright.forks.stack import stack_names
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, verdict_digest
@@ -310,10 +312,27 @@ def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
     ]
 
 
+@pytest.mark.parametrize("state", ["pass", "inconclusive"])
+def test_a_second_recipe_leaves_the_pass_of_g8_of_the_first(
+    case: Case, tmp_path: Path, state: State
+) -> None:
+    """Each has its own file of measurements; that of a pass, and of a recipe that the policy names, is published."""
+    store, path = Store(tmp_path / "store"), tmp_path / case.served.path.name
+    toy, checks = for_recipe(case, TOY)[-1], (Check("tpot", "inconclusive", "noise", "undecided"),)
+    results = (case.result, replace(case.result, recipe=TOY, state=state))
+    files = [throughput.write_result(store, tmp_path, each) for each in results]
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    first = replace(case.ladder.verdicts[-1], evidence=digests[0])
+    second = replace(toy, evidence=digests[1], checks=toy.checks if state == "pass" else checks)
+    made.write(path, replace(case.ladder, verdicts=(*case.ladder.verdicts[:-1], first, second)))
+    found = decision.read_results(path, recipes=[made.RECIPE])
+    assert found.files["throughput"] == files[0].read_bytes()
+    assert lacking(decision.decide(case.served, found, made.release_policy())) == []
+
+
 def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
     """
-    The file beside the wheel is that of the last recipe, which is one that no group names: an earlier pass lost its
-    measurement, whether the later one passed or not.
+    The only file beside the wheel is of a recipe that no group names: another pass has no measurement, whether that one passed or not.
     """
     toy = for_recipe(case, TOY)[-1]
     undecided = replace(toy, checks=(Check("tpot", "inconclusive", "noise", "undecided"),))

@@ -178,7 +178,7 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
     with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()
-    assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
+    assert (tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json").exists()
 
 
 @pytest.mark.parametrize(

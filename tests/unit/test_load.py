@@ -57,11 +57,11 @@ def writes(**changes: object) -> str:
     return f"open(out, 'w').write({msgspec.json.encode({**RESULT, **changes}).decode()!r})"
 
 
-def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path: Path) -> None:
+def test_result_has_requests_in_order_of_prompts_with_percentiles_of_gaps(tmp_path: Path) -> None:
     result = program(tmp_path, writes()).measure(SPEC)
     assert result.generator == "vllm-rs 0.33.0"
     assert result.seconds == pytest.approx(1.15)
-    assert result.requests == (Request(0.0, 0.0, 0.0, 8, 0, "HTTP 429"), Request(0.25, 0.5, 0.9, 8, 3))
+    assert result.requests == (Request(0.25, 0.5, 0.9, 8, 3), Request(0.0, 0.0, 0.0, 8, 0, "HTTP 429"))
     figures = [result.itl_p50, result.itl_p90, result.tpot, result.ttft, result.ttft_p90, result.rate]
     assert figures == pytest.approx([0.2, 0.28, 0.2, 0.25, 0.45, 3 / 1.15])
     assert program(tmp_path, writes(itls=[[], []])).measure(SPEC).itl_p90 is None

@@ -122,7 +122,7 @@ def answered_rate(results: Sequence[LoadResult]) -> float | None:
     server that keeps up has its rate in a short run, too. None for too few requests.
     """
     requests = [request for result in results for request in result.requests]
-    seconds = sum(result.requests[-1].start for result in results)
+    seconds = sum(max(request.start for request in result.requests) for result in results)
     starts = [request.start for request in requests]
     if len(requests) < MIN_REQUESTS or not seconds:
         return None

@@ -10,7 +10,7 @@ behind it, are a fault and are refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from sparkwright.client.records import (
     Speed,
     line,
 )
-from sparkwright.core.files import canonical, read_bytes, sha256_bytes
+from sparkwright.core.files import canonical, list_folder, read_bytes, sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
@@ -71,6 +71,7 @@ class GateResults(msgspec.Struct, frozen=True):
     The verdicts and the throughput measurement of a wheel.
 
     Attributes:
+        throughput: Of one recipe.
         files: What the files hold: ``verdicts`` or ``throughput`` → bytes.
     """
 
@@ -79,28 +80,38 @@ class GateResults(msgspec.Struct, frozen=True):
     files: dict[str, bytes] = {}
 
 
-def read_results(wheel: Path, folder: Path | None = None) -> GateResults:
+def read_results(
+    wheel: Path, folder: Path | None = None, recipes: Collection[str] = ()
+) -> GateResults:
     """
     Return the results in *folder*, or beside *wheel*, under the name of the wheel.
+
+    Each recipe has a file of measurements. One of a pass is taken, and of these one of *recipes*.
 
     Raises:
         evidence-invalid: A file is not what the gates write.
         verdict-hollow: A file states what does not follow from its own checks, or G8 was measured
-            by another file than the one that lies there.
+            by other files than those that lie there.
     """
     stem, failure = wheel.name.removesuffix(".whl"), partial(ReleaseError, "evidence-invalid")
-    files = {
-        kind: read_bytes(path, limit=LARGEST_EVIDENCE, failure=failure)
-        for kind in ("verdicts", "throughput")
-        if (path := (folder or wheel.parent) / f"{stem}.{kind}.json").exists()
-    }
+    folder, read = folder or wheel.parent, partial(read_bytes, limit=LARGEST_EVIDENCE)
+    files, ladder, throughput = dict[str, bytes](), None, None
+    if (path := folder / f"{stem}.verdicts.json").exists():
+        files["verdicts"] = read(path, failure=failure)
+    paths = list_folder(folder, f"{stem}.*throughput.json")
+    measurements = [read(path, failure=failure) for path in paths]
     try:
-        ladder = read_verdicts(files["verdicts"]) if "verdicts" in files else None
-        data = files.get("throughput")
-        throughput = msgspec.json.decode(data, type=Result) if data is not None else None
-        if ladder and throughput and ladder.states.get("G8", "not-run") != "not-run":
-            measured = {verdict.evidence for verdict in ladder.verdicts}
-            if sha256_bytes(files["throughput"]) not in measured:
+        if "verdicts" in files:
+            ladder = read_verdicts(files["verdicts"])
+        measured = [each for each in ladder.verdicts if each.evidence] if ladder else []
+        ranks = {each.evidence: (each.state == "pass", each.recipe in recipes) for each in measured}
+        if measurements:
+            files["throughput"] = max(
+                measurements, key=lambda data: ranks.get(sha256_bytes(data), ())
+            )
+            throughput = msgspec.json.decode(files["throughput"], type=Result)
+            decided = ladder and ladder.states.get("G8", "not-run") != "not-run"
+            if decided and sha256_bytes(files["throughput"]) not in ranks:
                 raise ValueError("the measurements are not those that a verdict names")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise failure(
@@ -209,8 +220,7 @@ def decide(
     verdicts = ladder.verdicts if ladder else ()
     _require_checks(wheel, verdicts, policy)
     if ladder and throughput:
-        # The measurement of a later recipe replaces the file of an earlier one, of whose pass
-        # nothing is left.
+        # A release has the measurements of one recipe, and nothing of the pass of another one.
         verdicts = tuple(
             verdict
             for verdict in verdicts

@@ -102,7 +102,8 @@ def prove(
     Raises:
         evidence-invalid, verdict-foreign, verdict-hollow, file-invalid: See `decision`.
     """
-    results = {wheel.name: decision.read_results(wheel.path, verdicts) for wheel in wheels}
+    recipes = {name for group in policy.file.recipes.values() for name in group}
+    results = {wheel.name: decision.read_results(wheel.path, verdicts, recipes) for wheel in wheels}
     proofs = decision.decide_all(wheels, results, policy)
     for wheel in wheels:
         if ladder := results[wheel.name].ladder:

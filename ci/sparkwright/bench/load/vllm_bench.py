@@ -139,7 +139,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     Attributes:
         generator: Name and version.
         seconds: From the start of the first measured request to the end of the last.
-        requests: The measured requests, by start.
+        requests: The measured requests, in the order of their prompts.
         itl_p50, itl_p90: Percentiles of the gaps between the events of all streams, in
             seconds. An event holds several tokens with speculation. None without gaps, and if the
             version that wrote the record did not measure it.
@@ -301,8 +301,7 @@ class VllmBench(msgspec.Struct, frozen=True):
         return LoadResult(
             self.name,
             seconds=max(request.start + request.latency for request in requests),
-            # The file has the order of the prompts, which is not that of the requests.
-            requests=tuple(sorted(requests, key=lambda request: request.start)),
+            requests=tuple(requests),
             itl_p50=p50,
             itl_p90=p90,
         )

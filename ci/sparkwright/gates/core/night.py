@@ -358,7 +358,7 @@ class Night:
     def _result(self) -> Result | None:
         """Return the measurements of G8, if they are those of its verdict."""
         step = self._steps.get("G8")
-        path = self._beside("throughput.json")
+        path = self._beside(f"{self._recipe.name}.throughput.json")
         if step and step.verdict and path.exists() and sha256_file(path) == step.verdict.evidence:
             return results.read(path)
         return None

@@ -6,6 +6,7 @@ servers are measured.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -134,12 +135,12 @@ class Experiment:
         )  # fmt: skip
         self._plans, self._subjects = self._sides()
 
-    def result(self, seconds: float | None = None) -> Result:
+    def result(self, seconds: float = math.inf) -> Result:
         """
         Measure, and return the result; an interrupted journal of the same experiment is continued.
 
         Args:
-            seconds: After which no block begins; None for no limit.
+            seconds: The limit; no block begins that would end later.
 
         Raises:
             offline, source-unreachable: The load generator is not in the store.
@@ -147,7 +148,7 @@ class Experiment:
                 recipe, another measurement at the same time.
         """
         options, store, policy = self._options, self._context.store, self.policy
-        model = options.serve
+        deadline, model = time.monotonic() + seconds, options.serve
         assert model
         gated = self._kind == "gate"
         generator = self._generator or vllm_bench.obtain(
@@ -180,7 +181,7 @@ class Experiment:
                 texts=texts,
                 rule=self._workloads.rule,
                 resident=resident,
-                seconds=seconds,
+                deadline=deadline,
                 contract=partial(self._contract, self._recipe) if gated and self._recipe else None,
             )
             # The store names a file of prompts by its content.

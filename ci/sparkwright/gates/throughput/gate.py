@@ -92,29 +92,37 @@ def estimate(
     pace: Pace,
     cells: Sequence[WorkloadCell],
     rule: RequestRule,
+    *,
+    resident: bool = True,
+    longest: bool = False,
 ) -> float:
     """
-    Return the seconds that the gate takes for an equal wheel, if both servers stay.
+    Return the seconds that the gate takes for an equal wheel.
 
     Args:
         cells: Those that decide. *rule*: how many requests each has.
+        resident: Whether both servers stay; else each turn has a start of its own.
+        longest: Whether requests differ so much that each load takes as long as it may; else the
+            fewest requests are enough.
     """
-    turn = trials = 0.0
+    first = later = 0.0
     for cell in cells:
         rounds = rule.requests(cell) / cell.concurrency
         loaded = rounds * pace.round(cell.prompt, cell.answer, cell.concurrency)
         warmups = policy.warmups * pace.round(cell.prompt, cell.answer)
-        turn += warmups + loaded + AROUND_S
-        trials += loaded
-    block = pace.start_s + 4 * turn * (1 + policy.lag / 2)
-    return trials + (1 + USUAL_BLOCKS) * block
+        first += warmups + loaded + AROUND_S
+        later += warmups + (max(loaded, policy.longest_s) if longest else loaded) + AROUND_S
+    starts = (1 + USUAL_BLOCKS) * (1 if resident else 4) * pace.start_s
+    return starts + 4 * (first + USUAL_BLOCKS * later) * (1 + policy.lag / 2)
 
 
 def write_result(store: Store, output: Path, result: Result) -> Path:
-    """Write *result* to a file of its wheel, recipe or model in the folder *output*."""
-    name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
+    """Write *result* to a file of its wheel and recipe, or of its model, in the folder *output*."""
     kind = "throughput" if result.kind == "gate" else result.kind
-    return write_record(store, output, f"{name}.{kind}", result)
+    names = [result.candidate.wheel.removesuffix(".whl"), result.recipe]
+    return write_record(
+        store, output, ".".join([*filter(None, names)] or [result.model]) + f".{kind}", result
+    )
 
 
 def write_record(store: Store, output: Path, name: str, record: Any) -> Path:

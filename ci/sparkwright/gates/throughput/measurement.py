@@ -8,6 +8,7 @@ counters agree with the answers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,7 +83,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
         resident: Whether both servers stay, and take turns in one launch.
-        seconds: After which no block begins; None for no limit.
+        deadline: As of `time.monotonic`; no block begins that would end later.
         contract: Profiles a server at the end of its launch, and returns the checks of the recipe's
             kernel contract; None without a recipe.
     """
@@ -99,7 +100,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     texts: Mapping[str, Path] = {}
     rule: RequestRule = RequestRule(5, 3, 512)
     resident: bool = False
-    seconds: float | None = None
+    deadline: float = math.inf
     contract: Callable[[Side, Server], tuple[Check, ...]] | None = None
 
     def load(self, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -27,6 +28,8 @@ from sparkwright.bench.statistics import (
 )
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+#: Seconds that every time of a request exceeds.
+SHORTEST_S = 1e-9
 
 
 class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +50,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lag: Longest wait before a side's turn, in lengths of the turn before.
         own_error: Standard error of a measurement by itself, as a share of the margin, at which it
             is long enough.
+        longest_s: Seconds of a load that has more than the fewest requests.
     """
 
     bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
@@ -62,23 +66,33 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds
     lag: Annotated[float, Meta(ge=0, le=4)]
     own_error: Share
+    longest_s: Seconds
 
-    def needed(self, result: LoadResult, metrics: Sequence[Metric]) -> float:
+    def needed(
+        self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool
+    ) -> float:
         """
-        Return the requests after which *metrics* of a load are known well enough.
+        Return the requests after which *metrics* of a cell are known well enough, by *loads* of as
+        many requests each.
 
         The standard error of a mean of n requests is their spread by the square root of n; a
         median has 1.25 times as much.
+
+        Args:
+            paired: Whether all loads have the same prompts, by which both sides differ alike.
         """
-        most = 0.0
+        most, sets = 0.0, len(loads) - paired
         for metric in metrics:
             time = metric if metric in ("tpot", "ttft") else "latency"
-            times = [getattr(request, time) for request in result.requests]
-            values = [math.log(seconds) for seconds in times if seconds > 0]
-            spread = 1.25 * statistics.stdev(values) if len(values) > 1 else 0.0
-            margin = math.log1p(self.bounds[metric].margin)
-            most = max(most, (spread / (self.own_error * margin)) ** 2)
-        return most
+            times = [[getattr(request, time) for request in load.requests] for load in loads]
+            logarithms = np.log(np.maximum(times, SHORTEST_S))
+            rest = logarithms - logarithms.mean(axis=1, keepdims=True)
+            if paired:
+                rest -= rest.mean(axis=0)
+            freedom = max(1, sets * (rest.shape[1] - 1))
+            target = self.own_error * math.log1p(self.bounds[metric].margin) / 1.25
+            most = max(most, float((rest**2).sum()) / freedom / target**2)
+        return min(most, self.longest_s * len(times[0]) / max(load.seconds for load in loads))
 
 
 def series_name(cell: str, metric: Metric) -> str:

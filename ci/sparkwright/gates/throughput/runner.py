@@ -21,7 +21,6 @@ from time import monotonic, sleep
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
@@ -157,11 +156,6 @@ class Runner:
     def __init__(self, spec: RunSpec, launcher: Launcher, journal: MeasurementJournal) -> None:
         self._spec, self._launcher, self._journal = spec, launcher, journal
         self._attempts = spec.machine.policy.discards + 1
-        self._sizes = {
-            leg.cell: len(leg.run.requests)
-            for leg in journal.measurements
-            if leg.counts and leg.run
-        }
         #: Measurements since the last complete launch.
         self._legs: list[Measurement] = []
         self._turn_seconds = 0.0
@@ -172,19 +166,21 @@ class Runner:
             policy = spec.policy
             alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
             self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
+        self._first = CONTROL_BLOCK if self.rule else 0
 
     def run(self) -> None:
         """Measure until there is a decision, the most blocks are complete, or the run stops."""
-        spec, cells, began = self._spec, self._spec.cells, monotonic()
+        spec, cells, block_seconds = self._spec, self._spec.cells, 0.0
         try:
-            if self.rule:
-                self._block(CONTROL_BLOCK, cells)
-            for block in range(spec.blocks):
-                if spec.seconds is not None and monotonic() - began > spec.seconds:
-                    console.note(f"no block begins after {spec.seconds:.0f} s, the gate's time")
+            for block in range(self._first, spec.blocks):
+                began = monotonic()
+                if began + block_seconds > spec.deadline:
+                    console.note("no block begins: it would end after the gate's time")
                     break
                 self._block(block, cells)
-                text = ""
+                block_seconds, text = monotonic() - began, ""
+                if block == CONTROL_BLOCK:
+                    continue
                 if self.rule:
                     self.decision = decision = decide(self.rule, self.series)
                     text = f": {decision.message}"
@@ -287,7 +283,7 @@ class Runner:
 
         A candidate whose server ends after it had started fails.
         """
-        cell = self._sized(cell, server)
+        cell = self._sized(cell, blank.block)
         for attempt in range(self._attempts):
             leg = replace(blank, attempt=attempt)
             texts = cell.name in self._spec.texts
@@ -315,23 +311,21 @@ class Runner:
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
-    def _sized(self, cell: WorkloadCell, server: Server) -> WorkloadCell:
+    def _sized(self, cell: WorkloadCell, block: int) -> WorkloadCell:
         """
-        Return *cell* with its number of requests, which then holds for both sides.
+        Return *cell* with its number of requests, which is the same for both sides of *block*.
 
-        The first measurement is preceded by a trial, whose requests tell how many are needed for a
-        standard error that is small against the margin.
+        The first block has the fewest. It tells how many make a standard error that is small
+        against the margin.
         """
-        if cell.name not in self._sizes:
-            rule, needed = self._spec.rule, 0.0
-            # A server that does not answer is found by the measurement itself.
-            with contextlib.suppress(LoadError):
-                if not cell.requests and cell.primary and server.guard():
-                    trial = replace(cell, requests=rule.requests(cell))
-                    result = self._spec.generator.measure(self._spec.load(server.url, trial, 1))
-                    needed = self._spec.policy.needed(result, cell.primary)
-            self._sizes[cell.name] = rule.requests(cell, needed)
-        return replace(cell, requests=self._sizes[cell.name])
+        spec, needed = self._spec, 0.0
+        if block != self._first and cell.primary:
+            key = (cell.name, self._first)
+            counted = [leg for leg in self._journal.measurements if leg.counts]
+            loads = [leg.run for leg in counted if leg.run and (leg.cell, leg.block) == key]
+            paired = len(loads) > 1 and cell.name in spec.texts
+            needed = spec.policy.needed(loads, cell.primary, paired=paired)
+        return replace(cell, requests=spec.rule.requests(cell, needed))
 
     def _cool_down(self, reason: Reason) -> None:
         """Wait until the machine is as it should be again, or for all its cool-downs."""
