@@ -249,7 +249,7 @@ def sound_talk(request: Message, cached: int, running: int) -> tuple[Message, st
     if request.get("tools"):
         arguments = json.dumps({"town": ("Lisbon", "Oslo", "Bergen")[seed % 3], "crates": int(number), "urgent": seed % 2 > 0})
         return called(arguments), "tool_calls"
-    words = ("a heron", "two boats", "the old mill", "a bench", "reeds", "a ferry of wood", "wild geese")
+    words = ("a heron", "two boats", "the old mill", "a bench", "reeds", "a wooden ferry", "wild geese")
     return {"content": f"One sees {words[seed % 7]}, {words[seed % 5]} and, after {number} minutes, {words[seed % 3]}."}, "stop"
 
 

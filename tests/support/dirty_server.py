@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,14 @@ ROOT = Path(__file__).parents[2]
 _TOY = recipes.load(ROOT, "toy-cpu")
 RECIPE = replace(_TOY, abilities=("chat", "tools"), tool_parser="hermes", plan=replace(_TOY.plan, max_num_seqs=8))
 
-#: The thing itself, in the words of reports: a foreign word, half a character, markup, a call that is cut, and a loop.
+#: The thing itself, in the words of reports: a foreign word, half a character, markup, a call that is cut, loops, nothing at all, and another language.
 DIRT: Sequence[Message] = (
     {"content": "One sees a heron 的 and two boats."}, {"content": "One sees a her\ufffdn and two boats."},
     {"content": "One sees a heron.<tool_call>{"}, called('{"town": "Lis'), {"content": "One sees" + " a heron and" * 12},
+    {"content": ""}, {"content": "One sees a heron near the water. " * 3}, {"content": "Man sieht einen Reiher und zwei Boote, und das Wasser ist nicht tief."},
 )  # fmt: skip
+#: What comes in the place of a call.
+DROPPED: Message = {"content": "All right."}
 Condition = Callable[[ByteModelServer, int, int], bool]
 #: The check of a switch → when a server is dirty: by itself, the tokens of the prefix cache, and the requests that it answers at the time.
 SWITCHES: Mapping[str, Condition] = {
@@ -37,20 +41,19 @@ SWITCHES: Mapping[str, Condition] = {
 
 
 class Talker:
-    """Answers as a sound model does, but for one of *every* so many answers under a condition."""
+    """Answers as a sound model does, but for one of *every* so many answers under a condition, each drawn by itself."""
 
-    def __init__(self, server: ByteModelServer, every: int, condition: Condition) -> None:
+    def __init__(self, server: ByteModelServer, every: int, condition: Condition, seed: int = 0) -> None:
         self._server, self._every, self._condition = server, every, condition
-        self._lock, self._count = threading.Lock(), 0
+        self._lock, self._random = threading.Lock(), random.Random(seed)
 
     def __call__(self, request: Message, cached: int, running: int) -> tuple[Message, str]:
         # Requests of a batch meet, also where processors are few.
         time.sleep(0.01)
         if self._condition(self._server, cached, self._server.counts["running"]):
             with self._lock:
-                self._count += 1
-                if self._count % self._every == 0:
-                    return DIRT[self._count // self._every % len(DIRT)], "stop"
+                if self._random.random() * self._every < 1:
+                    return self._random.choice((*DIRT, DROPPED) if request.get("tools") else DIRT), "stop"
         return sound_talk(request, cached, running)
 
 
@@ -64,8 +67,8 @@ def rates(policy: GenerationPolicy, every: int, condition: Condition, *, everywh
     with contextlib.ExitStack() as stack:
         ours, plain, stock = (stack.enter_context(ByteModelServer()) for _ in range(3))
         ours.drafts = True
-        for server in (ours, plain, *((stock,) if everywhere else ())):
-            server.talk = Talker(server, every, condition)
+        for seed, server in enumerate((ours, plain, *((stock,) if everywhere else ())), start=9):
+            server.talk = Talker(server, every, condition, seed)
         reference = dirty_text.record(policy, stock.client, "{prompt}", RECIPE, ServerIdentity(wheel="b" * 64))
         text = dirty_text.DirtyText(policy, ours.client, "{prompt}", RECIPE)
         found = [*text.judge(ours.client, reference), text.drafts_check(plain.client)]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from scipy.stats import binom, hypergeom
+from scipy.stats import binom
 from tests.support import byte_model_server
 from tests.support.byte_model_server import ByteModelServer, Damage, Message, called, ended, only
 from tests.support.dirty_server import SWITCHES, Talker, rates
@@ -269,10 +269,12 @@ NATURAL = json.loads(Path(__file__).with_name("natural_texts.json").read_text("u
 
 @pytest.mark.parametrize("name", NATURAL)
 def test_natural_texts_are_clean(name: str) -> None:
-    """Prose in ten languages, code, tables and lists of numbers are no dirt."""
-    text = NATURAL[name]["text"][: NATURAL[name]["cl100k"][0]]
+    """Prose in ten languages, code, tables and lists of numbers are no dirt, and in no language but their own."""
+    rules, text = REAL.dirty_text, NATURAL[name]["text"][: NATURAL[name]["cl100k"][0]]
+    own = name if name in rules.languages else "english"
 
-    assert not dirty_text.dirt(REAL.dirty_text, SampledAnswer(0, text, (), "length"), dirty_text.scripts(text))
+    assert not dirty_text.find_dirt(rules, SampledAnswer(0, text, (), "length"), set())
+    assert dirty_text.features(rules, text, rules.words) & {*rules.languages} <= {own}
 
 
 #: A round of fewer answers: as many as show 5 % of them.
@@ -333,24 +335,45 @@ def test_a_server_without_a_prefix_cache_is_judged_without_that_switch(fleet: Fl
 def test_drafts_of_a_server_that_others_started_are_judged_while_nothing_is_dirty(fleet: Fleet) -> None:
     """With dirt, the launch without drafts is missed."""
     assert judged(fleet, relaunch=None)["dirty-text-drafts"].state == "pass"
-    fleet.server.talk = Talker(fleet.server, 7, lambda *_: True)
+    fleet.server.talk = Talker(fleet.server, 2, lambda *_: True)
     assert judged(fleet, relaunch=None)["dirty-text-drafts"].reason == "not-relaunched"
 
 
-@pytest.mark.parametrize(("message", "fault"), [
+#: What stands in an answer to a question in English, or to one that asks for a call → what is dirty in it; empty for nothing.
+DIRT: Sequence[tuple[Message, str]] = (
     ({"content": "One sees 三 herons."}, "CJK"), ({"content": "One sees żurawie."}, "LATIN WITH"), ({"content": "A \ufffd heron."}, "U+FFFD"),
     ({"content": "<|im_end|>"}, "is left"), ({"content": "[TOOL_CALLS] []"}, "is left"), ({"content": "<｜tool▁calls▁begin｜>"}, "is left"),
-    ({"content": "again and " * 8}, "again and again"), (called({"town": "Oslo"}), "missing required field"), (called("{"), "truncated"),
-    ({"content": "About 5 µm, or π/2, of café-free prose: 144 144 144."}, "LATIN WITH"), ({"content": "About 5 µm, or π/2: 144 144 144."}, ""),
+    ({"content": "Am Fluss sieht man einen Reiher und zwei Boote, und das Wasser ist nicht tief."}, "german"),
+    ({"content": "again and " * 8}, "again and again"), ({"content": "One meets a heron near the mill. " * 3}, "again and again"),
+    ({"content": " \n"}, "an empty answer"), (called({"town": "Oslo"}), "missing required field"), (called("{"), "truncated"),
+    ({"content": "About 5 µm, or π/2, in the café of Núñez: 144 144 144."}, ""), ({"content": "The heron waits, the heron waits; it waits."}, ""),
     (called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
-])  # fmt: skip
-def test_dirt_is_named(message: Message, fault: str) -> None:
-    """Units, formulas, a few repetitions and an answer that is cut are none."""
-    calls = tuple(ToolCall(**call["function"]) for call in message.get("tool_calls", ()))
-    answer = SampledAnswer(0, message.get("content", ""), calls, "stop")
-    found = dirty_text.dirt(REAL.dirty_text, answer, {"LATIN", "GREEK"})
+)  # fmt: skip
 
-    assert (fault in found) if fault else not found, found
+
+@pytest.mark.parametrize(("message", "fault"), DIRT)
+def test_dirt_is_named(fleet: Fleet, message: Message, fault: str) -> None:
+    """Units, formulas, loans, names, a few repetitions and an answer that is cut are none."""
+    fleet.server.talk = lambda *_: (message, "stop")
+    text = dirty_text.DirtyText(replace(POLICY, dirty_text=replace(POLICY.dirty_text, calls=(), chats=REAL.dirty_text.chats[:1])), fleet.server.client, "{prompt}", None)
+    dirt = {sample.actual for sample in next(text.judge(fleet.server.client, dirty_text.NOT_NAMED)).samples}
+
+    assert all(fault in found for found in dirt) if fault else not dirt, dirt
+    assert bool(dirt) == bool(fault)
+
+
+def test_call_that_is_not_made_is_dirt_where_the_stock_wheel_makes_it(fleet: Fleet) -> None:
+    """A model that answers some questions without the tool is as it is."""
+    def checked(share: int) -> Check:
+        calls = (ToolCall(checks.TOOL, json.dumps(CALL)),)
+        answers = (SampledAnswer(number, "", () if number % 100 < share else calls, "stop") for number in range(1000))
+        policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
+        text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
+        return next(text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
+
+    fleet.server.talk = lambda *_: ({"content": "All right."}, "stop")
+    assert (checked(2).reason, checked(20).state) == ("text-dirty", "pass")
+    assert "no call" in checked(2).samples[0].actual
 
 
 def test_letters_of_most_stock_answers_are_not_foreign() -> None:
@@ -387,12 +410,15 @@ def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | s
 
 @pytest.mark.parametrize(("percent", "switch", "at_least"), [(1, "batch", 0.95), (1, "drafts", 0.99), (1, "stock", 0.8), (5, "batch", 0.999)])
 def test_the_policy_detects_what_the_guide_promises(percent: float, switch: str, at_least: float) -> None:
-    """Exact: whether the first round shows any dirt, and whether all of them are enough."""
+    """As many dirty answers as the check needs to fail, and whether the first round shows any."""
     rules = REAL.dirty_text
     half, every = rules.answers * rules.rounds, 2 * rules.answers * rules.rounds
     treated, control = {"batch": (half, half), "drafts": (every, every), "stock": (every, 2 * rules.answers)}[switch]
-    bound = rules.chance / len(dirty_text.COMPARISONS)
-    needed = next(k for k in range(treated) if hypergeom.sf(k - 1, treated + control, k, treated) < bound)
+
+    def state(dirty: int) -> str:
+        return dirty_text.compare_shares(rules, f"dirty-text-{switch}", ["dirt"] * dirty + [""] * (treated - dirty), [""] * control).state
+
+    needed = next(dirty for dirty in range(treated) if state(dirty) == "fail")
     share = percent / 100
     power = (1 - (1 - share) ** (treated // rules.rounds)) * binom.sf(needed - 1, treated, share)
 

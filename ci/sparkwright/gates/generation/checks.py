@@ -119,7 +119,10 @@ class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         concurrency: Requests at once, if no recipe states it.
         blocks: Of the prefix cache that all questions begin with.
         repeats: As often in a row the same text is dirt.
+        passages: The same for a text of *passage* characters or more.
         letters: Scripts that each answer may have.
+        languages: Words that are frequent in a language, and rare in the others.
+        words: As many of them show the language.
         chance: That a sound server fails, over all comparisons.
         most: The share of dirty answers that no server may exceed.
         template: Variables of the chat template; one that does not know them ignores them.
@@ -133,7 +136,11 @@ class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: Annotated[int, Meta(ge=2)]
     blocks: Count
     repeats: Annotated[int, Meta(ge=2, le=100)]
+    passages: Annotated[int, Meta(ge=2, le=100)]
+    passage: Annotated[int, Meta(ge=2, le=200)]
     letters: tuple[str, ...]
+    languages: dict[str, tuple[str, ...]]
+    words: Annotated[int, Meta(ge=2, le=10)]
     chance: Annotated[float, Meta(gt=0, lt=1)]
     most: Share
     template: dict[str, bool]

@@ -49,6 +49,9 @@ REFERENCE_FAULTS = (
     "reference-other-policy",
 )  # fmt: skip
 
+#: What an answer has that should have called the tool, and did not.
+NO_CALL = "no call"
+
 #: Whether requests come in batches, and whether their common beginning is cached.
 Cell = tuple[bool, bool]
 BATCHED, CACHED = range(2)
@@ -86,17 +89,21 @@ class StockText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answers: tuple[SampledAnswer, ...]
 
 
-def scripts(text: str) -> set[str]:
-    """Return the scripts of the letters in *text*; Latin ones with marks count as a script."""
-    names = {
-        unicodedata.name(letter, "UNNAMED")
-        for letter in set(unicodedata.normalize("NFKC", text))
-        if letter.isalpha()
-    }
-    return {
-        "LATIN WITH" if re.match("LATIN .* WITH ", name) else re.split("[ -]", name)[0]
-        for name in names
-    }
+def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
+    """
+    Return the scripts of the letters in *text*, and the languages of which it has *words*.
+
+    Latin letters with marks count as a script, but for those of Western Europe, which stand in
+    names and loans of all languages (café, Núñez).
+    """
+    found = set[str]()
+    for letter in filter(str.isalpha, set(unicodedata.normalize("NFKC", text))):
+        name = unicodedata.name(letter, "UNNAMED")
+        marked = letter > "ÿ" and re.match("LATIN .* WITH ", name)
+        found.add("LATIN WITH" if marked else re.split("[ -]", name)[0])
+    own = {*re.findall(r"\w+", text.lower())}
+    frequent = rules.languages.items()
+    return found | {name for name, its in frequent if len(own.intersection(its)) >= words}
 
 
 class DirtyText:
@@ -110,7 +117,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: Those that were asked.
-        dirt: The cell of each answer, and what is dirty in it.
+        faults_by_answer: The cell of each answer, and what is dirty in it; empty if nothing.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -123,7 +130,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.dirt = range(1), list[tuple[Cell, str]]()
+        self.rounds, self.faults_by_answer = range(1), list[tuple[Cell, str]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -185,17 +192,20 @@ class DirtyText:
         """
         hits = client.metrics().get(CACHE_HITS, 0.0)
         self._allow(() if isinstance(stock, Check) else stock.answers)
-        self.dirt = self._ask(client, self.rounds)
-        if self.dirty:
+        self.faults_by_answer = self._ask(client, self.rounds)
+        if self.any_dirty:
             self.rounds = range(self.rules.rounds)
-            self.dirt += self._ask(client, self.rounds[1:])
-        dirt = [text for _, text in self.dirt]
-        dirty, most = sum(map(bool, dirt)), self.rules.most * len(dirt)
-        message = f"{dirty} of {len(dirt)} answers are dirty"
+            self.faults_by_answer += self._ask(client, self.rounds[1:])
+        faults = [fault for _, fault in self.faults_by_answer]
+        dirty, most = sum(map(bool, faults)), self.rules.most * len(faults)
+        message = f"{dirty} of {len(faults)} answers are dirty"
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
-        figure = Figure("dirty answers", dirty, count=len(dirt), bound=most)
-        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], _samples(dirt))
+        figure, samples = (
+            Figure("dirty answers", dirty, count=len(faults), bound=most),
+            _samples(faults),
+        )
+        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], samples)
         yield self._compare_switch("dirty-text-batch", BATCHED)
         if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
             yield self._compare_switch("dirty-text-cache", CACHED)
@@ -209,12 +219,14 @@ class DirtyText:
             message = "the stock wheel was asked otherwise"
             yield invalid("dirty-text-stock", message, "reference-other-policy")
         else:
-            yield self._compare("dirty-text-stock", dirt, [*map(self._dirt, stock.answers)])
+            yield compare_shares(
+                self.rules, "dirty-text-stock", faults, [*map(self._fault, stock.answers)]
+            )
 
     @property
-    def dirty(self) -> bool:
-        """Whether any answer is."""
-        return any(text for _, text in self.dirt)
+    def any_dirty(self) -> bool:
+        """Whether any answer is dirty."""
+        return any(fault for _, fault in self.faults_by_answer)
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -223,71 +235,101 @@ class DirtyText:
         Clean answers need none.
         """
         without = self._ask(plain, self.rounds) if plain else []
-        sides = ([text for _, text in side] for side in (self.dirt, without))
-        return self._compare("dirty-text-drafts", *sides)
+        sides = ([fault for _, fault in side] for side in (self.faults_by_answer, without))
+        return compare_shares(self.rules, "dirty-text-drafts", *sides)
 
     def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, str]]:
         """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
-        return [(cell, self._dirt(answer)) for cell, answer in self.answers(client, rounds)]
+        return [(cell, self._fault(answer)) for cell, answer in self.answers(client, rounds)]
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
-        Set the scripts that an answer to each question may have.
+        Set what an answer to each question may have: scripts, languages, and no call.
 
         They are those of the policy, of the question, and of more than half of its *stock* answers:
-        what is rare in these is dirt, or chance.
+        what is rare in these is dirt, or chance. Without a call may be an answer to a question to
+        which the stock wheel makes none more often than answers may be dirty.
         """
         for index, (text, _) in enumerate(self._items):
-            own = [scripts(a.text) for a in stock if a.number % len(self._items) == index]
-            counts = Counter(script for each in own for script in each)
-            usual = {script for script, count in counts.items() if 2 * count > len(own)}
-            self._allowed.append({*self.rules.letters, *scripts(text), *usual})
+            own = [
+                self._features(answer)
+                for answer in stock
+                if answer.number % len(self._items) == index
+            ]
+            counts = Counter(feature for each in own for feature in each)
+            usual = {feature for feature, count in counts.items() if 2 * count > len(own)}
+            if counts[NO_CALL] > self.rules.most * len(own):
+                usual.add(NO_CALL)
+            # A question is short, and in one language.
+            self._allowed.append({*self.rules.letters, *features(self.rules, text, 1), *usual})
 
-    def _dirt(self, answer: SampledAnswer) -> str:
-        return dirt(self.rules, answer, self._allowed[answer.number % len(self._allowed)])
+    def _features(self, answer: SampledAnswer) -> set[str]:
+        """Return the scripts and languages of *answer*, and whether a call was asked in vain."""
+        _, call = self._items[answer.number % len(self._items)]
+        dropped = call and not answer.calls and answer.finish_reason != "length"
+        own = features(self.rules, answer.text, self.rules.words)
+        return own | {NO_CALL} if dropped else own
+
+    def _fault(self, answer: SampledAnswer) -> str:
+        """Return what is dirty in *answer*; empty if nothing."""
+        allowed = self._allowed[answer.number % len(self._allowed)]
+        return find_dirt(self.rules, answer, self._features(answer) - allowed)
 
     def _compare_switch(self, name: str, switch: int) -> Check:
         """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
         sides: dict[bool, list[str]] = {True: [], False: []}
-        for cell, text in self.dirt:
-            sides[cell[switch]].append(text)
-        return self._compare(name, sides[True], sides[False])
-
-    def _compare(self, name: str, treated: list[str], control: list[str]) -> Check:
-        """Return the check *name*: answers of *treated* are not more often dirty than *control*."""
-        from scipy.stats import fisher_exact
-
-        reason, *labels = COMPARISONS[name]
-        sides = [(sum(map(bool, side)), len(side)) for side in (treated, control)]
-        p = fisher_exact([(dirty, count - dirty) for dirty, count in sides], "greater").pvalue
-        bound = self.rules.chance / len(COMPARISONS)
-        figures = [
-            Figure(f"dirty answers {label}", dirty, count=count)
-            for label, (dirty, count) in zip(labels, sides, strict=True)
-        ]
-        message = ", ".join(f"{each.name}: {each.value} of {each.count}" for each in figures)
-        figures.insert(0, Figure("chance of so many or more", float(p), bound=bound))
-        return judged(name, message, reason, p >= bound, figures, _samples(treated))
+        for cell, fault in self.faults_by_answer:
+            sides[cell[switch]].append(fault)
+        return compare_shares(self.rules, name, sides[True], sides[False])
 
 
-def dirt(rules: DirtyTextPolicy, answer: SampledAnswer, allowed: set[str]) -> str:
-    """Return what is dirty in *answer*, which may have the scripts *allowed*; empty if nothing."""
+def compare_shares(
+    rules: DirtyTextPolicy, name: str, treated: Sequence[str], control: Sequence[str]
+) -> Check:
+    """
+    Return the check *name*: answers of *treated* are not more often dirty than those of *control*.
+
+    Args:
+        treated, control: What is dirty in each answer; empty if nothing.
+    """
+    from scipy.stats import fisher_exact
+
+    reason, *labels = COMPARISONS[name]
+    sides = [(sum(map(bool, side)), len(side)) for side in (treated, control)]
+    p = fisher_exact([(dirty, count - dirty) for dirty, count in sides], "greater").pvalue
+    bound = rules.chance / len(COMPARISONS)
+    figures = [
+        Figure(f"dirty answers {label}", dirty, count=count)
+        for label, (dirty, count) in zip(labels, sides, strict=True)
+    ]
+    message = ", ".join(f"{each.name}: {each.value} of {each.count}" for each in figures)
+    figures.insert(0, Figure("chance of so many or more", float(p), bound=bound))
+    return judged(name, message, reason, p >= bound, figures, _samples(treated))
+
+
+def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) -> str:
+    """Return what is dirty in *answer*, which has *foreign* features; empty if nothing."""
+    if not answer.text.strip() and not answer.calls:
+        return "an empty answer"
     if fault := checks.text_fault(answer.text):
         return fault
     shown = one_line(answer.text, 160)
-    if foreign := scripts(answer.text) - allowed:
+    if foreign:
         return f"{', '.join(sorted(foreign))}: {shown}"
-    loop = rf"(?s)([^{_DRAWN}].{{1,39}}?)\1{{{rules.repeats - 1}}}"
-    if again := re.search(loop, answer.text[:LONGEST]):
-        return f"{one_line(again[1], 40)} again and again: {shown}"
+    for least, most, times in ((2, 40, rules.repeats), (rules.passage, 400, rules.passages)):
+        loop = rf"(?s)([^{_DRAWN}].{{{least - 1},{most - 1}}}?)(?:\s*\1){{{times - 1}}}"
+        if again := re.search(loop, answer.text[:LONGEST]):
+            return f"{one_line(again[1], 40)} again and again: {shown}"
     for call in answer.calls if answer.finish_reason != "length" else ():
         if fault := checks.call_fault(call):
             return fault
     return ""
 
 
-def _samples(dirt: Sequence[str]) -> list[Sample]:
-    return [Sample(f"answer {number}", "clean", text) for number, text in enumerate(dirt) if text]
+def _samples(faults: Sequence[str]) -> list[Sample]:
+    return [
+        Sample(f"answer {number}", "clean", fault) for number, fault in enumerate(faults) if fault
+    ]
 
 
 def record(

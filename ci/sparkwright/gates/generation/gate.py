@@ -90,8 +90,9 @@ REASONS: Mapping[str, str] = {
     "kernel, the KV cache, a CUDA graph or speculation is wrong. Serve with --enforce-eager, then "
     "without speculation, to see which.",
     "speculation-absent": "The recipe drafts tokens and the server does not.",
-    "text-dirty": "Too many answers hold letters of a foreign script, U+FFFD, markup of the "
-    "template or of tools, calls that cannot be read, or the same text again and again.",
+    "text-dirty": "Too many answers are empty, or hold a foreign script or language, U+FFFD, "
+    "markup of the template or of tools, calls that cannot be read or are missing, or the same "
+    "text again and again.",
     "dirtier-than-stock": "Answers are dirty more often than those of the stock wheel: a patch or "
     "a kernel of this wheel is wrong.",
     "dirtier-in-batches": "Answers are dirty more often when others are computed beside them: look "
@@ -339,7 +340,7 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         if server.recipe and server.recipe.speculation:
             return failed(name, message, "speculation-absent")
         return not_run(name, message, "no-speculation", required=False)
-    if not rates.dirty:
+    if not rates.any_dirty:
         return rates.drafts_check()
     if server.relaunch is None:
         return not_run(name, "the gate did not start the server", "not-relaunched")
