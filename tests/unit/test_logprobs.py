@@ -68,7 +68,7 @@ def compared(
 ) -> dict[str, Check]:
     """Return the checks of *server*; each name and reason is declared."""
     save(against, tmp_path / "logprobs.json")
-    found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"cached": True, **options})
+    found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"announces_cache": True, **options})
     assert {check.name for check in found} == {"reference", "candidate", *logprobs.COMPARED, *logprobs.DECODED}
     assert all(check.reason in logprobs.REASONS for check in found if check.state != "pass")
     return {check.name: check for check in found}
@@ -183,7 +183,7 @@ def test_prefix_cache_is_used_or_its_absence_announced(
     server.caches = caches
     if not finds:
         server.reuse = lambda salt, prompt: 0  # type: ignore[method-assign]  # nothing is found
-    found = compared(server, known, tmp_path, cached=announced)["cached-prefix"]
+    found = compared(server, known, tmp_path, announces_cache=announced)["cached-prefix"]
 
     assert (found.state, found.required) == (state, required)
     assert found.state == "pass" or found.reason == "prefix-cache-unused"
@@ -206,6 +206,39 @@ def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
         3 * 544 + 272,
         8 * 3 * 544,
     )
+
+
+@pytest.mark.parametrize(("name", "most"), [("cached-prefix", 1), ("shared-prefix", 0)])
+def test_cache_that_finds_less_than_a_sound_one_fails(server: ByteModelServer, known: Reference, tmp_path: Path, name: str, most: int) -> None:
+    """Of three shared blocks a hybrid model with drafts finds two; where fewer are shared, perhaps none."""
+    sound = server.reuse
+
+    def poor(salt: str, prompt: list[int]) -> int:
+        before = server.counts["vllm:prefix_cache_hits_total"]
+        found = min(sound(salt, prompt), most * byte_model_server.BLOCK)
+        server.counts["vllm:prefix_cache_hits_total"] = before + found
+        return found
+
+    server.reuse = poor  # type: ignore[method-assign]
+    found = compared(server, known, tmp_path)[name]
+
+    assert (found.state, found.reason) == ("fail", "prefix-cache-unused")
+
+
+def test_cache_of_a_hybrid_model_is_used_where_it_has_a_state(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
+    """vLLM keeps the state at the last whole block of a prompt, with drafts one block before."""
+    sound, block = server.reuse, byte_model_server.BLOCK
+
+    def hybrid(salt: str, prompt: list[int]) -> int:
+        before = server.counts["vllm:prefix_cache_hits_total"]
+        found = 2 * block if sound(salt, prompt) == 3 * block else 0
+        server.counts["vllm:prefix_cache_hits_total"] = before + found
+        return found
+
+    server.reuse = hybrid  # type: ignore[method-assign]
+    found = compared(server, known, tmp_path)
+
+    assert {found[name].state for name in logprobs.CACHED} == {"pass"}
 
 
 def test_cache_that_gives_a_block_beyond_the_shared_ones_fails(
@@ -237,7 +270,8 @@ def test_cache_that_gives_a_block_beyond_the_shared_ones_fails(
 REPAIRS: Mapping[str, tuple[float, str, str]] = {
     "repaired": (1.0, "pass", ""),
     "half repaired": (1.1, "pass", ""),
-    "as wrong as the stock wheel": (1.3, "pass", ""),
+    "as wrong as the stock wheel": (1.3, "fail", "repair-unseen"),
+    "as wrong, the other way": (0.72, "fail", "repair-unseen"),
     "worse": (1.8, "fail", "text-differs"),
 }
 
@@ -246,7 +280,7 @@ REPAIRS: Mapping[str, tuple[float, str, str]] = {
 def test_repair_is_judged_by_a_precise_reference(
     server: ByteModelServer, tmp_path: Path, repair: str
 ) -> None:
-    """Ours may differ from a stock wheel that computes wrongly, not be further from the truth; undeclared, it fails."""
+    """Ours may differ from a stock wheel that computes wrongly, and has to be nearer to the truth; undeclared, it fails."""
     factor, state, reason = REPAIRS[repair]
     server.damage = lambda logits, _: logits * 1.3
     stock = logprobs.record(POLICY, server.client, OFFICIAL)
@@ -264,10 +298,14 @@ def test_repair_is_judged_by_a_precise_reference(
 
 
 @pytest.mark.parametrize(
-    "change", [{"served": OFFICIAL}, {"served": replace(OFFICIAL, model="b" * 64, host={"gpu": "two"})}, {"texts": [[1] * 64] * 12}]
-)
+    "change",
+    [
+        {"served": OFFICIAL}, {"served": replace(OFFICIAL, model="b" * 64, host={"gpu": "two"})}, {"texts": [[1] * 64] * 12},
+        *({"served": replace(OFFICIAL, model="b" * 64, wheel=wheel)} for wheel in (CANDIDATE.wheel, "")),
+    ],
+)  # fmt: skip
 def test_precise_reference_that_says_nothing_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any]) -> None:
-    """Served as the candidate is, on another machine, or of other texts."""
+    """Served as the candidate is or by its own wheel, on another machine, or of other texts."""
     (tmp_path / "precise").mkdir()
     precise = replace(known, **{"served": replace(OFFICIAL, model="b" * 64), **change})
     save(precise, tmp_path / "precise" / "logprobs.json")

@@ -258,21 +258,17 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     stock=dirty_text.reference(options.against, server.identity),
                 )
             case "G5" if options.against:
-                cached = None
+                announced = None
                 if recipe and options.python:
-                    cached = recipe.announces_cache(wheel_identity.version(options.python))
+                    announced = recipe.announces_cache(wheel_identity.version(options.python))
                 reference = options.against / LOGPROBS
                 return logprobs.run(
                     policies.logprobs,
                     server.client(),
                     reference,
                     served=server.identity,
-                    cached=cached,
-                    repairs=[
-                        change.why
-                        for change in self._declared
-                        if change.concerns("distributions", options.recipe)
-                    ],
+                    announces_cache=announced,
+                    repairs=self._repairs,
                 )
             case "G6" if options.against and recipe:
                 return accuracy.run(
@@ -340,6 +336,15 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         patches = [patch for folder in folders for patch in series.load(folder)]
         return tuple(change for patch in patches for change in patch.changes)
 
+    @property
+    def _repairs(self) -> list[str]:
+        """What patches repair of the distributions of the stock wheel."""
+        return [
+            change.why
+            for change in self._declared
+            if change.concerns("distributions", self._options.recipe)
+        ]
+
     @cached_property
     def _audit(self) -> AuditReport:
         assert self._options.wheel
@@ -377,6 +382,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
         files = [name for name in self._recorded() if not (folder / name).exists()]
+        precise = folder.absolute() / "precise"
+        if self._repairs and folder.name != precise.name and not precise.exists():
+            console.warn(
+                "A patch declares to repair distributions, and G5 needs a reference of high "
+                "precision: the same model in BF16, or served by an independent path, with "
+                f"gate WHEEL --serve MODEL --python PYTHON --only G5 --record {precise}"
+            )
         fault = None
         if files:
             fault = self._served if self._served.state != "pass" else self._ended()

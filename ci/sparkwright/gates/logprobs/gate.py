@@ -13,7 +13,9 @@ the size that the server states. Each limit is compared with an interval; texts 
 are inconclusive.
 
 A patch may repair numbers that the stock wheel has wrong, and declares that. Then a recorded
-reference of high precision decides: the candidate may not be further from it than the stock wheel.
+reference of high precision decides: the candidate must be nearer to it than the stock wheel, over
+all texts, and further away in none by more than the limits; so where the stock wheel is right, the
+candidate still has to agree.
 """
 
 from __future__ import annotations
@@ -118,9 +120,14 @@ REASONS: Mapping[str, str] = {
     "rejection of drafts is wrong.",
     "precise-missing": "A patch declares to repair what the stock wheel computes, and the "
     "reference has no folder `precise`. Record there the same model served in BF16, or by an "
-    "independent path, on this machine: --record DIR/precise --only G5.",
-    "precise-unfit": "The precise reference is of other texts, another tokenizer or machine, or it "
-    "was served as the candidate is. Record it again.",
+    "independent path, on this machine: --record DIR/precise --only G5. The folder is named when "
+    "the reference is recorded.",
+    "precise-unfit": "The precise reference is of other texts, another tokenizer or machine, of "
+    "the candidate's own wheel or of none that it names, or it was served as the candidate is. "
+    "Record it again.",
+    "repair-unseen": "A patch declares to repair what the stock wheel computes, and the "
+    "distributions are no nearer to the precise reference than that one's. Mend the patch, or name "
+    "only recipes in its trailer in which it is seen.",
     "prefix-cache-unused": "The server has no prefix cache, and its recipe does not announce that "
     "(`prefix_cache`); or it found nothing of prompts of several blocks. Check its flags.",
     "texts-do-not-decide": "The interval holds the limit. Score more texts (`texts` in the policy) "
@@ -147,7 +154,7 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     for name, mode in MODES.items():
         floors[name], _ = _decode(policy, server, policy.prompts(texts), mode)
     for name in CACHED if server_facts.cache_block(server.metrics()) else ():
-        stored, prompts, _ = _cached_prompts(policy, texts, server, name)
+        stored, prompts, *_ = _cached_prompts(policy, texts, server, name)
         floors[name], _ = _decode(policy, server, prompts, stored=stored)
     means = {name: values.tolist() for name, values in floors.items()}
     return Reference(served, policy.shape, texts, rows, means)
@@ -159,7 +166,7 @@ def run(
     against: Path,
     *,
     served: ServerIdentity,
-    cached: bool | None = None,
+    announces_cache: bool | None = None,
     repairs: Sequence[str] = (),
 ) -> tuple[Check, ...]:
     """
@@ -169,12 +176,12 @@ def run(
         candidate: The server of the candidate, whose identity is *served*.
         against: The file of the reference; one of high precision is in the folder ``precise``
             beside it.
-        cached: Whether the recipe announces a prefix cache; None without a recipe.
+        announces_cache: Whether the recipe announces a prefix cache; None without a recipe.
         repairs: What patches repair of the distributions of the stock wheel.
     """
     results = dict[str, Check]()
     try:
-        for check in _judged(policy, candidate, against, served, cached, repairs):
+        for check in _judged(policy, candidate, against, served, announces_cache, repairs):
             results[check.name] = check
         results["candidate"] = passed(
             "candidate", "The candidate gave a distribution at each position."
@@ -206,7 +213,7 @@ def _judged(
     candidate: Client,
     against: Path,
     served: ServerIdentity,
-    cached: bool | None,
+    announces_cache: bool | None,
     repairs: Sequence[str],
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
@@ -220,15 +227,16 @@ def _judged(
     if repairs:
         precise = _precise(policy, against.parent / "precise" / against.name, reference, served)
     measured = _sound(policy, _score(policy, texts, candidate))
-    # The floor of another machine says nothing about this one.
-    own = float(reference.served.host == served.host)
-    floors = {name: own * np.array(values) for name, values in reference.floors.items()}
+    floors = {name: np.array(values) for name, values in reference.floors.items()}
+    if reference.served.host != served.host:
+        # The floor of another machine says nothing about this one.
+        floors = dict.fromkeys(floors, np.zeros(1))
     yield from _compared(policy, expected, measured, floors, precise)
     for name, mode in MODES.items():
         kl, generated = _decode(policy, candidate, policy.prompts(texts), mode)
         yield _kl_check(policy, name, kl, floors[name])
     for name in CACHED:
-        yield _cached(policy, texts, candidate, name, floors, served, cached)
+        yield _after_cached_blocks(policy, texts, candidate, name, floors, served, announces_cache)
     # Those of the last mode were drawn.
     yield _sampling(policy, generated)
 
@@ -254,7 +262,8 @@ def _precise(
     identity = precise.served
     as_candidate = (identity.model, identity.flags) == (served.model, served.flags)
     other = (precise.shape, precise.texts) != (reference.shape, reference.texts)
-    _refuse({"precise-unfit": other or as_candidate or identity.host != served.host})
+    other |= as_candidate or identity.wheel in ("", served.wheel) or identity.host != served.host
+    _refuse({"precise-unfit": other})
     return _sound(policy, precise.rows)
 
 
@@ -283,26 +292,27 @@ def _compared(
     yield _mean_check(policy, "perplexity", label, shift, limit, either=precise is None)
 
 
-def _cached(
+def _after_cached_blocks(
     policy: LogprobsPolicy,
     texts: Sequence[list[int]],
     server: Client,
     name: str,
     floors: Mapping[str, Floats],
     served: ServerIdentity,
-    announced: bool | None,
+    announces_cache: bool | None,
 ) -> Check:
     """Return whether tokens after blocks of the prefix cache are those after a cold prompt."""
     block = server_facts.cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
-        if announced is None:
+        if announces_cache is None:
             required = "--no-enable-prefix-caching" not in (served.flags or ())
             return not_run(name, f"{message}.", "prefix-cache-unused", required=required)
-        message += ", and the recipe announces one." if announced else ", as the recipe announces."
+        announced = ", and the recipe announces one." if announces_cache else ", as it announces."
         figures = [Figure("block of the prefix cache", 0, "tokens")]
-        return judged(name, message, "prefix-cache-unused", not announced, figures)
-    stored, prompts, shared = _cached_prompts(policy, texts, server, name)
+        reason, good = "prefix-cache-unused", not announces_cache
+        return judged(name, message + announced, reason, good, figures)
+    stored, prompts, least, shared = _cached_prompts(policy, texts, server, name)
     before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
     kl, _ = _decode(policy, server, prompts, stored=stored)
     hits = server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
@@ -312,10 +322,9 @@ def _cached(
         Figure("tokens found in the cache", hits, "tokens", bound=shared),
     ]
     # An unshared block that was found is another prompt's.
-    least = policy.decode_texts * block if name == "cached-prefix" else 0
     if not least <= hits <= shared:
         reason = "prefix-cache-unused" if hits < least else "cache-differs"
-        message = f"{hits:g} tokens were found in the cache, of {shared} shared."
+        message = f"{hits:g} tokens were found in the cache, of {least} to {shared} shared."
         return failed(name, message, reason, figures=figures)
     check = _kl_check(policy, name, kl, floors.get(name, np.zeros(1)))
     return msgspec.structs.replace(check, figures=(*check.figures, *figures))
@@ -442,10 +451,13 @@ def _decode(
 
 def _cached_prompts(
     policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
-) -> tuple[list[list[int]], list[list[int]], int]:
+) -> tuple[list[list[int]], list[list[int]], int, int]:
     """
     Return prompts that are stored in the cache first, those that then find them there, and how many
-    tokens of whole blocks each of these shares with its own, together.
+    tokens of whole blocks these must find at least, and share with their own, together.
+
+    A hybrid model keeps its state at the last whole block of a prompt alone, and drafts cost the
+    last block that was found; so only prompts that share all whole blocks must find any.
     """
     block = server_facts.cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
@@ -457,18 +469,20 @@ def _cached_prompts(
         [first[number % len(first)], *itertools.islice(corpus, length - 1)]
         for number in range(policy.decode_texts)
     ]
-    later, shared = list[list[int]](), 0
+    later, least, shared, whole = list[list[int]](), 0, 0, length // block
     for number, prompt in enumerate(prompts):
         # Of a prompt, at least one token is computed.
         edge, tail = length - 1, prompt[-1:]
         if name == "shared-prefix":
             # It leaves its own one token before, at or after the edge of a block.
-            edge = min(edge, block * (1 + number // 3 % (length // block)) + number % 3 - 1)
+            edge = min(edge, block * (1 + number // 3 % whole) + number % 3 - 1)
             other = next((token for token in first if token != prompt[edge]), 0)
             tail = [other, *reversed(prompt[edge + 1 :])]
         later.append([*prompt[:edge], *tail])
         shared += edge // block * block
-    return prompts, later, shared
+        if edge // block == whole:
+            least += max(1, whole - 1) * block
+    return prompts, later, least, shared
 
 
 def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
@@ -503,6 +517,8 @@ def _kl_check(
         message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat{beyond}."
         return failed(name, message, text_reason, samples=samples)
     limit = max(mean_max, policy.kl_floors * float(floor.mean()))
+    if beyond:
+        limit, reason = -distributions.ROUNDING, "repair-unseen"
     label = f"mean KL in nat, lower bound{beyond}"
     return _mean_check(policy, name, label, kl, limit, reason)
 
