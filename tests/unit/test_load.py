@@ -267,6 +267,15 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert prompts.prompt_file(lines, store, None, {}).read_bytes() == lines.read_bytes()
 
 
+@pytest.mark.parametrize("tokens", [1024, 32768])
+def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, tmp_path: Path) -> None:
+    """Those of a long cell overlap, or a measurement would ask the same 23 again."""
+    lines = prompts.programs(Store(tmp_path), tokens).read_text("utf-8").splitlines()
+    begins = {json.loads(line)["prompt"][:64] for line in lines}
+
+    assert len(begins) == len(lines) > 64
+
+
 @pytest.mark.parametrize(
     ("data", "detail"),
     [

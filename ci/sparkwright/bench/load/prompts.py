@@ -19,6 +19,8 @@ from sparkwright.core.store import Store
 
 #: Characters of the shortest first turn and the longest prompt that are used.
 SHORTEST, LONGEST = 16, 1 << 16
+#: Prompts of this program's own text, at least; but for the last that are too short.
+DIFFERENT = 96
 #: Bytes of the largest file that is read; ShareGPT has 672,837,942.
 LARGEST = 1 << 30
 
@@ -71,16 +73,19 @@ def programs(store: Store, tokens: int) -> Path:
     """
     Return a file of JSON lines with prompts cut from this program's own text.
 
-    It is there on every machine, and is prose and code as people write them.
+    It is there on every machine, and is prose and code as people write them. Long prompts overlap;
+    no two begin alike, so no prefix is shared.
 
     Args:
-        tokens: That no prompt exceeds; three quarters of them are usual.
+        tokens: That no prompt exceeds, as the generator would leave it out; three quarters of them
+            are usual.
     """
     modules = sorted(Path(__file__).parents[2].rglob("*.py"))
     text = "\n".join(module.read_text(encoding="utf-8") for module in modules)
     # Tokenizers of today have 3 to 4 characters a token of English or Python.
     step = max(16, 5 * tokens // 2)
-    pieces = [text[begin : begin + step] for begin in range(0, len(text) - step, step)]
+    stride = min(step, len(text) // DIFFERENT)
+    pieces = [text[begin : begin + step] for begin in range(0, len(text) - step, stride)]
     lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces)
     path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
     return store.write(path, lines.encode())

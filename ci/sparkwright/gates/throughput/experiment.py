@@ -206,7 +206,7 @@ class Experiment:
         if self._options.baseline_python:
             yield "both servers stayed and took turns" if spec.resident else "one server at a time"
         if self._drafted:
-            yield "real prompts, as tokens are drafted"
+            yield "real prompts, as tokens are drafted, of about 3/4 of the tokens of a cell's name"
 
     def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
         """Return the launch plan and the identity of each side."""
