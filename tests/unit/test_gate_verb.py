@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
@@ -126,6 +128,8 @@ def _served(tmp_path: Path) -> GateOptions:
 def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
     """G6 is not run, and says why before hours are spent; the gates around it are, and a model that has a floor is asked."""
     options = replace(served, against=tmp_path)
+    for file in ("logprobs.json", "gsm8k.json"):
+        (tmp_path / file).touch()
     with built(options) as builder:
         blocked = [(name, gate.blocked and gate.blocked.reason) for name in ("G4", "G5", "G6", "G7") if (gate := builder.gate(name))]
         assert blocked == [("G4", None), ("G5", None), ("G6", "floor-missing"), ("G7", None)]
@@ -157,6 +161,7 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
 
     A server that does not start says so at each gate and leaves its log, and nothing is recorded of it.
     """
+    (wheel.parent / "logprobs.json").touch()
     options = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
     with built(options if ours else replace(options, serve=None, server=NOBODY)) as builder:
         for name in ("G4", "G5", "G7"):
@@ -168,6 +173,25 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
     logs = [str(log) for log in (tmp_path / "cache").rglob("server.log")]
     assert len(logs) == ours
     assert all(log in capsys.readouterr().err.replace("\n", "") for log in logs)
+
+
+def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_the_next(built: Built, served: GateOptions, wheel: Path, tmp_path: Path) -> None:
+    """The error names wheel, file and what was seen, and the log of the death stays."""
+    (site,) = (tmp_path / "environment").glob("lib/python3.*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # The first five requests are those of the pace. The text is not answered by a server that states no prefix cache.
+    behaviour = Behaviour(ttft=0.001, tpot=0.0, faults={"dies": 6})
+    (tmp_path / "environment" / "behaviour.json").write_bytes(msgspec.json.encode(behaviour))
+    options, folder = replace(served, wheel=wheel, only=("G4", "G5")), tmp_path / "reference"
+    with built(options) as builder, refusal("measurement-invalid", match=wheel.name) as error:
+        list(builder.record(folder))
+    assert [detail.rsplit(": ")[:2] for detail in error.value.details] == [
+        ["logprobs.json", "server-unreachable"],
+        ["text.json", "answer-unreadable"],
+    ]
+    assert [path.name for path in folder.iterdir()] == ["pace.json"]
+    assert list((tmp_path / "cache").rglob("logprobs.json.server.log"))
 
 
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(

@@ -469,7 +469,8 @@ class Client:
                     return reply.body
                 text = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
                 reason = "not-a-number" if NOT_A_NUMBER.search(text) else "server-refused"
-                raise ServerInvalid(reason, f"status {reply.status}: {text[:300]}", reply.status)
+                message = f"status {reply.status} of {path}: {text[:300]}"
+                raise ServerInvalid(reason, message, reply.status)
         except HttpFailure as failure:
             reasons = {
                 "slow": "server-slow",

@@ -85,6 +85,11 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def needed_file(gate: str, task: str) -> str:
+    """Return the file of the reference that *gate* cannot do without; empty if there is none."""
+    return {"G5": LOGPROBS, "G6": f"{task}.json"}.get(gate, "")
+
+
 class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     """
     The gates of one run; leaving its ``with`` block ends the server that it started.
@@ -191,7 +196,14 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             subject = options.recipe or "a server without --recipe"
             message = f"{subject} has no floor of {options.task}"
             return not_run(STOPPED[0].name, message, "floor-missing")
+        if (needed := needed_file(name, options.task)) and not self._reference(needed):
+            return not_run(STOPPED[0].name, f"the reference has no {needed}", "step-failed")
         return None
+
+    def _reference(self, file: str) -> Path | None:
+        """Return the path of *file* of the reference; None if it was not recorded."""
+        against = self._options.against
+        return against / file if against and (against / file).exists() else None
 
     def climb(
         self, gates: Sequence[Gate], file: VerdictFile | None, *, keep_going: bool = False
@@ -245,23 +257,23 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     server.started,
                     contract.profile(server.started, self._profiles),
                     server.identity,
-                    options.against / OBSERVED if options.against else None,
+                    self._reference(OBSERVED),
                     self._declared,
                 )
             case "G4":
+                against = options.against if self._reference(dirty_text.TEXT) else None
                 return generation.run(
                     policies.generation,
                     server.client(),
                     options.profile,
                     recipe=recipe,
                     relaunch=server.without_drafts if options.serve else None,
-                    stock=dirty_text.reference(options.against, server.identity),
+                    stock=dirty_text.reference(against, server.identity),
                 )
-            case "G5" if options.against:
+            case "G5" if reference := self._reference(LOGPROBS):
                 announced = None
                 if recipe and options.python:
                     announced = recipe.announces_cache(wheel_identity.version(options.python))
-                reference = options.against / LOGPROBS
                 return logprobs.run(
                     policies.logprobs,
                     server.client(),
@@ -270,13 +282,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     announces_cache=announced,
                     repairs=self._repairs,
                 )
-            case "G6" if options.against and recipe:
+            case "G6" if recipe and (baseline := self._reference(f"{options.task}.json")):
                 return accuracy.run(
                     policies.accuracy,
                     options.task,
                     self._context,
                     server.client(),
-                    options.against / f"{options.task}.json",
+                    baseline,
                     identity=server.identity,
                     floor=recipe.floors[options.task],
                 )
@@ -289,7 +301,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 words = partial(
                     generation.run, policies.generation, client, options.profile, quick=True
                 )
-                distributions = partial(self._run, "G5") if options.against else None
+                distributions = partial(self._run, "G5") if self._reference(LOGPROBS) else None
                 processes = server.started.processes if options.serve else tuple
                 return soak.run(
                     rules, client, processes=processes, words=words, distributions=distributions
@@ -374,7 +386,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """
         Write what gates compare with into *folder*, and yield each file: the pace of the server,
         its distributions, sampled answers, the facts about it and its answers to the task, these
-        unless the recipe has no floor for it. A file that is there is not written again.
+        unless the recipe has no floor for it. A file that is there is not written again; one that
+        the server does not answer costs no other.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
@@ -398,17 +411,36 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 "The reference would name a wheel that did not answer.",
                 details=[fault.message],
             )
+        faults = []
         for name in files:
+            if faults and (ended := self._ended()):
+                faults.append(ended.message)
+                break
             try:
                 with console.step(f"record {name}"):
                     content = msgspec.json.encode(self._content(name))
             except ServerInvalid as error:
-                raise GateError(
-                    "measurement-invalid",
-                    f"The reference cannot be recorded: {error.message}.",
-                    details=[str(error)],
-                ) from None
+                faults.append(f"{name}: {error}")
+                self._restart(f"{name}.server.log")
+                continue
             yield self._context.store.write(folder.absolute() / name, content)
+        if faults:
+            served = self._options.wheel.name if self._options.wheel else "vLLM"
+            raise GateError(
+                "measurement-invalid",
+                f"The server of {served} did not answer as it should for the reference.",
+                details=faults,
+            )
+
+    def _restart(self, log: str) -> None:
+        """
+        End the server that we started, whose engine may have ended, and rename its log to *log*;
+        it starts again when it is used.
+        """
+        if self._options.serve:
+            path = self.server.started.log
+            self.server.end()
+            console.warn(f"The server's log: {path.rename(path.with_name(log))}")
 
     def _recorded(self) -> Iterator[str]:
         """Yield the names of the files that the gates compare with."""
