@@ -20,12 +20,15 @@ from sparkwright.bench.records import Metric
 from sparkwright.core.console import console
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import GATES
-from sparkwright.gates.core.night import REHEARSED, gate_seconds
-from sparkwright.gates.core.server_facts import Pace
+from sparkwright.gates.core.night import (
+    ENVIRONMENTS,
+    RECORDED,
+    REHEARSED,
+    assumed_pace,
+    gate_seconds,
+)
 
 SPARKS = (1, 2, 4, 8, 20)
-#: Seconds to install both environments on the machine of docs/rehearsal.
-ENVIRONMENTS = 180.0
 #: Days that are simulated, with a fixed seed.
 DAYS = 20_000
 
@@ -105,14 +108,13 @@ def night(
     Args:
         disk: GB of weights that are read in a second. *decode*, *prefill*: tokens in a second.
     """
-    pace = Pace(weights_gb / disk + REHEARSED["start"], prefill, decode, 2.0)
+    pace = assumed_pace(weights_gb, disk, decode, prefill)
     policies = policy.load(root)
-    seconds = {name: gate_seconds(root, policies, pace, DECIDES, name)[0] for name in GATES}
+    seconds = {name: gate_seconds(root, policies, pace, DECIDES, name) for name in GATES}
     seconds["G7"] += policies.soak.shortest
-    # The stock wheel is asked what G3 to G6 compare with.
-    reference = pace.start_s + sum(seconds[name] for name in ("G3", "G4", "G5", "G6"))
+    reference = pace.start_s + sum(seconds[name] for name in RECORDED)
     steps = {
-        "both environments": ENVIRONMENTS,
+        "both environments": REHEARSED[ENVIRONMENTS],
         "stock wheel recorded": reference,
         "server of ours": pace.start_s,
         **{f"{name}, {GATES[name]}": seconds[name] for name in GATES},

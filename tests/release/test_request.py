@@ -14,6 +14,7 @@ from tests.support import wheels
 from sparkwright.cli import main
 from sparkwright.cli.options import checkout
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.ladder import TRANSIENT
 from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict, not_run
 from sparkwright.release import policy, request
@@ -40,10 +41,11 @@ def _models(tmp_path: Path) -> Path:
 
 
 def test_everything_that_is_missing_is_said_at_once(context: RunContext, models: Path) -> None:
-    """Another GPU, a model that is not the recipe's, and none at all; of these a candidate is refused for the models alone."""
+    """Another GPU, a kernel's log that is hidden, a model that is not the recipe's, and none at all; of these a candidate is refused for the models alone."""
     with refusal("request-unfit") as caught:
-        request.require(context, NAMES, "verified", gpus=("9.0",), models=models)
+        request.require(context, NAMES, "verified", gpus=("9.0",), kernel_log=False, models=models)
     said = "\n".join(caught.value.details)
+    assert "(kernel-log-hidden)" in said
     assert "GPU of SM 12.1; the machine has 9.0 (machine-other)" in said
     assert said.count("(model-missing)") == len(NAMES)
     for reference, folder in (("model-missing", models), ("model-missing", models / "none")):
@@ -71,7 +73,7 @@ def gated(models: Path) -> list[Verdict]:
 
 
 def test_a_night_is_settled_until_something_changes(context: RunContext, models: Path) -> None:
-    """Not-run verdicts settle it, too; a verdict less, another policy, a driver, or a model on the disk unsettle it. The audit has a machine of its own."""
+    """Not-run verdicts settle it, too, unless another night may end otherwise; a verdict less, another policy, a driver, or a model on the disk unsettle it. The audit has a machine of its own."""
     asked = request.require(context, NAMES, "verified", gpus=SPARK)
     rules, verdicts = policy.load(wheels.ROOT), gated(models)
     host = dict(made.HOST)
@@ -84,5 +86,8 @@ def test_a_night_is_settled_until_something_changes(context: RunContext, models:
         assert request.settled([*rest, elsewhere], asked, rules, host, models) is not counts, verdict.label
         if verdict.policy:
             assert not request.settled([*rest, replace(verdict, policy="1" * 64)], asked, rules, host, models), verdict.label
+    for reason in TRANSIENT:
+        short = replace(verdicts[-1], checks=(not_run("ladder", "no time, or no network", reason),))
+        assert not request.settled([*verdicts[:-1], short], asked, rules, host, models)
     (models / NAMES[0] / "model.safetensors").write_bytes(b"new")
     assert not request.settled(verdicts, asked, rules, host, models)

@@ -70,6 +70,8 @@ def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.Capt
         (["build", "--memory", "nan"], "'nan' is not a number of gigabytes"),
         (["build", "--jobs", "0"], "'0' is not a whole number from 1"),
         (["gate", "--variable", "A-B=1"], "NAME=VALUE"),
+        (["gate", "--hours", "4"], "--hours belongs to a night"),
+        (["gate", "--hours", "4", "--recipe", "toy-cpu", "--only", "G0"], "--hours belongs to a night"),
         (["release", "stage", "--built", "x"], "--prefix belong together"),
         (["release", "yank", "s.1", "--at", "x"], "--keys names no key"),
     ],

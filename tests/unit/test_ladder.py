@@ -123,7 +123,7 @@ def states(file: VerdictFile) -> dict[str, str]:
 
 
 def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -> None:
-    """A gate that was interrupted counts, one that was blocked does not; another wheel of the same name begins at 1, and replaces the verdicts."""
+    """A gate that was killed counts as interrupted, one that Ctrl-C ended is not-run, and one that was blocked is no attempt; another wheel of the same name begins at 1, and replaces the verdicts."""
     for attempt, state in enumerate(("fail", "pass"), 1):
         blocked = Gate("G8", "", tuple, "a", CHECKS["not-run"])
         stored = run(gate("G4", state, "a"), gate("G4", recipe="b"), blocked, file=opened(), keep_going=True)
@@ -132,6 +132,15 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
         run(Gate("G4", "", breaks, "a"), file=(file := opened()))
     counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
+
+    def ctrl_c() -> tuple[Check, ...]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Gate("G4", "", ctrl_c, "b"), file=(file := opened()))
+    assert (kept := file.load())
+    outcomes = kept.outcomes("G4")
+    assert (outcomes["a"], outcomes["b"]) == (["fail", "pass", "interrupted"], ["pass", "pass", "not-run"])
     other = opened("1" * 64)
     assert (states(other), other.attempt) == ({}, 1)
     run(gate("G0"), wheel=msgspec.structs.replace(WHEEL, sha256="1" * 64), file=other)

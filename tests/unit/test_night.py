@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -56,7 +57,7 @@ def written(folder: Path) -> str:
 
 
 def test_everything_that_a_night_lacks_is_named_at_once(cli: Cli, tmp_path: Path) -> None:
-    """The wheel, the model, the harness and the load generator, in one error, before anything starts."""
+    """The wheel, the model, the sources of G1, the harness and the load generator, in one error, before anything starts."""
     done = cli(
         "gate",
         "--root",
@@ -71,9 +72,9 @@ def test_everything_that_a_night_lacks_is_named_at_once(cli: Cli, tmp_path: Path
     )
     assert (done.returncode, "gate-unprepared" in done.stderr) == (1, True)
     named = re.findall(
-        r"^ +(wheel|model|accuracy harness|load generator): ", done.stderr, flags=re.MULTILINE
+        r"^ +(wheel|model|patched sources|accuracy harness|load generator): ", done.stderr, flags=re.MULTILINE
     )
-    assert named == ["wheel", "model", "accuracy harness", "load generator"]
+    assert named == ["wheel", "model", "patched sources", "accuracy harness", "load generator"]
     assert not (tmp_path / "out").exists()
 
 
@@ -104,24 +105,34 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
     assert "reference could not be made" in written(tmp_path)
 
 
+@pytest.mark.parametrize(("ending", "outcome"), [(signal.SIGKILL, "interrupted"), (signal.SIGTERM, "not-run")])
 def test_a_killed_night_continues_behind_its_last_finished_step(
-    words: list[str], tmp_path: Path
+    ending: signal.Signals, outcome: str, words: list[str], tmp_path: Path
 ) -> None:
-    """Killed while it soaks, the same command does not ask the text again; after the end of the night, what did not pass is tried again."""
+    """
+    Ended while it soaks, the same command does not ask the text again; after the end of the night, what did not pass is tried again, and with
+    --fresh the stock wheel is, too. A kill counts as an attempt.
+    """
     command = [sys.executable, "-m", "sparkwright", *words, "--only", "G4", "--only", "G7"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as killed:
         assert killed.stderr
         assert any(line.startswith("G7: ") for line in killed.stderr)
-        killed.kill()
+        killed.send_signal(ending)
+        assert killed.wait() == (-ending if ending is signal.SIGKILL else 130)
     assert "G4" in written(tmp_path)
 
-    def run() -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    def run(*more: str) -> str:
+        return subprocess.run([*command, *more], capture_output=True, text=True, check=False).stderr
 
     resumed = run()
     assert re.search(r"^G4: (invalid|fail), not repeated", resumed, flags=re.MULTILINE)
     assert "G7: hours of mixed load" in resumed
-    assert "G4: the text that the server generates" in run()
+    assert "record pace.json" not in resumed
+    again = run("--fresh")
+    assert all(text in again for text in ("record pace.json", "G4: the text that the server generates"))
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    attempts = ladder.read_verdicts(document.read_bytes()).outcomes("G7")["toy-cpu"]
+    assert (len(attempts), attempts[0]) == (3, outcome)
 
 
 @pytest.fixture(name="report")

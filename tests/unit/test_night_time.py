@@ -1,48 +1,102 @@
-"""The time of a night: a budget of four hours reaches throughput on a Spark, whatever the soak takes."""
+"""The time of a night: the plan has every step, a budget of four hours reaches throughput on a Spark, and only what is still true is finished."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import standin, wheels
+from msgspec.structs import replace
+from tests.support import refserved, standin, wheels
+from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT
 
+from sparkwright.audit.wheel import read_subject
+from sparkwright.bench.recipes import preflight
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core import night
-from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.core.night import Night
+from sparkwright.gates.core.ladder import GATES, SERVED, VerdictFile
+from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night
 from sparkwright.gates.core.page import NightStep
-from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.verdict import Ladder, Verdict, failed, passed
 
-#: A Spark with 23 GB of weights: 90 s until it answers, 2,000 tokens of prompts and 40 of answers in a second.
-SPARK = Pace(90, 2000, 40, 2.0)
+#: A Spark with 23 GB of weights.
+SPARK = night.assumed_pace(23)
+RECIPE = "qwen3-30b-a3b-nvfp4"
+
+Tonight = Callable[..., Night]
+
+
+@pytest.fixture(name="tonight")
+def _tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tonight:
+    """Return a function that makes the night of a small wheel by changes of its options."""
+    monkeypatch.setattr(preflight, "both_fit", lambda *_: True)
+    wheel, model = wheels.plain(tmp_path, "tiny", "1.0"), standin.model(tmp_path / "model")
+    pythons = tuple(refserved.environment(tmp_path / name, Behaviour()) for name in ("ours", "stock"))
+
+    def make(output: str = "dist", hours: float | None = None, **changes: object) -> Night:
+        context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / output, offline=True)
+        options = replace(GateOptions(wheel=wheel, serve=model, recipe=RECIPE, task="gsm8k"), **changes)
+        return Night(context, options, "0" * 64, (pythons[0], pythons[1]), hours=hours)
+
+    return make
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.1])
-def test_a_night_of_four_hours_reaches_throughput(slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gate takes its estimate, or a little more; the soak takes what it may, and G8 still begins."""
+def test_a_night_of_four_hours_reaches_throughput(slower: float, tonight: Tonight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step takes its estimate, or a little more; the soak takes what it may, and G8 still begins."""
     clock = 0.0
-    monkeypatch.setattr(night.time, "monotonic", lambda: clock)
-    monkeypatch.setattr(Night, "_pace", SPARK)
-    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist", offline=True)
-    model = standin.model(tmp_path / "model")
-    wheel = wheels.plain(tmp_path, "tiny", "1.0")
-    recipe = "qwen3-30b-a3b-nvfp4"
-    tonight = Night(context, GateOptions(wheel=wheel, serve=model, recipe=recipe, task="gsm8k"), "0" * 64, hours=4)
-    soak = tonight._policies.soak
-
-    for name in GATES:
-        assert tonight._hindrance(name) is None, name
-        expected = tonight.estimate(name)[0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    monkeypatch.setattr(Night, "_measured_pace", SPARK)
+    made = tonight(hours=4)
+    soak = made._policies.soak
+    for name in made._order:
+        assert made._reason_not_to_begin(name) is None, name
+        expected = made.estimate(name)[0]
         seconds = expected * (slower if name in SERVED else 1.0)
         if name == "G7":
-            load = min(soak.seconds, tonight.left_s(name))
+            load = min(soak.seconds, made.left_s(name))
             assert load >= soak.shortest
             seconds = load + expected - soak.shortest
         clock += seconds
-        tonight._steps[name] = NightStep(name, "pass", "", seconds, expected)
+        made._steps[name] = NightStep(name, "pass", "", seconds, expected)
     assert clock <= 4 * 3600 * slower
+
+
+def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was measured: the model's bytes and a stated pace, with the answers of the stock wheel, and a start for each turn without room for two."""
+    plan = {name: (seconds, source) for name, _, seconds, source in tonight().plan()}
+    assert [*plan] == [ENVIRONMENTS, "G0", "G1", "G2", REFERENCE, *SERVED]
+    assert plan[ENVIRONMENTS] == (0.0, "done")
+    assert plan[REFERENCE][0] > sum(plan[gate][0] for gate in ("G3", "G4", "G5", "G6"))
+    assert {source for name, (_, source) in plan.items() if name in SERVED} == {"a Spark, assumed"}
+    with (tmp_path / "model" / "more.safetensors").open("wb") as file:
+        file.truncate(50 * 10**9)
+    assert tonight().estimate(REFERENCE)[0] == pytest.approx(plan[REFERENCE][0] + 50, abs=1)
+    monkeypatch.setattr(preflight, "both_fit", lambda *_: False)
+    assert tonight().estimate("G8")[0] > plan["G8"][0] + 4 * 3 * SPARK.start_s
+    (tmp_path / "stock" / "bin" / "python").unlink()
+    assert tonight().estimate(ENVIRONMENTS)[0] > 0
+
+
+@pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later"])
+def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
+    """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""
+    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
+    checks = passed("replies", "12 of 12"), failed("replies", "11 of 12", "reply-empty")
+    first, later = (Verdict("G4", GATES["G4"], subject.sha256, "", (check,), RECIPE) for check in checks)
+    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    file.store(Ladder("2026.11", subject, (first,)))
+    made._finish(NightStep("G4", "pass", "", 60.0, 60.0, first))
+    if change in ("ours", "stock"):
+        (site,) = (tmp_path / change).glob("lib/python3.*/site-packages")
+        (site / "torch-2.14.1.dist-info").mkdir()
+        (site / "torch-2.14.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.14.1\n")
+    if change == "later":
+        file.store(Ladder("2026.11", subject, (later,)))
+    again = tonight(output="other" if change == "output" else "dist", fresh=change == "fresh")
+    assert (again.estimate("G4")[1] == "done") is (change == "nothing")

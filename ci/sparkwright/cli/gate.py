@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import os
 import pwd
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,10 +23,11 @@ from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import UNRESOLVED
-from sparkwright.builder import host_info
+from sparkwright.builder import host_info, toolchain
 from sparkwright.cli import evidence, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -39,6 +41,7 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
+from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 from sparkwright.release import policy, request, staging
 from sparkwright.serving import models
@@ -154,6 +157,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             for path in (arguments.wheel, arguments.serve, arguments.model_folder)
         ),
     )
+    # Who ends a gate from outside gives it a verdict, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     context = options.checkout(arguments)
     arguments.task = arguments.task or _default_task(context, arguments.recipe)
     gate_options = replace(
@@ -163,18 +168,23 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if not arguments.wheel and not arguments.server:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     names = arguments.recipe.split()
-    alone = not (arguments.serve or arguments.server or arguments.record)
     # Gates that look at the wheel alone need neither a model nor another wheel.
-    alone = alone and not set(ladder.SERVED).isdisjoint(arguments.only or ladder.SERVED)
+    serves = not set(ladder.SERVED).isdisjoint(arguments.only or ladder.SERVED)
+    is_night = serves and not (arguments.serve or arguments.server or arguments.record)
+    options.refuse((
+        arguments.hours and not (names and is_night),
+        "--hours belongs to a night of a --recipe: without --serve, --server or --record, and with "
+        "a gate of a served model.",
+    ))  # fmt: skip
     if arguments.dry_run:
         document = _check_request(context, arguments)
-        if len(names) == 1 and alone and gate_options.wheel:
+        if len(names) == 1 and is_night and gate_options.wheel:
             context = dataclasses.replace(context, offline=True)
             night = _prepare(context, arguments, gate_options)
             night.show_plan()
             document["plan"] = night.plan()
         return document
-    if names and alone:
+    if names and is_night:
         _spend_night(context, arguments, gate_options)
         return None
     if arguments.record:
@@ -203,11 +213,15 @@ def _spend_night(
         night, wheel = _prepare(context, arguments, gate_options), gate_options.wheel
         assert wheel
         night.show_plan()
+        stock = arguments.baseline
         # Made before any gate, so that somebody is still there if one cannot be installed.
-        ours = _environment(context, "ours", wheel, arguments.python, wheel)
-        base = arguments.baseline_python
-        stock = _environment(context, "stock", wheel, base, arguments.baseline)
-        report = night.run(ours.python, stock.wheel, stock.python)
+        if not arguments.python:
+            with console.step("the environment of the built wheel"):
+                staging.environment(context, "ours", wheel)
+        if not stock:
+            with console.step("the environment of the stock wheel"):
+                stock = staging.environment(context, "stock", wheel).wheel
+        report = night.run(stock)
         stem = report.wheel.removesuffix(".whl")
         files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
         bundle = night.page.with_suffix(".tar.gz")
@@ -221,16 +235,6 @@ def _spend_night(
     ladder.raise_for_state(night.ladder)
 
 
-def _environment(
-    context: RunContext, side: str, wheel: Path, python: Path | None, own: Path
-) -> staging.GateEnvironment:
-    """Return the environment of *python*, of the wheel *own*, or one that is made."""
-    if python:
-        return staging.GateEnvironment(python, own)
-    with console.step(f"the environment of the {'stock' if side == 'stock' else 'built'} wheel"):
-        return staging.environment(context, side, wheel)
-
-
 def _prepare(
     context: RunContext, arguments: argparse.Namespace, gate_options: GateOptions
 ) -> Night:
@@ -238,8 +242,9 @@ def _prepare(
     Return the night of *gate_options*.
 
     Raises:
-        gate-unprepared: The wheel, the model, the stock wheel, the accuracy harness, its data or
-            the load generator is missing; the details name all that are.
+        gate-unprepared: The wheel, the model, the stock wheel, the patched sources, a compiler, the
+            accuracy harness, its data or the load generator is missing; the details name all that
+            are.
     """
     root, lacking = context.project.root, list[str]()
     recipe = recipes.load(root, arguments.recipe)
@@ -258,12 +263,21 @@ def _prepare(
     if not gate_options.wheel:
         lacking.append(f"wheel: none in {context.output}. Build one: sparkwright build.")
     model = obtain("model", lambda: _model_folder(recipe, arguments.model_folder))
-    obtain("request", lambda: request.require(context, [recipe.name], "candidate", models=model))
+    if not arguments.dry_run:
+        machine = _machine(arguments)
+        obtain(
+            "request",
+            lambda: request.require(context, [recipe.name], "candidate", models=model, **machine),
+        )
     if arguments.baseline:
         stock = sha256_file(arguments.baseline)
     else:
         base = obtain("stock wheel", lambda: staging.official_wheel(context))
         stock = base.sha256 if base else ""
+    if "G1" in names:
+        if forks := numerics.missing_trees(context, policies.load(root).numerics):
+            lacking.append(f"patched sources: of {', '.join(forks)}. Run sparkwright apply.")
+        obtain("C++ compiler", toolchain.host_compiler)
     if "G6" in names and gate_options.task in recipe.floors:
         task = policies.load(root).accuracy.tasks[gate_options.task]
         harness_python = obtain("accuracy harness", lambda: harness.obtain(context))
@@ -281,10 +295,18 @@ def _prepare(
     if lacking:
         what = f"The night of {recipe.name} lacks {len(lacking)} thing(s)."
         raise GateError("gate-unprepared", what, details=lacking)
+    wheel = gate_options.wheel
+    assert wheel
+    python, stock_python = arguments.python, arguments.baseline_python
+    pythons = (
+        python or staging.location(context, "ours", wheel)[1].python,
+        stock_python or staging.location(context, "stock", wheel)[1].python,
+    )
     return Night(
         context,
         replace(gate_options, serve=model),
         stock,
+        pythons,
         hours=arguments.hours,
         keep_going=arguments.keep_going,
     )
@@ -308,6 +330,14 @@ def _model_folder(recipe: recipes.Recipe, folder: Path | None) -> Path:
         raise ModelError(error.reference, error.what, details=error.details, todo=todo) from error
 
 
+def _machine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `request.require` asks of the machine that will gate: --gpu, or this one."""
+    if arguments.gpu:
+        return {"gpus": [arguments.gpu]}
+    gpus = [gpu.capability for gpu in host_info.gpus()]
+    return {"gpus": gpus, "kernel_log": watchdog.is_readable()}
+
+
 def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Return the request of *arguments*, and whether its verdicts are there and nothing has changed.
@@ -315,10 +345,9 @@ def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[s
     Raises:
         UsageError, request-unfit: As `request.require`.
     """
-    models, path = arguments.model_folder, arguments.wheel
-    gpus = [arguments.gpu] if arguments.gpu else [gpu.capability for gpu in host_info.gpus()]
-    names = arguments.recipe.split()
-    asked = request.require(context, names, arguments.channel, gpus=gpus, models=models)
+    models, path, names = arguments.model_folder, arguments.wheel, arguments.recipe.split()
+    machine = _machine(arguments)
+    asked = request.require(context, names, arguments.channel, models=models, **machine)
     versions = ", ".join(asked.versions)
     console.result(f"{asked.stack} ({versions}) is served by {' '.join(asked.recipes)}")
     settled = False

@@ -41,8 +41,8 @@ from sparkwright.release.wheel_facts import WheelFacts
 #: Seconds by which the clocks of two machines may differ.
 CLOCKS = 86_400
 
-#: Ends of attempts that count against `GateRule.attempts`; an interrupted one may have been ended
-#: because it looked bad.
+#: Ends of attempts that count against `GateRule.attempts`; one that was killed, or ended with the
+#: machine, may have met what it looked for. Ctrl-C gives not-run, and chooses nothing.
 SPENDING = ("fail", "inconclusive", "interrupted")
 
 #: The references that the decision itself gives; those of gates are their own.

@@ -94,7 +94,7 @@ class GateRule(_Record, frozen=True):
         wanted: Checks that ``verified`` asks for besides; a pass without them is sound.
         gpu: Whether the gate counts only from a machine with the GPU of the policy.
         attempts: A pass does not count after so many attempts of the same recipe that failed, did
-            not decide or were interrupted; None for any number.
+            not decide or were killed; None for any number.
     """
 
     checks: Texts

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
@@ -20,13 +21,15 @@ from sparkwright.client.records import Channel, Missing, line
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.ladder import SERVED
+from sparkwright.gates.core.ladder import SERVED, TRANSIENT
 from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.release import policy as release_policy
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ReleasePolicy
 
+#: The reference of a kernel's log that this user may not read.
+HIDDEN = "kernel-log-hidden"
 #: What stops a request for a candidate, too: its gates would be refused, or ask nothing.
 STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid")
 
@@ -53,6 +56,7 @@ def require(
     channel: Channel,
     *,
     gpus: Collection[str] | None = None,
+    kernel_log: bool = True,
     models: Path | None = None,
 ) -> Request:
     """
@@ -62,6 +66,7 @@ def require(
         names: The recipes; empty for the first of each group of the release policy that can be
             gated.
         gpus: Compute capabilities of the GPUs of the machine that will gate; None if unknown.
+        kernel_log: Whether this user may read the kernel's log there.
         models: The folder on this machine that has a folder of each recipe's model, or that is the
             model's; None if the models are elsewhere.
 
@@ -97,6 +102,8 @@ def require(
     if gpus is not None and gpu not in gpus and any(r.gpu for r in policy.file.gates.values()):
         text = f"gates count from a GPU of SM {gpu}; the machine has {', '.join(gpus) or 'none'}"
         missing.append(_missing("G2", "machine-other", text))
+    if not kernel_log and "G7" in policy.file.required:
+        missing.append(_missing("G7", HIDDEN, watchdog.MEANINGS[HIDDEN]))
     stopping = [entry for entry in missing if channel == "verified" or entry.reference in STOPPING]
     if stopping:
         raise ReleaseError(
@@ -124,13 +131,20 @@ def settled(
 ) -> bool:
     """
     Return whether every gate of *request* has one of *verdicts*, whatever its state, and since then
-    neither policy, recipe, machine nor model changed.
+    neither policy, recipe, machine nor model changed. A gate that only lacked time or a host, or
+    was ended, is tried again.
 
     Args:
         host: Facts of this machine.
         models: As of `require`.
     """
     digests = {name: model_digest(model_folder(models, name)) for name in request.recipes}
+    transient = [
+        verdict
+        for verdict in verdicts
+        if verdict.worst_check and verdict.worst_check.reason in TRANSIENT
+    ]
+    verdicts = [verdict for verdict in verdicts if verdict not in transient]
     for gate in policy.file.required:
         # The others may have run on another machine.
         facts = host if policy.file.gates[gate].gpu else {}

@@ -109,14 +109,8 @@ def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
         UsageError, set-unresolved, command-failed, offline, source-unreachable, disk-full: It
             cannot be made.
     """
-    wheels = sorted(sha256_file(path) for path in list_folder(wheel.parent, "*.whl"))
-    base = official_wheel(context).sha256 if side == "stock" else ""
-    inputs = (side, wheels, base, context.machine, sys.version, _set_rule(context))
-    root = context.store.root / "environments" / f"{side}-{content_key('gate', inputs)[:16]}"
-    python, path = root / "current" / "bin" / "python", wheel
-    if side == "stock":
-        python = root / "bin" / "python"
-        path = root / "wheel" / official_wheel(context).filename
+    root, result = location(context, side, wheel)
+    python, path = result.python, result.wheel
     complete = root / "complete"
     if complete.exists() and (not path.exists() or wheel_identity.mismatches(python, path)):
         console.note(f"{root.name} was changed, and is made again")
@@ -129,7 +123,21 @@ def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
             else:
                 ours = environment(context, "ours", wheel)
                 install_stock(context, root, wheel_identity.site_packages(ours.python))
-    return GateEnvironment(python, path)
+    return result
+
+
+def location(context: RunContext, side: str, wheel: Path) -> tuple[Path, GateEnvironment]:
+    """
+    Return the folder of `environment`, and what it returns once that is made; raise `not-provided`.
+    """
+    wheels = sorted(sha256_file(path) for path in list_folder(wheel.parent, "*.whl"))
+    base = official_wheel(context) if side == "stock" else None
+    digest, rule = base.sha256 if base else "", _set_rule(context)
+    inputs = (side, wheels, digest, context.machine, sys.version, rule)
+    root = context.store.root / "environments" / f"{side}-{content_key('gate', inputs)[:16]}"
+    if base:
+        return root, GateEnvironment(root / "bin" / "python", root / "wheel" / base.filename)
+    return root, GateEnvironment(root / "current" / "bin" / "python", wheel)
 
 
 def official_wheel(context: RunContext) -> FileLock:

@@ -127,6 +127,15 @@ class KernelLog(io.FileIO):
                     yield fault
 
 
+def is_readable() -> bool:
+    """Return whether this user may read the kernel's log."""
+    try:
+        KernelLog().close()
+    except OSError:
+        return False
+    return True
+
+
 def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: Path = KMSG) -> None:
     """
     Watch the memory until *stopped*; run this in a thread of its own.

@@ -6,7 +6,7 @@ ladder with one is not a pass.
 
 Beside a wheel, ``NAME.verdicts.json`` holds the newest verdict of each gate and recipe.
 ``NAME.attempts.jsonl`` has a line for each gate that began and for each that ended, so that
-interrupted gates count, and only grows. Its lines travel in the verdict document, too.
+gates that were killed count, and only grows. Its lines travel in the verdict document, too.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ GATES: Mapping[str, str] = {
 #: Gates that judge a served model, and so belong to a recipe.
 SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 
+#: Reasons for which a gate did not begin, or did not end, that another night may not meet.
+BUDGET_SPENT, INTERRUPTED, UNREACHABLE = "budget-spent", "interrupted", "step-unreachable"
+TRANSIENT = (BUDGET_SPENT, INTERRUPTED, UNREACHABLE)
+STEP_FAILED = "step-failed"
+
 REASONS: Mapping[str, str] = {
     "earlier-failed": "An earlier gate failed or was invalid, and the ladder stops there. Fix that "
     "first, or continue with --keep-going.",
@@ -66,9 +71,13 @@ REASONS: Mapping[str, str] = {
         "The command line does not name a wheel, server, log, reference or baseline "
         "that the gate needs. The row names the option."
     ),
-    "budget-spent": "The time of --hours was spent, or less was left than the gate takes. Run the "
+    BUDGET_SPENT: "The time of --hours was spent, or less was left than the gate takes. Run the "
     "same command again with more hours: what is finished is not repeated.",
-    "step-failed": "What the gate needs could not be made: an environment, the stock wheel's "
+    INTERRUPTED: "Ctrl-C or SIGTERM ended the gate, before it showed a finding; this is no attempt "
+    "that counts. Run the same command again.",
+    UNREACHABLE: "What the gate needs is at a host that did not answer. Run the command again "
+    "where it does.",
+    STEP_FAILED: "What the gate needs could not be made: an environment, the stock wheel's "
     "reference or the gate's own set-up. Correct what the row says, and run the command again.",
 }
 
@@ -320,7 +329,9 @@ def host_facts() -> dict[str, str]:
 def step_failed(error: SparkwrightError) -> Check:
     """Return that a gate, or what it needs, could not be set up."""
     texts = (f"{error.reference}: {error.what}", *error.details[:3], error.todo)
-    return not_run(STOPPED[0].name, one_line(" ".join(texts), LONGEST), "step-failed")
+    # 5: the network, or an upstream.
+    reason = UNREACHABLE if error.exit_code == 5 else STEP_FAILED
+    return not_run(STOPPED[0].name, one_line(" ".join(texts), LONGEST), reason)
 
 
 def climb(
@@ -336,6 +347,8 @@ def climb(
     """
     Run *gates* in order and return their verdicts.
 
+    A gate that Ctrl-C ends is not-run in the file before `KeyboardInterrupt` leaves this.
+
     Args:
         device_code: Called after each gate, as the first of them computes it.
         host: Facts of the machine (`Verdict.host`).
@@ -345,6 +358,7 @@ def climb(
     """
     ladder = Ladder(stack, wheel, ())
     for gate in gates:
+        interruption: KeyboardInterrupt | None = None
         stopped = next((v for v in ladder.verdicts if v.state in ("fail", "invalid")), None)
         began, clock = time.time(), time.monotonic()
         checks: tuple[Check, ...] = (gate.blocked,) if gate.blocked else ()
@@ -359,6 +373,9 @@ def climb(
                     checks = gate.run()
             except SparkwrightError as error:
                 checks = (step_failed(error),)
+            except KeyboardInterrupt as error:
+                interruption = error
+                checks = (not_run(STOPPED[0].name, "it was ended from outside", INTERRUPTED),)
         verdict = Verdict(
             gate.name,
             GATES[gate.name],
@@ -377,6 +394,8 @@ def climb(
         ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code())
         if file:
             file.store(ladder)
+        if interruption:
+            raise interruption
     return ladder
 
 

@@ -3,15 +3,18 @@ One night: the reference from the stock wheel and the gates, in order, until the
 the time is spent.
 
 Each finished gate is stored in the night's folder, which is named by the wheel, the recipe, the
-policies, the model and the stock wheel. After a kill the same command continues behind it. The
-reference is of the stock wheel alone, so the next wheel of ours takes it, too.
+policies, the model, the stock wheel and the packages of both environments. After a kill the same
+command continues behind it, as long as its verdict is the one beside the wheel. The reference is of
+the stock wheel alone, so the next wheel of ours takes it, too.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,11 @@ from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench import results
+from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
 from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
+from sparkwright.bench.server import wheel_identity
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, read_json, sha256_file
@@ -43,21 +47,22 @@ from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.throughput import gate as throughput
 
-#: The step that is no gate, and what it does.
-REFERENCE = "reference"
+#: The steps that are no gates, and what they do.
+ENVIRONMENTS, REFERENCE = "environments", "reference"
 TITLES: Mapping[str, str] = {
+    ENVIRONMENTS: "install our wheel, and the stock wheel with the same other packages",
     REFERENCE: "start the stock wheel, and record what the gates compare with",
     **GATES,
 }
-#: Gates that compare with the reference.
-COMPARING = ("G3", "G4", "G5", "G6", "G7")
-#: Those of them that ask nothing without one.
-NEEDING = ("G5", "G6")
-#: Seconds of a step that no pace tells, from docs/rehearsal: an H100 with models of a few
-#: megabytes. G7 adds its load to this.
+#: Gates whose questions the stock wheel answers for the reference, and all that compare with it.
+RECORDED = ("G3", "G4", "G5", "G6")
+COMPARING = (*RECORDED, "G7")
+#: Gates that ask nothing without a reference.
+REFERENCE_NEEDED = ("G5", "G6")
+#: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a few megabytes. G7
+#: adds its load and its distributions to this.
 REHEARSED: Mapping[str, float] = {
-    "start": 75, "G0": 10, "G1": 7, "G2": 99, "G3": 41, "G4": 93, "G5": 112, "G6": 20, "G7": 136,
-    "G8": 326,
+    ENVIRONMENTS: 180, "start": 75, "G0": 10, "G1": 7, "G2": 99, "G7": 136,
 }  # fmt: skip
 #: Gate → its estimate by its policy and a pace.
 ESTIMATES: Mapping[str, Callable[[Any, Pace], float]] = {
@@ -75,31 +80,58 @@ FINISHED = "finished.json"
 def gate_seconds(
     root: Path,
     policies: GatePolicies,
-    pace: Pace | None,
+    pace: Pace,
     decides: Mapping[str, tuple[Metric, ...]],
     gate: str,
-) -> tuple[float, str]:
+    *,
+    resident: bool = True,
+) -> float:
     """
-    Return the seconds of *gate* with a server of that *pace*, and where they come from.
-
-    Of G7 they are those behind its load.
+    Return the seconds of *gate* with a server of that *pace*; of G7 those behind its load.
 
     Args:
         decides: As of the recipe.
+        resident: Whether there is room for two servers.
     """
-    if pace and gate == "G8":
+    if gate == "G8":
         loads = workloads.load(root)
         rules = policies.throughput
         cells = workloads.deciding(loads.cells(rules.workloads), decides)
-        return throughput.estimate(rules, pace, cells, loads.rule), "this machine"
-    if pace and gate == "G7":
+        return throughput.estimate(rules, pace, cells, loads.rule, resident=resident)
+    if gate == "G7":
         # Behind its load, the distributions are asked once more.
-        again = logprobs.estimate(policies.logprobs, pace)
-        return REHEARSED[gate] + again, "this machine"
-    if pace and gate in ESTIMATES:
+        return REHEARSED[gate] + logprobs.estimate(policies.logprobs, pace)
+    if gate in ESTIMATES:
         rules_of_gate = getattr(policies, policy.PACKAGES[gate])
-        return ESTIMATES[gate](rules_of_gate, pace), "this machine"
-    return REHEARSED[gate], "docs/rehearsal"
+        return ESTIMATES[gate](rules_of_gate, pace)
+    return REHEARSED[gate]
+
+
+def assumed_pace(
+    weights: float, disk: float = 1.0, decode: float = 40.0, prefill: float = 4000.0
+) -> Pace:
+    """
+    Return the pace of a model on a Spark before it is measured, which is an assumption.
+
+    Args:
+        weights: Gigabytes. *disk*: gigabytes that are read in a second.
+        decode, prefill: Tokens of an answer and of a prompt in a second (8,192 in 2.07 s: seed
+            report 000).
+    """
+    return Pace(weights / disk + REHEARSED["start"], prefill, decode, 2.0)
+
+
+def _packages(python: Path) -> list[str]:
+    """
+    Return the packages in the environment of *python*, of ours their contents, too; none if there
+    is no such environment.
+    """
+    if not python.exists():
+        return []
+    site = wheel_identity.site_packages(python)
+    installed = metadata.distributions(path=[str(site)])
+    versions = sorted(f"{each.name} {each.version}" for each in installed)
+    return [*versions, *wheel_identity.environment_contents(site).values()]
 
 
 class Night:
@@ -110,6 +142,7 @@ class Night:
         options: The wheel, the model in *serve*, the recipe; and, if the user names one, the
             reference that is used instead of the one that is recorded.
         stock: The sha256 of the stock wheel.
+        pythons: Those of our environment and of the stock one, which may not be made yet.
         hours: The budget of this run; None for none.
         keep_going: Also run the gates after a failure.
 
@@ -123,6 +156,7 @@ class Night:
         context: RunContext,
         options: GateOptions,
         stock: str,
+        pythons: tuple[Path, Path],
         *,
         hours: float | None = None,
         keep_going: bool = False,
@@ -137,65 +171,96 @@ class Night:
         self._policies = policy.load(context.project.root)
         self._recipe = recipes.load(context.project.root, options.recipe)
         self._subject, self._stock = wheels.read_subject(options.wheel), stock
-        model, settings = model_digest(options.serve), (options.flag, options.variable)
-        machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
-        shared = (self._recipe, self._policies, model, stock, settings, options.task, machine)
-        self._reference = context.store.root / "references" / content_key("reference", shared)[:16]
-        inputs = (self._subject.sha256, options.profile, *shared)
-        self._folder = context.store.folder("night", content_key("night", inputs)[:16])
+        self._model, self._pythons = options.serve, pythons
+        self._resident = preflight.both_fit(self._recipe, self._model)
         self._names = [name for name in GATES if name in (options.only or GATES)]
-        compared = [name for name in self._names if name in COMPARING]
-        self._compares = bool(compared) and not options.against
-        self._complete = self._reference / f"complete-{'-'.join(compared)}"
-        finished = self._folder / FINISHED
-        self._steps: dict[str, NightStep] = {}
-        if finished.exists() and not options.fresh:
-            self._steps = read_json(finished, dict[str, NightStep])
+        self._compares = not (options.against or set(COMPARING).isdisjoint(self._names))
         #: Why there is no reference, for the gates that need one.
         self._unrecorded: Check | None = None
+        self._find_finished()
+
+    def _find_finished(self) -> None:
+        """Find the folders of this night, as the environments are now, and its finished gates."""
+        options, store = self._options, self._context.store
+        ours, stock = map(_packages, self._pythons)
+        model, settings = model_digest(self._model), (options.flag, options.variable)
+        machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
+        shared = (
+            (self._recipe, self._policies, model, self._stock, stock, settings, options.task),
+            machine,
+        )
+        self._reference = store.root / "references" / content_key("reference", shared)[:16]
+        inputs = (self._subject.sha256, ours, options.profile, *shared)
+        self._folder = store.folder("night", content_key("night", inputs)[:16])
+        compared = [name for name in self._names if name in COMPARING]
+        self._complete = self._reference / f"complete-{'-'.join(compared)}"
+        finished = self._folder / FINISHED
+        steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
+        documents = ladder.read_documents(self._context.output, self._subject.sha256)
+        verdicts = [verdict for document in documents for verdict in document.verdicts]
+        self._steps: dict[str, NightStep] = {}
+        if not options.fresh:
+            # One whose verdict was moved away, or replaced by a later attempt, is not finished.
+            self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
 
     # The plan.
 
     @property
     def _order(self) -> Iterator[str]:
         """The steps in their order."""
+        yield ENVIRONMENTS
         yield from (name for name in self._names if name not in SERVED)
         if self._compares:
             yield REFERENCE
         yield from (name for name in self._names if name in SERVED)
 
     @property
-    def _pace(self) -> Pace | None:
+    def _measured_pace(self) -> Pace | None:
         """The pace of the stock wheel's server; None if it was not measured yet."""
         path = self._reference / PACE
         return read_json(path, Pace) if path.exists() else None
 
+    @property
+    def _pace(self) -> Pace:
+        """The pace that was measured, or assumed by the bytes of the model."""
+        files = self._model.glob("*.safetensors")
+        weights = sum(path.stat().st_size for path in files) / 1e9
+        return self._measured_pace or assumed_pace(weights)
+
     def estimate(self, name: str) -> tuple[float, str]:
         """Return the seconds that the step *name* takes, and where that comes from."""
-        pace = self._pace
-        if name in self._steps or (name == REFERENCE and self._complete.exists()):
+        environments = all(python.exists() for python in self._pythons)
+        recorded = self._complete.exists() and not self._options.fresh
+        done = {ENVIRONMENTS: environments, REFERENCE: recorded}
+        if done.get(name, name in self._steps):
             return 0.0, "done"
+        if name == ENVIRONMENTS:
+            return REHEARSED[name], "docs/rehearsal"
+        source = "this machine" if self._measured_pace else "a Spark, assumed"
         if name == REFERENCE:
-            start = pace.start_s if pace else REHEARSED["start"]
-            asked = {"G5", "G6"} & {*self._names}
-            seconds = start + sum(self.estimate(gate)[0] for gate in asked)
-            return seconds, "this machine" if pace else "docs/rehearsal"
-        seconds, source = self._gate_seconds(name)
+            recorded_gates = [gate for gate in self._names if gate in RECORDED]
+            return self._pace.start_s + sum(map(self._gate_seconds, recorded_gates)), source
+        seconds = self._gate_seconds(name) * self._correction
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
             load = min(load, self._policies.soak.shortest) if self._hours else load
-            return load + seconds * self._correction, source
-        return seconds * self._correction, source
+            return load + seconds, source
+        return seconds, source if name in SERVED else "docs/rehearsal"
 
-    def _gate_seconds(self, name: str) -> tuple[float, str]:
+    def _gate_seconds(self, name: str) -> float:
         root, decides = self._context.project.root, self._recipe.decides
-        return gate_seconds(root, self._policies, self._pace, decides, name)
+        return gate_seconds(
+            root, self._policies, self._pace, decides, name, resident=self._resident
+        )
 
     @property
     def _correction(self) -> float:
         """How much longer the finished gates took than their estimates, but for G7's load."""
-        served = [name for name in SERVED if name != "G7"]
-        steps = [step for step in self._steps.values() if step.name in served and step.expected_s]
+        steps = [
+            step
+            for step in self._steps.values()
+            if step.name in SERVED and step.name != "G7" and step.state != "not-run"
+        ]
         expected = sum(step.expected_s for step in steps)
         return sum(step.seconds for step in steps) / expected if expected else 1.0
 
@@ -218,16 +283,21 @@ class Night:
 
     # The run.
 
-    def run(self, python: Path, stock: Path, stock_python: Path) -> NightReport:
+    def run(self, stock: Path) -> NightReport:
         """
         Do what is not finished, write the page after each step, and return the last report.
 
+        Both environments are made by then.
+
         Args:
-            python: Of the environment of our wheel.
-            stock: The stock wheel, and *stock_python*: of its environment.
+            stock: The stock wheel.
         """
+        self._find_finished()
+        python, stock_python = self._pythons
         options, store = replace(self._options, python=python), self._context.store
         assert options.wheel
+        if options.fresh:
+            shutil.rmtree(self._reference, ignore_errors=True)
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
         # These look at the wheel and its sources; G2 runs in the environment.
@@ -243,15 +313,18 @@ class Night:
         self._save(ended=True)
         return self.report()
 
-    def _hindrance(self, name: str) -> Check | None:
+    def _reason_not_to_begin(self, name: str) -> Check | None:
         """Return why the step *name* is not done: an earlier failure, what it needs, or time."""
         for step in self._steps.values():
             if step.name in GATES and step.state in ("fail", "invalid") and not self._keep_going:
                 message = f"{step.name} is {step.state}, and the ladder stops there"
                 return not_run(STOPPED[0].name, message, "earlier-failed")
-        if name in NEEDING and self._unrecorded:
+        if name in REFERENCE_NEEDED and self._unrecorded:
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
+        if name in (REFERENCE, "G8") and not self._measured_pace:
+            # An assumption forbids no measurement.
+            seconds = self._pace.start_s
         if seconds <= left:
             return None
         message = f"{name} takes about {duration(seconds)}, and {duration(left)} are left"
@@ -259,9 +332,8 @@ class Night:
 
     def _record(self, options: GateOptions) -> None:
         """Complete the reference from the stock wheel, and print the plan again by its pace."""
-        began = time.monotonic()
-        blocked = self._hindrance(REFERENCE)
-        state: State = "not-run" if blocked else "pass"
+        began, expected = time.monotonic(), self.estimate(REFERENCE)[0]
+        blocked = self._reason_not_to_begin(REFERENCE)
         try:
             if not blocked:
                 own = replace(options, only=tuple(self._names))
@@ -269,13 +341,17 @@ class Night:
                     for path in builder.record(self._reference):
                         if path.name == PACE:
                             self.show_plan()
+                            if blocked := self._reason_not_to_begin(REFERENCE):
+                                break
+            state: State = "not-run" if blocked else "pass"
+            if not blocked:
                 self._context.store.write(self._complete, b"")
         except SparkwrightError as error:
             state = "fail"
             blocked = step_failed(error)
         self._unrecorded = blocked
         message = blocked.message if blocked else "every file is there"
-        self._finish(NightStep(REFERENCE, state, message, time.monotonic() - began))
+        self._finish(NightStep(REFERENCE, state, message, time.monotonic() - began, expected))
 
     def _climb(self, options: GateOptions, names: Sequence[str], file: VerdictFile) -> None:
         """Run the gates *names* that are not finished, stopped, out of time or lack something."""
@@ -287,7 +363,7 @@ class Night:
                     console.note(f"{name}: {self._steps[name].state}, not repeated")
                     continue
                 began, expected = time.monotonic(), self.estimate(name)[0]
-                blocked = self._hindrance(name)
+                blocked = self._reason_not_to_begin(name)
                 builder.left_s = self.left_s(name)
                 try:
                     gate = builder.gate(name, blocked)
@@ -303,8 +379,8 @@ class Night:
     def left_s(self, name: str) -> float:
         """Return the seconds that the gate *name* may measure: the rest is for what comes then."""
         later = sum(self.estimate(other)[0] for other in self._names if other > name)
-        behind = self._gate_seconds(name)[0] * self._correction if name == "G7" else 0.0
-        return self._deadline - time.monotonic() - SLACK * later - behind
+        after_load = self._gate_seconds(name) * self._correction if name == "G7" else 0.0
+        return self._deadline - time.monotonic() - SLACK * later - after_load
 
     def _finish(self, step: NightStep) -> None:
         """Add a step, and write the page."""
@@ -315,12 +391,12 @@ class Night:
 
     def _save(self, *, ended: bool = False) -> None:
         """Store the gates that are not repeated; of a night that *ended*, only the passes."""
-        kept = {
+        lasting_steps = {
             name: step
             for name, step in self._steps.items()
             if step.verdict and step.verdict.measured and (step.state == "pass" or not ended)
         }
-        self._context.store.write(self._folder / FINISHED, msgspec.json.encode(kept))
+        self._context.store.write(self._folder / FINISHED, msgspec.json.encode(lasting_steps))
 
     # The page.
 
@@ -335,10 +411,10 @@ class Night:
             sha256=self._subject.sha256,
             stock=self._stock,
             steps=tuple(self._steps[name] for name in self._order if name in self._steps),
-            asked=tuple(self._names),
+            requested_gates=tuple(self._names),
             result=self._result(),
             observed=msgspec.json.decode(observed.read_bytes()) if observed.exists() else {},
-            pace=self._pace,
+            pace=self._measured_pace,
             host=self._host,
             hours=self._hours,
             seconds=time.monotonic() - self._began,

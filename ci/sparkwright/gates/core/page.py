@@ -14,7 +14,7 @@ from sparkwright.bench.results import Result
 from sparkwright.core import pages
 from sparkwright.core.console import duration
 from sparkwright.core.states import State
-from sparkwright.gates.core.ladder import GATES, STOPPED
+from sparkwright.gates.core.ladder import GATES, STEP_FAILED, STOPPED, UNREACHABLE
 from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.verdict import ORDER, Verdict, worst
 
@@ -48,7 +48,7 @@ class NightReport(msgspec.Struct, frozen=True):
         recipe, title: Of the model.
         wheel, sha256: Ours. *stock*: the sha256 of the stock wheel.
         steps: Those that are finished, in their order.
-        asked: The gates of the night.
+        requested_gates: Those that the night has.
         result: The measurements of G8; None without any.
         observed: The facts about the stock wheel's server; empty if they were not recorded.
         pace: As measured on the stock wheel; None if it was not.
@@ -63,7 +63,7 @@ class NightReport(msgspec.Struct, frozen=True):
     sha256: str
     stock: str
     steps: tuple[NightStep, ...]
-    asked: tuple[str, ...]
+    requested_gates: tuple[str, ...]
     result: Result | None
     observed: dict[str, Any]
     pace: Pace | None
@@ -85,7 +85,7 @@ class NightReport(msgspec.Struct, frozen=True):
         return f"Not verified for {self.recipe}: {'; '.join(self._missing())}."
 
     def _missing(self) -> Iterator[str]:
-        """Yield what keeps the wheel from being verified; gates of one cause are one text."""
+        """Yield each cause that keeps the wheel from being verified, with its gates."""
         failed = next((s for s in self.steps if s.name not in GATES and s.state == "fail"), None)
         if failed:
             yield f"{failed.name} could not be made ({failed.message})"
@@ -96,8 +96,8 @@ class NightReport(msgspec.Struct, frozen=True):
                 cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
                 causes.setdefault(cause, []).append(verdict.gate)
         others = [name for name in GATES if name not in {step.name for step in self.steps}]
-        causes["not run yet"] = [name for name in others if name in self.asked]
-        causes["not asked for"] = [name for name in others if name not in self.asked]
+        causes["not run yet"] = [name for name in others if name in self.requested_gates]
+        causes["not asked for"] = [name for name in others if name not in self.requested_gates]
         for cause, names in causes.items():
             if names:
                 yield f"{', '.join(names)} {cause}"
@@ -125,9 +125,9 @@ def unmet(verdict: Verdict) -> list[str]:
     texts = []
     for check in verdict.checks:
         if check.required and check.state == verdict.state:
-            # The step that failed says itself why.
-            tells = check.name == STOPPED[0].name and check.reason != "step-failed"
-            texts.append(f"{check.message if tells else check.name}: {check.reason}")
+            # The row of the step that failed has the message.
+            short = check.name != STOPPED[0].name or check.reason in (STEP_FAILED, UNREACHABLE)
+            texts.append(f"{check.name if short else check.message}: {check.reason}")
     return texts
 
 

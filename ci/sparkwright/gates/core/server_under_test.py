@@ -1,8 +1,8 @@
 """
 The options of a run, and the server that its gates question: one that we start, or one that runs.
 
-A server that we start serves from the first question to the end of the run, so that all gates
-judge one launch.
+One launch of a server that we start serves one gate after the other. G4 starts it again behind its
+answers without drafts, and G8 starts servers of its own.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def worst_check(self) -> Check | None:
-        """As `worst_check` of its checks."""
+        """The first required check in the worst state; None if all that are pass."""
         return worst_check(self.checks)
 
     @property

@@ -97,6 +97,15 @@ class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     units: tuple[Unit, ...] = ()
 
 
+def missing_trees(context: RunContext, policy: NumericsPolicy) -> list[str]:
+    """Return the policy's forks whose patched source tree the store does not hold."""
+    forks = sorted({unit.fork for unit in policy.units} - {""})
+    store = context.store
+    return [
+        fork for fork in forks if store.get("source-tree", context.source_inputs(fork), str) is None
+    ]
+
+
 def source_trees(context: RunContext, policy: NumericsPolicy) -> dict[str, Path]:
     """Return the patched source trees of the policy's forks that the store holds."""
     trees = dict[str, Path]()

@@ -146,9 +146,9 @@ def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
                 monitor.sample(watched.seconds)
                 progress.update(watched.seconds, f"{concurrency} at once")
             outcomes = Counter[str](request.outcome for request in load.requests[counted:])
-            answers = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+            # Not how they ended: who stops it by that would choose among attempts.
             console.note(
-                f"{watched.seconds:.0f} s, {concurrency} at once: {answers}; "
+                f"{watched.seconds:.0f} s, {concurrency} at once: {outcomes.total()} requests; "
                 f"{psutil.virtual_memory().available / 1e9:.1f} GB left"
             )
             # A failure fails the gate; without a single answer, more of them show nothing.
