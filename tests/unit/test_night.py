@@ -11,8 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved, standin, verdicts, wheels
+from tests.support import chromium, refserved, standin, verdicts, wheels
 from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT, Cli
 
@@ -20,7 +21,7 @@ from sparkwright.bench.report import view
 from sparkwright.cli import evidence, main
 from sparkwright.gates.core import ladder, page
 from sparkwright.gates.core.page import NightReport, NightStep
-from sparkwright.gates.core.verdict import Verdict, not_run, passed
+from sparkwright.gates.core.verdict import Check, Figure, Sample, Verdict, not_run, passed
 
 
 @pytest.fixture(name="words")
@@ -183,6 +184,33 @@ def test_the_answer_comes_first_and_ratios_before_figures(report: NightReport) -
     assert series.candidate
     assert series.baseline
     assert float(ratio) == pytest.approx(series.candidate / series.baseline, abs=1e-3)
+
+
+def test_a_pass_says_on_which_machine_and_after_how_many_attempts(report: NightReport) -> None:
+    """A release may name another GPU, or admit fewer attempts."""
+    steps = tuple(
+        NightStep(name, "pass", "", verdict=Verdict(name, "", "", "", (passed("prompts", ""),), attempt=4 if name == "G5" else 3))
+        for name in ladder.GATES
+    )
+    whole = replace(report, steps=steps, host={"gpu": "NVIDIA H200 (SM 9.0)"})
+    assert whole.answer == "Verified on NVIDIA H200 (SM 9.0), attempt 4: every gate passed for toy-cpu."
+
+
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
+def test_no_table_of_the_page_is_wider_than_a_screen(report: NightReport, tmp_path: Path) -> None:
+    """With long names, messages and figures, as a night of every gate has them."""
+    check = Check(
+        "kernels-launches-" + "x" * 60, "fail", "of 9,999 tokens " * 60, "kernels-unknown",
+        figures=(Figure("a long name of a figure " * 4, 123456.789, "tok/s", bound=1e9),), samples=(Sample("void cutlass::" + "Kernel" * 60, "e" * 200, "f" * 200),),
+    )  # fmt: skip
+    steps = tuple(
+        NightStep(name, "fail", f"{name}: {check.message}", 86400.0, 86400.0, Verdict(name, "", "", "", (check,) * 30, "qwen3-next-80b-nvfp4-flashinfer-cutlass"))
+        for name in ladder.GATES
+    )
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "night.html").write_text(page.render(replace(report, steps=steps, wheel="vllm-" + "x" * 120 + ".whl")), "utf-8")
+    assert chromium.faults_of_pages(folder, ("night.html",), (1400, 390)) == []
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,21 @@ class NightReport(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> State:
-        """The worst state of all gates; those that were not asked for are not-run."""
+        """The worst state of all gates; one that the night leaves out is not-run."""
         states = {step.name: step.state for step in self.steps}
         return worst(states.get(name, "not-run") for name in GATES)
 
     @property
     def answer(self) -> str:
-        """Whether the wheel is verified for the recipe, or what is missing."""
+        """
+        Whether every gate passed for the recipe, where and in which attempt, or what is missing.
+
+        Whether that counts for a release is a matter of its policy, which gates do not know.
+        """
         if self.state == "pass":
-            return f"Verified: every gate passed for {self.recipe}."
+            last = max(step.verdict.attempt for step in self.steps if step.verdict)
+            gpu = self.host.get("gpu", "none")
+            return f"Verified on {gpu}, attempt {last}: every gate passed for {self.recipe}."
         return f"Not verified for {self.recipe}: {'; '.join(self._missing())}."
 
     def _missing(self) -> Iterator[str]:
