@@ -182,7 +182,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
 
     def _lacking(self, name: str) -> Check | None:
-        """Return that the gate *name* needs another option, or a floor; None if it has all."""
+        """Return which options, or floor, the gate *name* lacks; None if it has all."""
         options = self._options
         texts = [
             text
