@@ -138,8 +138,9 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
 
     with pytest.raises(KeyboardInterrupt):
         run(Gate("G4", "", ctrl_c, "b"), file=(file := opened()))
-    assert (kept := file.load())
-    outcomes = kept.outcomes("G4")
+    document = file.load()
+    assert document
+    outcomes = document.outcomes("G4")
     assert (outcomes["a"], outcomes["b"]) == (["fail", "pass", "interrupted"], ["pass", "pass", "not-run"])
     other = opened("1" * 64)
     assert (states(other), other.attempt) == ({}, 1)

@@ -22,6 +22,7 @@ from sparkwright.cli import evidence, main
 from sparkwright.gates.core import ladder, page
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.verdict import Check, Figure, Sample, Verdict, not_run, passed
+from sparkwright.release import decision
 
 
 @pytest.fixture(name="words")
@@ -132,8 +133,13 @@ def test_a_killed_night_continues_behind_its_last_finished_step(
     again = run("--fresh")
     assert all(text in again for text in ("record pace.json", "G4: the text that the server generates"))
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
-    attempts = ladder.read_verdicts(document.read_bytes()).outcomes("G7")["toy-cpu"]
+    stored = ladder.read_verdicts(document.read_bytes())
+    attempts = stored.outcomes("G7")["toy-cpu"]
     assert (len(attempts), attempts[0]) == (3, outcome)
+    # What is published of it is read as it lies there.
+    wheel = Path(words[1])
+    assert decision.read_results(wheel, document.parent).ladder == stored
+    decision.require_logged(wheel, document.parent, stored)
 
 
 @pytest.fixture(name="report")

@@ -263,21 +263,22 @@ def _prepare(
     if not gate_options.wheel:
         lacking.append(f"wheel: none in {context.output}. Build one: sparkwright build.")
     model = obtain("model", lambda: _model_folder(recipe, arguments.model_folder))
+    # A dry run has asked this already, and the pipeline patches the sources behind it.
     if not arguments.dry_run:
         machine = _machine(arguments)
         obtain(
             "request",
             lambda: request.require(context, [recipe.name], "candidate", models=model, **machine),
         )
+        if "G1" in names:
+            if forks := numerics.missing_trees(context, policies.load(root).numerics):
+                lacking.append(f"patched sources: of {', '.join(forks)}. Run sparkwright apply.")
+            obtain("C++ compiler", toolchain.host_compiler)
     if arguments.baseline:
         stock = sha256_file(arguments.baseline)
     else:
         base = obtain("stock wheel", lambda: staging.official_wheel(context))
         stock = base.sha256 if base else ""
-    if "G1" in names:
-        if forks := numerics.missing_trees(context, policies.load(root).numerics):
-            lacking.append(f"patched sources: of {', '.join(forks)}. Run sparkwright apply.")
-        obtain("C++ compiler", toolchain.host_compiler)
     if "G6" in names and gate_options.task in recipe.floors:
         task = policies.load(root).accuracy.tasks[gate_options.task]
         harness_python = obtain("accuracy harness", lambda: harness.obtain(context))

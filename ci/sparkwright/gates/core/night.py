@@ -36,7 +36,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core import ladder, page, policy
-from sparkwright.gates.core.builder import OBSERVED, PACE, GateBuilder
+from sparkwright.gates.core.builder import OBSERVED, PACE, GateBuilder, needed_file
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.policy import GatePolicies
@@ -57,8 +57,6 @@ TITLES: Mapping[str, str] = {
 #: Gates whose questions the stock wheel answers for the reference, and all that compare with it.
 RECORDED = ("G3", "G4", "G5", "G6")
 COMPARING = (*RECORDED, "G7")
-#: Gates that ask nothing without a reference.
-REFERENCE_NEEDED = ("G5", "G6")
 #: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a few megabytes. G7
 #: adds its load and its distributions to this.
 REHEARSED: Mapping[str, float] = {
@@ -175,7 +173,7 @@ class Night:
         self._resident = preflight.both_fit(self._recipe, self._model)
         self._names = [name for name in GATES if name in (options.only or GATES)]
         self._compares = not (options.against or set(COMPARING).isdisjoint(self._names))
-        #: Why there is no reference, for the gates that need one.
+        #: Why the reference is not whole, for the gates that need one of its files.
         self._unrecorded: Check | None = None
         self._find_finished()
 
@@ -305,8 +303,7 @@ class Night:
         self._climb(replace(options, serve=None, recipe=""), early, file)
         if self._compares:
             self._record(replace(options, wheel=stock, python=stock_python))
-            if not self._unrecorded:
-                options = replace(options, against=self._reference)
+            options = replace(options, against=self._reference)
         served = [name for name in self._names if name in SERVED]
         options = replace(options, baseline=stock, baseline_python=stock_python)
         self._climb(options, served, file)
@@ -319,7 +316,8 @@ class Night:
             if step.name in GATES and step.state in ("fail", "invalid") and not self._keep_going:
                 message = f"{step.name} is {step.state}, and the ladder stops there"
                 return not_run(STOPPED[0].name, message, "earlier-failed")
-        if name in REFERENCE_NEEDED and self._unrecorded:
+        needed = needed_file(name, self._options.task)
+        if self._unrecorded and needed and not (self._reference / needed).exists():
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
         if name in (REFERENCE, "G8") and not self._measured_pace:
@@ -336,8 +334,8 @@ class Night:
         blocked = self._reason_not_to_begin(REFERENCE)
         try:
             if not blocked:
-                own = replace(options, only=tuple(self._names))
-                with GateBuilder(self._context, own, self._host) as builder:
+                options = replace(options, only=tuple(self._names))
+                with GateBuilder(self._context, options, self._host) as builder:
                     for path in builder.record(self._reference):
                         if path.name == PACE:
                             self.show_plan()
