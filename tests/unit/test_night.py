@@ -18,8 +18,10 @@ from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.bench.report import view
+from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import evidence, main
 from sparkwright.gates.core import ladder, page
+from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.verdict import Check, Figure, Sample, Verdict, not_run, passed
 from sparkwright.release import decision
@@ -105,6 +107,20 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
     assert (second.state, second.checks[0].reason) == ("not-run", "step-failed")
     assert "it ended by itself" in second.checks[0].message
     assert "reference could not be made" in written(tmp_path)
+
+
+def test_night_names_the_folder_in_which_a_repair_needs_a_precise_reference(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night cannot make it, as its model is another; the folder is that of the night's own reference."""
+    (tmp_path / "stock" / "behaviour.json").unlink()
+    repair = DeclaredChange("distributions", "toy-*", "", "scales")
+    monkeypatch.setattr(GateBuilder, "_declared", (repair,))
+    with refusal("gate-not-run"):
+        main.run([*words, "--only", "G5"])
+    named = re.search(r"--record\s+(\S+)/precise", capsys.readouterr().err)
+    assert named
+    assert Path(named[1]).parent == tmp_path / "cache" / "references"
 
 
 @pytest.mark.parametrize(("ending", "outcome"), [(signal.SIGKILL, "interrupted"), (signal.SIGTERM, "not-run")])
