@@ -55,6 +55,7 @@ def test_a_night_that_is_killed_in_each_step_ends_with_all_its_verdicts(vllm_pyt
     words = project / "ci" / "gates" / "generation.yaml"
     words.write_text(words.read_text("utf-8").replace("\n  answers: 400\n", "\n  answers: 40\n"), "utf-8")
     refserved.edit(words, rounds=1)
+    refserved.edit(project / "ci" / "gates" / "logprobs.yaml", texts=16, tokens=256, decode_texts=8, decode_prompt=64)
     python, wheel = edited_copy(vllm_python, tmp_path / "ours")
     (stock,) = (vllm_python.parents[1] / "wheel").glob("*.whl")
     only = [word for gate in GATES for word in ("--only", gate)]

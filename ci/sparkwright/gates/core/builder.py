@@ -411,7 +411,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 "The reference would name a wheel that did not answer.",
                 details=[fault.message],
             )
-        faults = []
+        faults: list[str] = []
         for name in files:
             if faults and (ended := self._ended()):
                 faults.append(ended.message)
