@@ -343,7 +343,7 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: 
     baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
     check = judged(tmp_path, baseline=baseline)["backends"]
     assert (check.state, check.reason, check.samples[0].case) == ("fail", "backend-changed", "prefill linear")
-    slower = recorded(tmp_path, times={**facts.times, "decode": {"all": 80, "helper": 8}})
+    slower = recorded(tmp_path, times={**facts.times, "decode": (80, 8)})
     assert [sample.case for sample in judged(tmp_path, baseline=slower)["backends"].samples] == ["decode helper"]
     baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
     explained = replace(RECIPE, contract=replace(RECIPE.contract, changes={"prefill linear": "FP4 in place of Marlin"}))

@@ -434,10 +434,10 @@ def _backends(
         message = f"the baseline is of {stock.recipe}, or of other weights"
         return invalid(name, message, "baseline-other-model")
     changed = kernel_classes.changes(stock.classes, facts.classes, policy.change)
-    for phase, times in facts.times.items():
-        before = stock.times.get(phase, times)
-        if times["helper"] - before["helper"] > policy.change * before["all"]:
-            changed[f"{phase} helper"] = f"{before['helper']} µs before, {times['helper']} µs now"
+    for phase, (_, helpers) in facts.times.items():
+        whole, before = stock.times.get(phase, (0, 0))
+        if helpers - before > policy.change * whole:
+            changed[f"{phase} helper"] = f"{before} µs before, {helpers} µs now"
     samples = [
         Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)
         for layer, text in changed.items()

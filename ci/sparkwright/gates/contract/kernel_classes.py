@@ -164,13 +164,13 @@ def helpers(kernels: Iterable[ClassifiedKernel]) -> list[ClassifiedKernel]:
     return [kernel for kernel in kernels if kernel.label == HELPER]
 
 
-def times(kernels: Sequence[ClassifiedKernel]) -> dict[str, dict[str, int]]:
-    """Return phase → the microseconds of all of *kernels* (``all``) and of its ``helper``."""
+def times(kernels: Sequence[ClassifiedKernel]) -> dict[str, tuple[int, int]]:
+    """Return phase → the microseconds of its *kernels*, and of the helpers among them."""
     return {
-        phase: {
-            "all": time(kernel for kernel in kernels if kernel.phase == phase),
-            HELPER: time(kernel for kernel in helpers(kernels) if kernel.phase == phase),
-        }
+        phase: (
+            time(kernel for kernel in kernels if kernel.phase == phase),
+            time(kernel for kernel in helpers(kernels) if kernel.phase == phase),
+        )
         for phase in PHASES
     }
 

@@ -118,7 +118,7 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines: Name of a line of ``ci/gates/contract.yaml`` → its values in the log.
         kernels: ``decode moe`` and the like → name of a kernel → its share of that time.
         classes: ``decode moe`` and the like → class of the kernels → its share of that time.
-        times: Phase → microseconds of its kernels (``all``) and of those that only ``helper``.
+        times: Phase → microseconds of its kernels, and of those of them that only help.
     """
 
     identity: ServerIdentity
@@ -131,7 +131,7 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lines: dict[str, tuple[str, ...]]
     kernels: dict[str, dict[str, Fraction]]
     classes: dict[str, dict[str, Fraction]]
-    times: dict[str, dict[Literal["all", "helper"], Count]]
+    times: dict[str, tuple[Count, Count]]
     format: Literal[1] = 1
 
 
