@@ -406,7 +406,8 @@ class GateError(SparkwrightError):
         ),
         "gate-unprepared": Advice(
             "Something that a night of gates needs is missing: the wheel, the model, the official "
-            "wheel, the accuracy harness or its data, or the load generator. Nothing was started.",
+            "wheel, the patched sources and the compiler of G1, the accuracy harness or its data, "
+            "or the load generator. Nothing was started.",
             "Provide what the lines above name, and run the command again.",
         ),
         "gate-not-run": Advice(
