@@ -24,7 +24,7 @@ from tests.refusals import refusal
 from tests.support import fatbins, wheels
 from tests.unit.conftest import Repository
 
-from sparkwright.audit.reproduce import read_record
+from sparkwright.audit.reproduce import read_record, rebuild_context
 from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
@@ -347,6 +347,20 @@ def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
     with refusal("target-unknown") as caught:
         parts.build("absent")
     assert list(caught.value.details) == ["targets: _core, _extra, _late, _more"]
+
+
+def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_official(parts: Parts) -> None:
+    """So does vLLM with QuTLASS for SM 9.0. The record lists what was compiled, and the wheel can be built again from it."""
+    library = "add_library(_late MODULE csrc/late.cpp)\n  target_include_directories(_late PRIVATE ${zeta_SOURCE_DIR})"
+    parts.patch("widget", "CMakeLists.txt", library, "add_custom_target(_late)")
+    parts.lock()
+    context, built = parts.context(), parts.build()
+    record = parts.record(built)
+
+    assert (record.targets, record.unlocked) == (("_core", "_extra"), {"late": "CMake makes no library of _late for 12.1f"})
+    assert rebuild_context(context, pipeline.wheel_path(context, built), record).targets == ()
+    with refusal("target-empty", match="_late for 12.1f"):
+        parts.build("_extra", "_late")
 
 
 def test_only_the_targets_whose_sources_are_locked_are_compiled(parts: Parts) -> None:

@@ -17,6 +17,7 @@ from tests.refusals import refusal
 from tests.support.githost import GitHost
 from tests.unit.conftest import ROOT, Host, Index, Nest
 
+from sparkwright.audit.reproduce import read_record
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
@@ -185,15 +186,22 @@ def test_git_is_taken_if_the_archive_proves_it_and_else_the_archive(
 
 
 def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Index, server: GitHost) -> None:
-    """A run goes on with what an earlier one took; the command that brings sources tries git again."""
+    """
+    A run goes on with what an earlier one took; the command that brings sources tries git again. A wheel that says why it is not made of git is
+    not reused then.
+    """
     world = World(host, offered, "sdist with submodules", server, {})
     _silent(world)
+    first = pipeline.build(world.run(), host.fork)
     taken = fetch.fetch(world.run(), host.fork)
     server.sound = lambda *_: True
 
     assert fetch.fetch(world.run(), host.fork) == taken
+    assert pipeline.build(world.run(), host.fork) == first
     assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
     assert fetch.fetch(world.run(), host.fork).pin == world.commit
+    again = pipeline.build(world.run(), host.fork)
+    assert read_record(pipeline.wheel_path(world.run(), again)).deviations == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)

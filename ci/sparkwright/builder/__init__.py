@@ -112,6 +112,10 @@ class BuildError(SparkwrightError):
             "Upstream moved or reworded the lines that the rule was written for.",
             "Read the file at the places listed, then adapt the rule to match exactly one of them.",
         ),
+        "target-empty": Advice(
+            "Upstream's CMake compiles nothing of a target for this architecture.",
+            "Leave it out of --targets, or of `targets` of the fork in stack.yaml.",
+        ),
         "target-mismatch": Advice(
             "A library that was compiled here is not for the machine of the wheel, or needs more "
             "of that machine than the official library does.",

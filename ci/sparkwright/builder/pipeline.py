@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import configure, ninja, preflight, toolchain
+from sparkwright.builder import BuildError, configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel, symbols
 from sparkwright.builder.workspace import (
@@ -111,9 +111,13 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
-    """Return everything that determines a build of *fork*: name for people → digest."""
+    """
+    Return everything that determines a build of *fork*: name for people → digest. Which sources
+    are in place of git is known once they are fetched.
+    """
     project, stack = context.project, context.project.stack
     concerned = (fork, *project.fork(fork).needs)
+    fetched = {name: fetch.recorded(context, name) for name in concerned}
     settings = toolchain.settings(context, fork)
     # The build record lists them in this order.
     parts: dict[str, object] = {
@@ -137,6 +141,9 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         ),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
+        "sources in place of git": {
+            name: source.refused for name, source in fetched.items() if source and source.refused
+        },
         **machine_inputs(context),
         "--targets": settings.targets,
         "--keep": settings.keep,
@@ -243,11 +250,7 @@ def reuse(
     """
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
-
-    Raises:
-        early-check-failed: As `preflight.check_output`.
     """
-    preflight.check_output(context)
     output = content_key("output", str(context.output))[:8]
     name = context.named(f"{context.project.stack}-{fork}") + f"-{output}"
     built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
@@ -308,10 +311,16 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
     output folder.
 
     Raises:
-        arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier stages.
+        early-check-failed: As `preflight.check_output`.
+        target-empty, arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier
+            stages.
     """
     preflight.check_targets(context, fork)
+    preflight.check_output(context)
     with context.store.lock(Workspace.name(context, fork)):
+        if current(context, fork) is None:
+            for name in (fork, *context.project.fork(fork).needs):
+                fetch.fetch(context, name)
         return reuse(context, fork, inputs(context, fork), lambda key: _build(context, fork, key))
 
 
@@ -352,10 +361,7 @@ def _graft(
         plan.check(plans)
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
-        library_targets = {library.target for library in libraries}
-        for target in settings.named_targets:
-            if target not in library_targets:
-                console.note(f"{target}: CMake makes no library of it for {plans.after.arch}")
+        settings = _without_empty(context, fork, settings, libraries)
         members = graft.replaced_members(base, libraries, settings)
         omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
@@ -399,3 +405,30 @@ def _graft(
         f"{len(manifest.replaced)} files replaced"
     )
     return put(context, fork, key, path, plans.after.counts)
+
+
+def _without_empty(
+    context: RunContext,
+    fork: str,
+    settings: toolchain.ForkEnvironment,
+    libraries: Iterable[configure.CMakeLibrary],
+) -> toolchain.ForkEnvironment:
+    """
+    Return *settings* without the targets of external projects that CMake makes no library of.
+
+    Raises:
+        target-empty: It makes none of a target that is asked for by name, or of the core.
+    """
+    empty = {*settings.named_targets} - {library.target for library in libraries}
+    asked = context.targets or context.project.fork(fork).targets or settings.core_targets
+    unlocked, arch = dict(settings.unlocked), context.project.spec.arch
+    if refused := sorted(empty.intersection(asked)):
+        raise BuildError(
+            "target-empty", f"CMake makes no library of {', '.join(refused)} for {arch}."
+        )
+    for name, external in settings.external.items():
+        if targets := sorted(empty.intersection(external.targets)):
+            unlocked[name] = f"CMake makes no library of {', '.join(targets)} for {arch}"
+            console.note(f"{fork}: {name} is not compiled: {unlocked[name]}")
+    compiled = tuple(target for target in settings.targets if target not in empty)
+    return msgspec.structs.replace(settings, targets=compiled, unlocked=unlocked)

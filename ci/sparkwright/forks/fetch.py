@@ -75,26 +75,14 @@ def fetch(
             is not what the lock names, or cannot be had.
         sdist-differs: See `resolve.prove`.
     """
-    locked = locked or context.lock.forks[fork]
+    locked, spec = locked or context.lock.forks[fork], context.project.fork(fork)
     if context.source not in ("auto", *locked.kinds) and fork in context.forks:
         raise SourceError(
             "not-provided",
             f"{fork} has no source of kind {context.source}.",
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
-    spec = context.project.fork(fork)
-    key = content_key(
-        "source",
-        {
-            "lock": locked.pins,
-            "source": context.source,
-            "mirrors": dict(context.mirrors),
-            "ignored": sorted(spec.ignored),
-            "sources": spec.sources,
-            "form": FORM,
-        },
-    )
-    stored = context.store.get("source", key, FetchedSource)
+    stored = recorded(context, fork, locked)
     if stored and context.objects.whole(stored.tree) and not (again and stored.refused):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
@@ -121,8 +109,31 @@ def fetch(
             fetched = msgspec.structs.replace(fetched, refused=error.reference)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
-    context.store.put("source", key, fetched)
+    context.store.put("source", _key(context, fork, locked), fetched)
     return fetched
+
+
+def recorded(
+    context: RunContext, fork: str, locked: ForkLock | None = None
+) -> FetchedSource | None:
+    """Return what the last `fetch` with these arguments recorded; None before the first."""
+    locked = locked or context.lock.forks[fork]
+    return context.store.get("source", _key(context, fork, locked), FetchedSource)
+
+
+def _key(context: RunContext, fork: str, locked: ForkLock) -> str:
+    spec = context.project.fork(fork)
+    return content_key(
+        "source",
+        {
+            "lock": locked.pins,
+            "source": context.source,
+            "mirrors": dict(context.mirrors),
+            "ignored": sorted(spec.ignored),
+            "sources": spec.sources,
+            "form": FORM,
+        },
+    )
 
 
 def _from_archive(
