@@ -109,14 +109,18 @@ def rules(report: AuditReport) -> list[str]:
     "stack", sorted(path.parent.name for path in (ROOT / "forks").glob("*/stack.yaml"))
 )
 def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
-    """The libraries of role target are those of the build's targets."""
+    """The libraries of role target are those of the build's targets, and say which external project compiles them."""
     project = Project(ROOT, stack)
     vllm = audit_policy.load(project.audit_file, project.spec.arch).distributions["vllm"]
-    names = {Path(library.glob).name.partition(".")[0] for library in vllm.libraries if library.role == "target"}
+    listed = {Path(library.glob).name.partition(".")[0]: library for library in vllm.libraries if library.role == "target"}
 
     settings = toolchain.spec(project).forks["vllm"]
-    external = {target for listed in settings.external.values() for target in listed.targets}
-    assert names == {*settings.core_targets, *external}
+    external = {target: name for name, entry in settings.external.items() for target in entry.targets}
+    assert {target: library.external for target, library in listed.items()} == {
+        target: "" if target in settings.core_targets else external[target] for target in {*settings.core_targets, *external}
+    }
+    shared = {name: target for target, name in external.items() if target in settings.core_targets}
+    assert {name: target for target, library in listed.items() for name in library.external_operators} == shared
 
 
 TARGET = {"role": "target", "glob": "*"}
@@ -823,6 +827,38 @@ def test_findings_name_the_units_that_they_concern(tmp_path: Path) -> None:
     ((rule, text),) = findings(tmp_path, [good], unit("a", good), unit("b", absent))
     assert (rule, "csrc/b.cu (target _C): 1 of the 1 pieces" in text) == ("arch-missing", True)
     assert findings(tmp_path, [good, other], unit("a", good)) == [("code-foreign", "1 of 2, for sm_121f")]
+
+
+UNLOCKED = {"parts": "the lock does not resolve parts"}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "official", "unlocked", "expected"),
+    [
+        (True, False, {}, []),
+        (False, True, UNLOCKED, []),
+        (False, False, UNLOCKED, []),
+        (False, True, {}, ["arch-missing", "operator-missing", "ptx-foreign"]),
+        (False, True, {"others": "another reason"}, ["arch-missing", "operator-missing", "ptx-foreign"]),
+        (False, False, {}, ["library-missing"]),
+        (True, True, UNLOCKED, ["arch-missing", "ptx-foreign"]),
+    ],
+    ids=["native", "official", "left out", "no reason", "other reason", "missing", "compiled otherwise"],
+)
+def test_a_library_of_an_external_project_is_native_unless_the_build_says_why_not(
+    tmp_path: Path, compiled: bool, official: bool, unlocked: dict[str, str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The official library, or none, passes with the recorded reason alone, which the audit repeats; what was compiled is judged as such."""
+    library = fatbins.library(tmp_path, [ptx("sm_80") if official else cubin(tmp_path, "sm_121f")])
+    record = {"unlocked": unlocked, "transplant": {"libraries": {LIBRARY: ""} if compiled else {}}}
+    files = {LIBRARY: library} if compiled or official else {"probe/a.py": b""}
+    files |= {"probe-1.dist-info/sparkwright.json": msgspec.json.encode(record)}
+    wants = policy({"external": "parts", "external_operators": {"parts": ["quantise"]} if official else {}})
+    report = audit(write_wheel(tmp_path, files), wants, NOWHERE)
+    show(report)
+
+    assert sorted(rules(report)) == expected
+    assert ("not compiled: parts: the lock does not resolve parts\n" in capsys.readouterr().err) == ("parts" in unlocked)
 
 
 @pytest.mark.parametrize(("target", "field"), [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")])
