@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.git import SUBMODULE, Objects
+from sparkwright.core.git import EXECUTABLE, REGULAR, SUBMODULE, Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -391,7 +391,7 @@ def prove(
 
     Raises:
         sdist-differs: A file of the archive is not the commit's or a submodule's, and not
-            generated.
+            generated; or all are generated.
         source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
     """
     objects, git = context.objects, locked.git
@@ -404,8 +404,10 @@ def prove(
         for path, entry in locked.submodules.items()
         if objects.has(f"{entry.commit}^{{commit}}")
     }
+    # A wheel does not say which of its files are executable.
+    modes = {EXECUTABLE: REGULAR} if sources.proof == "wheel" else {}
     commit = {
-        folder + path: blob
+        folder + path: (modes.get(mode, mode), blob)
         for folder, tree in {"": git.tree, **trees}.items()
         for path, (mode, blob) in objects.paths(tree).items()
         if mode != SUBMODULE
@@ -413,8 +415,8 @@ def prove(
     released = objects.paths(package_index.import_file(context, file))
     differing = {
         path: "differs" if path in commit else "is not in the commit"
-        for path, (_, blob) in released.items()
-        if commit.get(path) != blob
+        for path, entry in released.items()
+        if commit.get(path) != entry
     }
     wrong = [
         f"{path} {fault}"
@@ -427,8 +429,13 @@ def prove(
             f"{len(wrong)} files of {file.filename}, which proves {fork}, are not the commit's.",
             details=wrong[:SHOWN],
         )
+    equal = len(released) - len(differing)
+    if not equal:
+        raise SourceError(
+            "sdist-differs", f"No file of {file.filename} proves {fork}: all are generated."
+        )
     proof = SourceProof(
-        equal=len(released) - len(differing),
+        equal=equal,
         generated=tuple(sorted(differing)),
         absent=len(commit.keys() - released.keys()),
     )
