@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 from tests.refusals import refusal
 from tests.support.githost import GitHost
-from tests.unit.conftest import ROOT, Host, Index, Nest
+from tests.unit.conftest import PARTY, ROOT, Host, Index, Nest
 
 from sparkwright.audit.reproduce import read_record
 from sparkwright.builder import pipeline
@@ -23,9 +23,10 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import main, options
 from sparkwright.core import git, strict_yaml
-from sparkwright.forks import fetch
+from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
+    UNRESOLVED,
     ForkLock,
     ForkSpec,
     GitSpec,
@@ -33,6 +34,7 @@ from sparkwright.forks.stack import (
     SourceProof,
     SourceSpecs,
     StackSpec,
+    VendoredLock,
     WheelSpec,
 )
 
@@ -183,6 +185,54 @@ def test_git_is_taken_if_the_archive_proves_it_and_else_the_archive(
     named = f"from {fetched.origin} in place of git ({reference})."
     assert [text for text in world.deviations(run) if named in text] == world.deviations(run)[: bool(reference)]
     assert (world.written(run) == world.written(alone)) == (not reference)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["while the host is asked", "while its files are brought"])
+def test_a_damaged_mirror_strands_nobody(host: Host, offered: Index, server: GitHost, asked: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a commit that the lock names: the archive is taken, the folder is named, and git is taken again once that is removed."""
+    world = World(host, offered, "sdist", server, {})
+    world.lock(answers=True)
+    path = world.run().mirror(host.url).path
+    packs = list((path / "objects" / "pack").glob("*.pack"))
+    if asked:
+        # The tag that the lock names is asked for if no proof is recorded.
+        lock = world.run().project.lock_file
+        lock.write_text(re.sub(r"    proof:\n(      .*\n)+", "", lock.read_text()))
+    for pack in packs:
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes()[:20] + b"\xff" * 40)
+    capsys.readouterr()
+    fetched = fetch.fetch(world.run(), host.fork)
+
+    assert (packs, fetched.kind, fetched.refused) == (packs, "sdist", "mirror-damaged")
+    assert str(path) in capsys.readouterr().err
+    with refusal("mirror-damaged"):
+        fetch.fetch(world.run("--source", "git"), host.fork)
+    shutil.rmtree(path)
+    assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
+
+
+def test_a_source_whose_submodules_cannot_be_read_is_unresolved(host: Host, offered: Index, server: GitHost) -> None:
+    """The lock does not call it whole, and a build does not leave out a submodule that the lock lacks."""
+    world = World(host, offered, "sdist with submodules", server, {})
+    assert world.nest
+    # A host that brings files by request alone, as the real ones do.
+    for allowed in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
+        world.nest.party.git("config", allowed, "true")
+    blob = world.nest.party.git("rev-parse", "HEAD:.gitmodules").encode()
+    run, source = world.run(), VendoredLock(PARTY, "main", UNRESOLVED, UNRESOLVED, kind="fetchcontent")
+    server.sound = lambda _, sent: blob not in sent
+    assert [(name, entry.resolved) for name, entry in resolve.pin(run, run.project.fork(host.fork), "parts", source)[0].items()] == [("parts", False)]
+
+    server.sound = lambda *_: True
+    locked, _ = resolve.pin(run, run.project.fork(host.fork), "parts", source)
+    assert [*locked] == ["parts", "parts/deps/inner"]
+    tree = fetch.vendored_tree(run, host.fork, "parts", locked, ())
+    assert run.objects.blob(tree, "deps/inner/inner.txt") == b"inner\n"
+    with refusal("source-unresolved", match="submodules that the lock does not name"):
+        fetch.vendored_tree(run, host.fork, "parts", {"parts": locked["parts"]}, ())
+    left_out = fetch.vendored_tree(run, host.fork, "parts", {"parts": locked["parts"]}, ("parts/deps/inner",))
+    assert run.objects.submodules(left_out) == {}
 
 
 def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Index, server: GitHost) -> None:

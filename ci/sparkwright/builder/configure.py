@@ -416,12 +416,12 @@ def fetch_vendored(context: RunContext, fork: str, names: Collection[str]) -> di
     """
     if not names:
         return {}
-    vendored = context.lock.forks[fork].vendored
+    vendored, ignored = context.lock.forks[fork].vendored, context.project.fork(fork).ignored
     with (
-        console.step(f"bring {len(names)} vendored sources of {fork}"),
+        console.step(f"bring {', '.join(names)}, which {fork} vendors"),
         context.store.lock("objects"),
     ):
-        return {name: fetch.vendored_tree(context, fork, name, vendored) for name in names}
+        return {name: fetch.vendored_tree(context, fork, name, vendored, ignored) for name in names}
 
 
 def vendored_folder(name: str) -> str:

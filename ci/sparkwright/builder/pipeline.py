@@ -3,6 +3,12 @@ From the reviewed data to a wheel, once: the same inputs give the wheel that is 
 
 The key of a build is made of reviewed files and of what this machine is, so that "nothing changed"
 is known without git, a network or a compiler; when something changed, the build says what.
+
+A label is ``STACK.pINPUTS.cuCUDA``, such as ``spark.2026.11.p1a2b3c4d.cu130``. Equal inputs have
+equal labels on every machine, and changed inputs have another, so that no installer and no cache
+that is named after a version takes one build for another. Digests have no order: to release twice
+from one stack, raise the label in stack.yaml (``spark.2026.11.1``), because installers take the
+highest.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import BuildError, configure, ninja, preflight, toolchain
+from sparkwright.builder import BuildError, configure, ninja, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel, symbols
 from sparkwright.builder.workspace import (
@@ -25,7 +31,6 @@ from sparkwright.builder.workspace import (
     Workspace,
     rules_of,
     source_tree,
-    version_label,
 )
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
@@ -80,6 +85,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
         keep: Parts of the official wheel that were kept although the GPU cannot use them.
         unlocked: External projects that were not compiled, each with the reason.
+        absent: Those of them whose sources could not be had.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
@@ -99,6 +105,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     targets: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
+    absent: tuple[str, ...] = ()
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -136,9 +143,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             msgspec.structs.replace(project.fork(fork), targets=()),
         ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
-        f"build/{stack}/environment.yaml": msgspec.structs.replace(
-            settings, targets=(), keep=(), unlocked={}
-        ),
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=(), keep=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         "sources in place of git": {
@@ -166,6 +171,22 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
     shared = ("sparkwright", "--targets", "--keep")
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
+
+
+def version_label(context: RunContext, source: SourceTree) -> str:
+    """
+    Return the local version label of builds of *source*: stack, digest of the inputs that are the
+    same on every machine, and CUDA release.
+
+    Raises:
+        file-invalid: pylock.toml does not lock one CUDA release.
+    """
+    needs = context.project.fork(source.fork).needs
+    trees = [source, *(source_tree(context, need) for need in needs)]
+    digest = content_key("wheel-version", (reviewed(inputs(context, source.fork)), trees))
+    # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
+    parts = (context.project.spec.label, f"p{digest[:8]}", pylock.cuda(context.project))
+    return ".".join(filter(None, parts))
 
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -379,6 +400,9 @@ def _graft(
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
+            absent=tuple(
+                sorted(toolchain.absent_sources(context, fork).keys() & settings.unlocked)
+            ),
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),

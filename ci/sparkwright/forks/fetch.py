@@ -86,9 +86,9 @@ def fetch(
     if stored and context.objects.whole(stored.tree) and not (again and stored.refused):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        kind = choose(context, fork, locked)
-        others = [other for other in locked.kinds if other != "git"]
+        kind, others = locked.kinds[0], [other for other in locked.kinds if other != "git"]
         try:
+            kind = choose(context, fork, locked)
             fetched = (
                 _from_git(context, fork, spec, locked)
                 if kind == "git"
@@ -266,11 +266,18 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
 
 
 def vendored_tree(
-    context: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]
+    context: RunContext,
+    fork: str,
+    name: str,
+    vendored: Mapping[str, VendoredLock],
+    ignored: Collection[str],
 ) -> str:
     """
     Return the tree of the locked source *name*, its files brought, with the sources in place that
     lie below it in turn.
+
+    Args:
+        ignored: Names of sources that no build needs.
 
     Raises:
         source-mismatch, source-unresolved, source-unreachable, offline: As `fetch`.
@@ -279,7 +286,8 @@ def vendored_tree(
     nested = {
         path.removeprefix(below): lock for path, lock in vendored.items() if path.startswith(below)
     }
-    return _git_tree(context, f"{fork}/{name}", entry, nested)
+    unused = {path.removeprefix(below) for path in ignored if path.startswith(below)}
+    return _git_tree(context, f"{fork}/{name}", entry, nested, unused)
 
 
 def _git_tree(
@@ -287,11 +295,11 @@ def _git_tree(
     name: str,
     locked: GitLock,
     vendored: Mapping[str, VendoredLock],
-    ignored: Collection[str] = (),
+    ignored: Collection[str],
 ) -> str:
     """
     Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
-    its submodules.
+    its submodules; those that are ignored, or that FetchContent does not take, are left out.
     """
     commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
     mirror, objects = context.mirror(locked.url), context.objects
@@ -305,11 +313,10 @@ def _git_tree(
         )
     tree = mirror.tree(tree, locked.without)
     links = objects.submodules(tree)
-    fetchcontent = isinstance(locked, VendoredLock) and locked.kind == "fetchcontent"
-    # The lock of a resolved FetchContent source names every submodule that the build takes.
-    dropped = (
-        links.keys() - vendored if fetchcontent and locked.resolved else links.keys() & ignored
-    )
+    modules = locked.modules if isinstance(locked, VendoredLock) else None
+    dropped = {
+        path for path in links if path in ignored or (modules is not None and path not in modules)
+    }
     if dropped:
         tree = objects.without_paths(tree, dropped)
     links = {path: pin for path, pin in links.items() if path not in dropped}
@@ -326,7 +333,7 @@ def _git_tree(
             todo="Run `sparkwright lock`, or take the release archive, which carries them: "
             "--source sdist.",
         )
-    folders = {path: vendored_tree(context, name, path, vendored) for path in links}
+    folders = {path: vendored_tree(context, name, path, vendored, ignored) for path in links}
     return objects.with_folders(tree, folders) if folders else tree
 
 
