@@ -333,7 +333,7 @@ def test_a_source_that_cannot_be_had_leaves_its_library_to_the_official_wheel(pa
     built = parts.build()
     record = parts.record(built)
     assert (record.targets, record.unlocked) == (("_extra", "_late"), {"parts": "alpha, beta, delta cannot be had"})
-    assert "taking _core of the official wheel (source-unreachable; `sparkwright fetch` tries it again)" in capsys.readouterr().err
+    assert "parts is not compiled (source-unreachable; `sparkwright fetch` tries it again)" in capsys.readouterr().err
     assert pipeline.current(parts.context(mirrors=False), "widget") == built
     assert rebuild_context(parts.context(), pipeline.wheel_path(parts.context(), built), record).absent == record.unlocked
 

@@ -99,7 +99,7 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         forks=(fork,),
         source=record.source.source.kind,
         keep=record.keep,
-        absent={name: record.unlocked[name] for name in record.absent},
+        absent={name: why for name, why in record.unlocked.items() if name in record.absent},
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )
     # The targets of the stack may be more than those that CMake made libraries of.

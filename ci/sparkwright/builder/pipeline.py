@@ -336,7 +336,8 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
         target-empty, arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier
             stages.
     """
-    preflight.check_targets(context, fork)
+    if current(context, fork) is None or toolchain.absent_sources(context, fork):
+        preflight.check_targets(context, fork)
     preflight.check_output(context)
     with context.store.lock(Workspace.name(context, fork)):
         if current(context, fork) is None:
@@ -400,9 +401,7 @@ def _graft(
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
-            absent=tuple(
-                sorted(toolchain.absent_sources(context, fork).keys() & settings.unlocked)
-            ),
+            absent=tuple(sorted(toolchain.absent_sources(context, fork))),
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),

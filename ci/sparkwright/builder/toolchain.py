@@ -199,10 +199,10 @@ class AbsentSources(msgspec.Struct, frozen=True):
 
 
 def absent_key(context: RunContext, fork: str) -> str:
-    """Return the address of the `AbsentSources` of *fork*, which belong to what the lock pins."""
-    project = context.project
-    pins = context.lock.forks[fork].vendored
-    return content_key("absent-sources", (project.stack, project.suffix, fork, pins))
+    """Return the address of the `AbsentSources` of *fork* for its pins and the targets of a run."""
+    project, pins = context.project, context.lock.forks[fork].vendored
+    named = sorted(named_targets(context, fork))
+    return content_key("absent-sources", (project.stack, project.suffix, fork, pins, named))
 
 
 def absent_sources(context: RunContext, fork: str) -> Mapping[str, str]:

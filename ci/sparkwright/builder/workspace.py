@@ -319,8 +319,8 @@ def fetch_external(
             if not silent:
                 message = " · ".join([error.what, *error.details[:3]])
                 console.warn(
-                    f"{fork}: taking {', '.join(external.targets)} of the official wheel "
-                    f"({error.reference}; `sparkwright fetch` tries it again): {message}"
+                    f"{fork}: {name} is not compiled ({error.reference}; `sparkwright fetch` "
+                    f"tries it again): {message}"
                 )
     absent = toolchain.AbsentSources(hosts, reasons)
     if absent != earlier and (earlier or reasons):
