@@ -177,10 +177,10 @@ def test_git_is_taken_if_the_archive_proves_it_and_else_the_archive(
     locked = run.lock.forks[host.fork]
 
     assert time.monotonic() - begun < 30
-    assert (fetched.kind, fetched.resolved, fetched.refused) == (world.archive if reference else "git", True, reference)
+    assert (fetched.kind, fetched.resolved, fetched.git_error) == (world.archive if reference else "git", True, reference)
     assert fetched.pin == (getattr(locked, world.archive).sha256 if reference else world.commit)
     assert dict(run.objects.files(fetched.tree)) == world.released
-    assert (without.kind, without.tree, without.refused) == (world.archive, fetched.tree, "")
+    assert (without.kind, without.tree, without.git_error) == (world.archive, fetched.tree, "")
     assert (f"taking the {world.archive}, because the git source fails ({reference};" if reference else "are the commit's") in said
     named = f"from {fetched.origin} in place of git ({reference})."
     assert [text for text in world.deviations(run) if named in text] == world.deviations(run)[: bool(reference)]
@@ -204,7 +204,7 @@ def test_a_damaged_mirror_strands_nobody(host: Host, offered: Index, server: Git
     capsys.readouterr()
     fetched = fetch.fetch(world.run(), host.fork)
 
-    assert (packs, fetched.kind, fetched.refused) == (packs, "sdist", "mirror-damaged")
+    assert (packs, fetched.kind, fetched.git_error) == (packs, "sdist", "mirror-damaged")
     assert str(path) in capsys.readouterr().err
     with refusal("mirror-damaged"):
         fetch.fetch(world.run("--source", "git"), host.fork)

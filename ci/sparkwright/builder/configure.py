@@ -293,7 +293,7 @@ def declarations(
     Return the sources that the traced *calls* would download.
 
     Args:
-        present: The sources whose folders lie there. CMake may look for the folder itself, and
+        present: The sources that are in their folders. CMake may look for the folder itself, and
             declare the source only if it is missing; then a variable holds the commit.
 
     Raises:
@@ -366,7 +366,7 @@ def check_vendored(
 
     Args:
         ignored: Sources that no build needs, with the reason.
-        present: The sources whose folders lie there.
+        present: The sources that are in their folders.
 
     Raises:
         source-unlocked: A source is neither locked nor ignored, or is locked otherwise, or CMake

@@ -147,7 +147,9 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         "sources in place of git": {
-            name: source.refused for name, source in fetched.items() if source and source.refused
+            name: source.git_error
+            for name, source in fetched.items()
+            if source and source.git_error
         },
         **machine_inputs(context),
         "--targets": settings.targets,

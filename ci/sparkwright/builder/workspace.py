@@ -360,7 +360,7 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
-    source = fetch.as_locked(context, fetch.fetch(context, fork))
+    source = fetch.recorded_source(context, fetch.fetch(context, fork))
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
     tuned = moe_configs.members(context, fork, toolchain.settings(context, fork).package)

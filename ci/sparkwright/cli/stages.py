@@ -306,7 +306,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     for fork in context.forks:
         source = sources.fetch(context, fork, again=True)
         fetched.append(source)
-        state = f"not git: {source.refused}" if source.refused else ""
+        state = f"not git: {source.git_error}" if source.git_error else ""
         state = state if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.of(context, fork)

@@ -29,8 +29,8 @@ from sparkwright.forks.stack import (
     VendoredLock,
 )
 
-#: Raise it when `FetchedSource` changes: 3 added why it is no git source.
-FORM = 3
+#: Raise it when `FetchedSource` changes: 4 renamed why it is no git source.
+FORM = 4
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class FetchedSource(msgspec.Struct, frozen=True):
         resolved: Whether the lock names both beyond doubt; only then may it reach the channel
             ``verified``.
         submodules: Of a git source, and theirs, by path.
-        refused: The reference of the error for which it was taken in place of the git source, whose
-            host answers.
+        git_error: The reference of the error for which an archive was taken in place of the git
+            source; empty for the source that was chosen.
     """
 
     fork: str
@@ -55,7 +55,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     tree: str
     resolved: bool
     submodules: dict[str, VendoredLock] = {}
-    refused: str = ""
+    git_error: str = ""
 
 
 def fetch(
@@ -83,7 +83,7 @@ def fetch(
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
     stored = recorded(context, fork, locked)
-    if stored and context.objects.whole(stored.tree) and not (again and stored.refused):
+    if stored and context.objects.whole(stored.tree) and not (again and stored.git_error):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
         kind, others = locked.kinds[0], [other for other in locked.kinds if other != "git"]
@@ -106,7 +106,7 @@ def fetch(
                 f"({error.reference}; `sparkwright fetch` tries it again): {why}"
             )
             fetched = _from_archive(context, fork, others[0], locked)
-            fetched = msgspec.structs.replace(fetched, refused=error.reference)
+            fetched = msgspec.structs.replace(fetched, git_error=error.reference)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", _key(context, fork, locked), fetched)
@@ -199,7 +199,7 @@ def _proved(sources: SourceSpecs, locked: ForkLock) -> bool:
     return bool(sources.pinned_by_archive and locked.proof and locked.whole)
 
 
-def as_locked(context: RunContext, source: FetchedSource) -> FetchedSource:
+def recorded_source(context: RunContext, source: FetchedSource) -> FetchedSource:
     """
     Return *source* as the lock names it: by the archive, if that proves a commit which the lock
     does not record. Another run, which cannot reach the host, makes the same wheel.
@@ -221,8 +221,8 @@ def deviation(project: Project, source: FetchedSource) -> str:
             f"{source.fork} {sources.git.ref}, although upstream pins {sources.upstream}; "
             f"accepted, because {sources.accepted.strip()}"
         )
-    if source.refused:
-        text = f"{text or source.fork}; from {source.origin} in place of git ({source.refused})"
+    if source.git_error:
+        text = f"{text or source.fork}; from {source.origin} in place of git ({source.git_error})"
     return text
 
 

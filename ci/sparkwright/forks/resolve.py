@@ -188,7 +188,7 @@ class _Resolver:
         for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
             path = parent + module
             wanted = path not in self._fork.ignored and (modules is None or module in modules)
-            # Without an address it stays unlocked, and is an error where it is fetched.
+            # Without an address it is not locked, and fetching its parent fails.
             if url and wanted:
                 entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
                 locked |= self.vendored(path, entry)
