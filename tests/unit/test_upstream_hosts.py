@@ -17,6 +17,7 @@ from tests.refusals import refusal
 from tests.support.githost import GitHost
 from tests.unit.conftest import PARTY, ROOT, Host, Index, Nest
 
+from sparkwright.audit import reproduce
 from sparkwright.audit.reproduce import read_record
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
@@ -289,6 +290,20 @@ def test_a_wheel_has_the_same_bytes_with_and_without_a_host(host: Host, offered:
     hashes += [built(answers=True), built(answers=False)]
     assert hashes == [hashes[0]] * 2 + [hashes[2]] * 2
     assert hashes[0] != hashes[2]
+
+
+def test_a_wheel_of_an_archive_in_place_of_git_is_built_again_to_the_byte(host: Host, offered: Index, server: GitHost) -> None:
+    """From its record, whatever the host says by then; its version is another than that of the same archive by choice."""
+    world = World(host, offered, "folder of a wheel", server, {"include/more.h": b""})
+    run = world.run()
+    built = pipeline.build(run, host.fork)
+    path = pipeline.wheel_path(run, built)
+    record = reproduce.read_record(path)
+    assert record.source.source.git_error == "sdist-differs"
+    with reproduce.separate_store(reproduce.rebuild_context(world.run(answers=False), path, record)) as other:
+        again = pipeline.build(other, host.fork)
+    assert (again.filename, again.sha256) == (built.filename, built.sha256)
+    assert pipeline.build(world.run("--source", "wheel", "--output", str(host.root / "chosen")), host.fork).filename != built.filename
 
 
 def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:

@@ -36,6 +36,7 @@ class RunContext:
             every unit.
         absent: External projects to leave out, each with the reason, as a build record lists them;
             None for those whose sources could not be used (`builder.workspace.fetch_external`).
+        git_error: Why *source* is taken in place of git, as a build record says.
     """
 
     project: Project
@@ -52,6 +53,7 @@ class RunContext:
     target: str = ""
     cached: bool = True
     absent: Mapping[str, str] | None = None
+    git_error: str = ""
 
     @cached_property
     def objects(self) -> Objects:

@@ -107,6 +107,8 @@ def fetch(
             )
             fetched = _from_archive(context, fork, others[0], locked)
             fetched = msgspec.structs.replace(fetched, git_error=error.reference)
+        if context.git_error and fork in context.forks:
+            fetched = msgspec.structs.replace(fetched, git_error=context.git_error)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", _key(context, fork, locked), fetched)
