@@ -17,8 +17,7 @@ from tests.refusals import refusal
 from tests.support.githost import GitHost
 from tests.unit.conftest import PARTY, ROOT, Host, Index, Nest
 
-from sparkwright.audit import reproduce
-from sparkwright.audit.reproduce import read_record
+from sparkwright.audit.reproduce import read_record, rebuild_context, separate_store
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
@@ -298,9 +297,9 @@ def test_a_wheel_of_an_archive_in_place_of_git_is_built_again_to_the_byte(host: 
     run = world.run()
     built = pipeline.build(run, host.fork)
     path = pipeline.wheel_path(run, built)
-    record = reproduce.read_record(path)
+    record = read_record(path)
     assert record.source.source.git_error == "sdist-differs"
-    with reproduce.separate_store(reproduce.rebuild_context(world.run(answers=False), path, record)) as other:
+    with separate_store(rebuild_context(world.run(answers=False), path, record)) as other:
         again = pipeline.build(other, host.fork)
     assert (again.filename, again.sha256) == (built.filename, built.sha256)
     assert pipeline.build(world.run("--source", "wheel", "--output", str(host.root / "chosen")), host.fork).filename != built.filename

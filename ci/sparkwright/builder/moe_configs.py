@@ -3,7 +3,7 @@ Tuned configurations of vLLM's Triton kernels for experts: reviewed files that a
 
 ``build/<stack>/moe`` (``moe-9.0a`` for another architecture) holds files as vLLM's tuner names
 them, each with its record beside it: ``NAME.json`` and ``NAME.yaml``. `sparkwright model tune`
-writes both. A build adds the files to the source tree, so that the patch set counts them.
+writes both. A build adds the files to the source tree, so that its tree counts them.
 """
 
 from __future__ import annotations
