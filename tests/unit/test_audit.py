@@ -1063,6 +1063,16 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     # What does not become smaller stays as it is.
     assert {item.compression for item in found} | {""} == {packing, ""}
 
+    # Of an object that is trimmed, that tool extracts what the GPU takes.
+    for device, taken in (((12, 1), {"sm_120f", "sm_121a"}), ((10, 0), {"compute_80"})):
+        (folder := tmp_path / str(device)).mkdir()
+        (folder / "a.o").write_bytes(gpu_target.trimmed((tmp_path / "a.o").read_bytes(), device))
+        for kind in ("elf", "ptx"):
+            subprocess.run([cuda_bin / "cuobjdump", f"--extract-{kind}", "all", "a.o"], cwd=folder, check=True)
+        (folder / "a.o").unlink()
+        expected = {image.sha256 for image in images if taken >= {("compute" if image.kind == "ptx" else "sm") + image.target[2:]}}
+        assert {*map(sha256_file, folder.iterdir())} == expected
+
 
 @pytest.mark.parametrize(
     ("cubins", "ptx", "expected"),
