@@ -20,17 +20,15 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, ClassVar
 
 import msgspec
-from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sparkwright.audit.wheel import read_contents, read_subject
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.wheel import elf, gpu_target
-from sparkwright.builder.wheel.archive import member_text
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, StoreError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.release import bundle_host
 
 #: Names of the parts.
@@ -262,13 +260,9 @@ def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
 
 def _requirements(wheel: Path, host: str) -> Iterator[Requirement]:
     """Yield the requirements of a wheel on a *host* with such a Python (``3.12 x86_64``)."""
-    with zip_file(wheel) as opened:
-        listed = zip_members(opened, wheel.name)
-        info = info_folder(listed, wheel.name)
-        stated, _ = parse_email(member_text(opened, listed, f"{info}/METADATA", wheel.name))
-        requirements = [Requirement(text) for text in stated.get("requires_dist", [])]
+    metadata = read_contents(wheel, read_subject(wheel)).metadata
     python, _, machine = host.partition(" ")
     environment = Interpreter(f"{python}.0", machine).selection()["environment"]
-    for requirement in requirements:
+    for requirement in map(Requirement, metadata.get("requires_dist", [])):
         if not requirement.marker or requirement.marker.evaluate({**environment, "extra": ""}):
             yield requirement
