@@ -112,8 +112,8 @@ def check_keep(base: Path, settings: ForkEnvironment) -> None:
     with zip_file(base) as wheel:
         members = [name for name in zip_members(wheel, base.name) if name.endswith(".so")]
     parts = [*members, *(entry.glob for entry in settings.unused)]
-    known = {omission.ALL, *parts, *map(omission.short_name, parts)}
-    if idle := sorted({*settings.keep} - known):
+    names = {omission.ALL}.union(*map(omission.keep_names, parts))
+    if idle := sorted({*settings.keep} - names):
         raise BuildError(
             "omission-idle",
             f"{base.name} has nothing of what --keep names.",

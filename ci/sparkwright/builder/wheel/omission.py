@@ -60,7 +60,7 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
             matching = fnmatch.filter(members, entry.glob)
             if not matching:
                 idle.append(f"`unused`: {entry.glob}")
-            elif names := keep & _names(entry.glob):
+            elif names := keep & keep_names(entry.glob):
                 matched |= names
             else:
                 reasons[entry.glob] = entry.reason
@@ -77,7 +77,7 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
             usable = [taken(unit, gpu) for unit in units]
             if usable == units:
                 continue
-            if names := keep & _names(name):
+            if names := keep & keep_names(name):
                 matched |= names
             elif any(usable):
                 trimmed[name] = gpu_target.trimmed(data, gpu)
@@ -97,7 +97,7 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
     return Omissions(reasons, frozenset(files), trimmed)
 
 
-def _names(omitted: str) -> set[str]:
+def keep_names(omitted: str) -> set[str]:
     """
     Return the names by which ``--keep`` keeps a library or the files of a glob: all of it,
     ``_vllm_fa3_C`` for ``vllm/…/_vllm_fa3_C.abi3.so``, the folder's name for a glob, and `ALL`.
