@@ -842,23 +842,24 @@ UNLOCKED = {"parts": "the lock does not resolve parts"}
         (False, True, {"others": "another reason"}, ["arch-missing", "operator-missing", "ptx-foreign"]),
         (False, False, {}, ["library-missing"]),
         (True, True, UNLOCKED, ["arch-missing", "ptx-foreign"]),
+        (False, True, None, []),
     ],
-    ids=["native", "official", "left out", "no reason", "other reason", "missing", "compiled otherwise"],
+    ids=["native", "official", "left out", "no reason", "other reason", "missing", "compiled otherwise", "not built here"],
 )
 def test_a_library_of_an_external_project_is_native_unless_the_build_says_why_not(
-    tmp_path: Path, compiled: bool, official: bool, unlocked: dict[str, str], expected: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compiled: bool, official: bool, unlocked: dict[str, str] | None, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The official library, or none, passes with the recorded reason alone, which the audit repeats; what was compiled is judged as such."""
     library = fatbins.library(tmp_path, [ptx("sm_80") if official else cubin(tmp_path, "sm_121f")])
-    record = {"unlocked": unlocked, "transplant": {"libraries": {LIBRARY: ""} if compiled else {}}}
+    record = {"unlocked": unlocked or {}, "transplant": {"libraries": {LIBRARY: ""} if compiled else {}}}
     files = {LIBRARY: library} if compiled or official else {"probe/a.py": b""}
-    files |= {"probe-1.dist-info/sparkwright.json": msgspec.json.encode(record)}
+    files |= {"probe-1.dist-info/sparkwright.json": msgspec.json.encode(record)} if unlocked is not None else {}
     wants = policy({"external": "parts", "external_operators": {"parts": ["quantise"]} if official else {}})
-    report = audit(write_wheel(tmp_path, files), wants, NOWHERE)
+    report = audit(write_wheel(tmp_path, files), wants, NOWHERE, judged=None)
     show(report)
 
     assert sorted(rules(report)) == expected
-    assert ("not compiled: parts: the lock does not resolve parts\n" in capsys.readouterr().err) == ("parts" in unlocked)
+    assert ("not compiled: parts: the lock does not resolve parts\n" in capsys.readouterr().err) == ("parts" in (unlocked or {}))
 
 
 @pytest.mark.parametrize(("target", "field"), [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")])

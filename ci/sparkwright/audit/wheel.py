@@ -556,9 +556,10 @@ class LibraryAudit:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
         self._rows = contents.rows
         wants, record = policy.library(about.name, name), contents.record or AuditedRecord()
-        if wants:
+        if wants and (ours or wants.external):
             compiled = (record.transplant or AuditedGraft()).libraries
-            wants = wants.without(record.unlocked, compiled=name in compiled)
+            reasons = record.unlocked if ours else {wants.external: "It was not built here."}
+            wants = wants.without(reasons, compiled=name in compiled)
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device
