@@ -445,7 +445,7 @@ def _without_empty(
         target-empty: It makes none of a target that is asked for by name, or of the core.
     """
     empty = {*settings.named_targets} - {library.target for library in libraries}
-    asked = context.targets or context.project.fork(fork).targets or settings.core_targets
+    asked = toolchain.named_targets(context, fork) or settings.core_targets
     unlocked, arch = dict(settings.unlocked), context.project.spec.arch
     if refused := sorted(empty.intersection(asked)):
         raise BuildError(
