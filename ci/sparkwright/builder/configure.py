@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,7 @@ import msgspec
 
 from sparkwright.builder import BuildError
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import fetch
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.resolve import require_safe
 from sparkwright.forks.stack import ForkLock, SourceError, VendoredLock
 
@@ -404,24 +401,6 @@ def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
         return ""
     locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
     return f"CMake asks for {url} at {ref}; the lock names {locked}"
-
-
-def fetch_vendored(context: RunContext, fork: str, names: Collection[str]) -> dict[str, str]:
-    """
-    Fetch the sources *names* that FetchContent would download for *fork*, and return their trees.
-
-    Raises:
-        source-mismatch, source-unresolved, source-unreachable, offline: As
-            `sparkwright.forks.fetch.vendored_tree`.
-    """
-    if not names:
-        return {}
-    vendored, ignored = context.lock.forks[fork].vendored, context.project.fork(fork).ignored
-    with (
-        console.step(f"bring {', '.join(names)}, which {fork} vendors"),
-        context.store.lock("objects"),
-    ):
-        return {name: fetch.vendored_tree(context, fork, name, vendored, ignored) for name in names}
 
 
 def vendored_folder(name: str) -> str:

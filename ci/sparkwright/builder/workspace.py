@@ -258,16 +258,19 @@ def vendored_trees(
     context: RunContext, fork: str, names: Collection[str], rules: Sequence[ArchRule]
 ) -> dict[str, tuple[str, tuple[Site, ...]]]:
     """
-    Return the tree of each of the vendored sources *names* after its *rules*, and the places that
-    they change.
+    Fetch the sources *names* that FetchContent would download for *fork*; return the tree of each
+    after its *rules*, and the places that they change.
 
     Raises:
         rule-mismatch: As `archs.rewrite`.
-        source-mismatch, source-unresolved, source-unreachable, offline: As
-            `configure.fetch_vendored`.
+        source-mismatch, source-unresolved, source-unreachable, offline: As `fetch.vendored_tree`.
     """
-    objects, trees = context.objects, dict[str, tuple[str, tuple[Site, ...]]]()
-    for name, tree in configure.fetch_vendored(context, fork, names).items():
+    trees = dict[str, tuple[str, tuple[Site, ...]]]()
+    objects, locked = context.objects, context.lock.forks[fork].vendored
+    ignored = context.project.fork(fork).ignored
+    for name in names:
+        with console.step(f"bring {name}, which {fork} vendors"), context.store.lock("objects"):
+            tree = fetch.vendored_tree(context, fork, name, locked, ignored)
         own = [rule for rule in rules if rule.source == name]
         files, sites = archs.rewrite(partial(objects.blob, tree), own)
         trees[name] = (
@@ -301,8 +304,8 @@ def fetch_external(
     if fixed or whole.needs_upstream_cmake:
         vendored_trees(context, fork, whole.sources, rules)
         return whole
-    silent = earlier is not None and earlier.hosts == hosts and not again
-    optional = dataclasses.replace(context, offline=True) if silent else context
+    silent = earlier.reasons if earlier and earlier.hosts == hosts and not again else {}
+    offline = dataclasses.replace(context, offline=True)
     named, reasons = toolchain.named_targets(context, fork), dict[str, str]()
     for name, external in whole.external.items():
         if not set(external.sources) <= set(whole.sources):
@@ -311,12 +314,12 @@ def fetch_external(
             vendored_trees(context, fork, external.sources, rules)
             continue
         try:
-            vendored_trees(optional, fork, external.sources, rules)
+            vendored_trees(offline if name in silent else context, fork, external.sources, rules)
         except (SourceError, GitError, BuildError) as error:
             # A host that is silent and one that may not be asked leave the same wheel.
             why = "" if isinstance(error, SourceUnreachable) else f" ({error.reference})"
             reasons[name] = f"{', '.join(external.sources)} cannot be had{why}"
-            if not silent:
+            if name not in silent:
                 message = " · ".join([error.what, *error.details[:3]])
                 console.warn(
                     f"{fork}: {name} is not compiled ({error.reference}; `sparkwright fetch` "
