@@ -10,6 +10,7 @@ Builds of chosen CMake targets, end to end: a small project in vLLM's shape, its
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import re
@@ -24,10 +25,11 @@ from tests.refusals import refusal
 from tests.support import fatbins, wheels
 from tests.unit.conftest import Repository
 
-from sparkwright.audit.reproduce import read_record
+from sparkwright.audit.reproduce import read_record, rebuild_context
 from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
+from sparkwright.builder.workspace import fetch_external
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
@@ -314,15 +316,44 @@ def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
     assert core.stat().st_mtime_ns == before
 
 
-def test_a_missing_source_is_named_before_anything_is_configured(parts: Parts) -> None:
+def test_a_source_that_cannot_be_had_leaves_its_library_to_the_official_wheel(parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    A locked source whose host is silent, or whose rule does not match: the default build says and records that, and every later step knows it
+    without the host; a target that is named is refused before anything is configured. `fetch` brings what an offline build needs.
+    """
     parts.lock()
-    shutil.rmtree(parts.upstreams / "beta")
+    shutil.move(parts.upstreams / "beta", parts.folder / "beta")
     for folder in ("mirrors", "work", "objects.git", "records"):
         shutil.rmtree(parts.folder / "store" / folder, ignore_errors=True)
 
-    with refusal("source-unreachable", match="beta"):
-        parts.build("all")
+    for targets in (("all",), ("_core",)):
+        with refusal("source-unreachable", match="beta"):
+            parts.build(*targets)
     assert not list(parts.store.root.glob("work/parts/widget/*/build"))
+    built = parts.build()
+    record = parts.record(built)
+    assert (record.targets, record.unlocked) == (("_extra", "_late"), {"parts": "alpha, beta, delta cannot be had"})
+    assert "parts is not compiled (source-unreachable; `sparkwright fetch` tries it again)" in capsys.readouterr().err
+    assert pipeline.current(parts.context(mirrors=False), "widget") == built
+    assert rebuild_context(parts.context(), pipeline.wheel_path(parts.context(), built), record).absent == record.unlocked
+
+    shutil.move(parts.folder / "beta", parts.upstreams / "beta")
+    assert parts.build() == built
+    fetch_external(parts.context(), "widget", again=True)
+    whole = parts.build(mirrors=False)
+    record = parts.record(whole)
+    assert (record.targets, record.unlocked) == (("_core", "_extra", "_late"), {})
+    assert whole.filename != built.filename
+
+    rules = parts.root / "build/parts/archs.yaml"
+    rules.write_text(RULES.replace('expect: "80"', 'expect: "86"'))
+    record = parts.record(parts.build(mirrors=False))
+    assert record.unlocked == {"parts": "alpha, beta, delta cannot be had (rule-mismatch)"}
+    with refusal("rule-mismatch", match="beta-archs"):
+        parts.build("_core", mirrors=False)
+    rules.write_text(RULES.replace("source: beta", "source: bata"))
+    with refusal("rule-mismatch", match="beta-archs is for a vendored source that widget does not have"):
+        parts.build(mirrors=False)
 
 
 def test_source_that_the_lock_does_not_pin_is_refused(parts: Parts) -> None:
@@ -344,9 +375,25 @@ def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
 
     with refusal("base-mismatch"):
         parts.build("_more")
-    with refusal("target-unknown") as caught:
-        parts.build("absent")
+    with refusal("target-unknown", match="CMake made no target alpha") as caught:
+        parts.build("alpha")
     assert list(caught.value.details) == ["targets: _core, _extra, _late, _more"]
+    with refusal("omission-idle", match="has nothing of what --keep names"):
+        pipeline.build(dataclasses.replace(parts.context(), keep=("_vllm_fa4_C",)), "widget")
+
+
+def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_official(parts: Parts) -> None:
+    """So does vLLM with QuTLASS for SM 9.0. The record lists what was compiled, and the wheel can be built again from it."""
+    library = "add_library(_late MODULE csrc/late.cpp)\n  target_include_directories(_late PRIVATE ${zeta_SOURCE_DIR})"
+    parts.patch("widget", "CMakeLists.txt", library, "add_custom_target(_late)")
+    parts.lock()
+    context, built = parts.context(), parts.build()
+    record = parts.record(built)
+
+    assert (record.targets, record.unlocked) == (("_core", "_extra"), {"late": "CMake makes no library of _late for 12.1f"})
+    assert rebuild_context(context, pipeline.wheel_path(context, built), record).targets == ()
+    with refusal("target-empty", match="_late for 12.1f"):
+        parts.build("_extra", "_late")
 
 
 def test_only_the_targets_whose_sources_are_locked_are_compiled(parts: Parts) -> None:
@@ -397,7 +444,11 @@ def test_an_old_compiler_is_refused_before_anything_is_fetched(parts: Parts) -> 
     environment = parts.root / "build/parts/environment.yaml"
     environment.write_text(environment.read_text().replace("gcc: 9", "gcc: 99"))
 
-    with refusal("compiler-too-old", match="GCC 99"):
+    with refusal("compiler-too-old", match=r"^all: CMake asks for GCC 99; this is [\d.]+\.$"):
         parts.build("all", mirrors=False)
+    # A misspelt name asks for nothing.
+    with refusal("target-unknown", match="widget names a target _lat") as caught:
+        parts.build("_lat")
+    assert list(caught.value.details) == ["targets: _core, _extra, _late, all, and others"]
     with refusal("offline"):
         parts.build(mirrors=False)

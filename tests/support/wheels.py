@@ -37,7 +37,7 @@ from sparkwright.forks.stack import SourceKind
 ROOT = Path(__file__).parents[2]
 STACK, ARCH = "2026.11", "12.1f"
 LABEL = "spark.2026.11"
-#: What follows the stack's label in a version: the patch set and the CUDA release.
+#: What follows the stack's label in a version: the inputs and the CUDA release.
 BUILT = "p1a2b3c4d.cu130"
 VERSIONS = {"vllm": "0.33.0", "flashinfer-python": "0.7.2.post1", "flashinfer-jit-cache": "0.7.2.post1", "sparkwright-cutlass": "4.7.1"}
 TAGS = {"vllm": "cp38-abi3-manylinux_2_34_{machine}", "flashinfer-jit-cache": "py3-none-manylinux_2_28_{machine}"}

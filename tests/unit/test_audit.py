@@ -109,14 +109,18 @@ def rules(report: AuditReport) -> list[str]:
     "stack", sorted(path.parent.name for path in (ROOT / "forks").glob("*/stack.yaml"))
 )
 def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
-    """The libraries of role target are those of the build's targets."""
+    """The libraries of role target are those of the build's targets, and say which external project compiles them."""
     project = Project(ROOT, stack)
     vllm = audit_policy.load(project.audit_file, project.spec.arch).distributions["vllm"]
-    names = {Path(library.glob).name.partition(".")[0] for library in vllm.libraries if library.role == "target"}
+    listed = {Path(library.glob).name.partition(".")[0]: library for library in vllm.libraries if library.role == "target"}
 
     settings = toolchain.spec(project).forks["vllm"]
-    external = {target for listed in settings.external.values() for target in listed.targets}
-    assert names == {*settings.core_targets, *external}
+    external = {target: name for name, entry in settings.external.items() for target in entry.targets}
+    assert {target: library.external for target, library in listed.items()} == {
+        target: "" if target in settings.core_targets else external[target] for target in {*settings.core_targets, *external}
+    }
+    shared = {name: target for target, name in external.items() if target in settings.core_targets}
+    assert {name: target for target, library in listed.items() for name in library.external_operators} == shared
 
 
 TARGET = {"role": "target", "glob": "*"}
@@ -825,6 +829,39 @@ def test_findings_name_the_units_that_they_concern(tmp_path: Path) -> None:
     assert findings(tmp_path, [good, other], unit("a", good)) == [("code-foreign", "1 of 2, for sm_121f")]
 
 
+UNLOCKED = {"parts": "the lock does not resolve parts"}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "official", "unlocked", "expected"),
+    [
+        (True, False, {}, []),
+        (False, True, UNLOCKED, []),
+        (False, False, UNLOCKED, []),
+        (False, True, {}, ["arch-missing", "operator-missing", "ptx-foreign"]),
+        (False, True, {"others": "another reason"}, ["arch-missing", "operator-missing", "ptx-foreign"]),
+        (False, False, {}, ["library-missing"]),
+        (True, True, UNLOCKED, ["arch-missing", "ptx-foreign"]),
+        (False, True, None, []),
+    ],
+    ids=["native", "official", "left out", "no reason", "other reason", "missing", "compiled otherwise", "not built here"],
+)
+def test_a_library_of_an_external_project_is_native_unless_the_build_says_why_not(
+    tmp_path: Path, compiled: bool, official: bool, unlocked: dict[str, str] | None, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The official library, or none, passes with the recorded reason alone, which the audit repeats; what was compiled is judged as such."""
+    library = fatbins.library(tmp_path, [ptx("sm_80") if official else cubin(tmp_path, "sm_121f")])
+    record = {"unlocked": unlocked or {}, "transplant": {"libraries": {LIBRARY: ""} if compiled else {}}}
+    files = {LIBRARY: library} if compiled or official else {"probe/a.py": b""}
+    files |= {"probe-1.dist-info/sparkwright.json": msgspec.json.encode(record)} if unlocked is not None else {}
+    wants = policy({"external": "parts", "external_operators": {"parts": ["quantise"]} if official else {}})
+    report = audit(write_wheel(tmp_path, files), wants, NOWHERE, judged=None)
+    show(report)
+
+    assert sorted(rules(report)) == expected
+    assert ("not compiled: parts: the lock does not resolve parts\n" in capsys.readouterr().err) == ("parts" in (unlocked or {}))
+
+
 @pytest.mark.parametrize(("target", "field"), [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")])
 def test_a_unit_without_code_for_its_planned_target_is_found(
     tmp_path: Path, target: str, field: str
@@ -1026,6 +1063,16 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     assert Counter(image.target for image in images) == Counter(targets)
     # What does not become smaller stays as it is.
     assert {item.compression for item in found} | {""} == {packing, ""}
+
+    # Of an object that is trimmed, that tool extracts what the GPU takes.
+    for device, taken in (((12, 1), {"sm_120f", "sm_121a"}), ((10, 0), {"compute_80"})):
+        (folder := tmp_path / str(device)).mkdir()
+        (folder / "a.o").write_bytes(gpu_target.trimmed((tmp_path / "a.o").read_bytes(), device))
+        for kind in ("elf", "ptx"):
+            subprocess.run([cuda_bin / "cuobjdump", f"--extract-{kind}", "all", "a.o"], cwd=folder, check=True)
+        (folder / "a.o").unlink()
+        expected = {image.sha256 for image in images if taken >= {("compute" if image.kind == "ptx" else "sm") + image.target[2:]}}
+        assert {*map(sha256_file, folder.iterdir())} == expected
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,30 +175,38 @@ def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> N
     assert caught.value.details[1:] == ("mini_vllm/a.py",)
 
 
-def version_label(mini: Mini, fork: str) -> str:
-    context = mini.context()
-    return workspace.version_label(context, source_tree(context, fork))
+def test_equal_inputs_have_equal_labels_and_every_other_input_has_another(mini: Mini, locked_mini: Mini, repository: Repository) -> None:
+    """Not the fork's own tree alone: choices, settings, rules, the pins of vendored sources, and a fork that is compiled with it."""
 
+    def label(fork: str = "vllm", project: Mini = mini, **choices: Any) -> str:
+        context = dataclasses.replace(project.context(), **choices)
+        return pipeline.version_label(context, source_tree(context, fork))
 
-def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, locked_mini: Mini, repository: Repository) -> None:
-    """Equal inputs have equal labels in every checkout; a patch of a fork that is compiled with it counts, too."""
-    before = {fork: version_label(mini, fork) for fork in ("cutlass", "flashinfer", "vllm")}
-    assert (before["cutlass"], before["vllm"]) == ("spark.demo.p0.cu130", version_label(locked_mini, "vllm"))
+    first = label()
+    assert re.fullmatch(r"spark\.demo\.p[0-9a-f]{8}\.cu130", first)
+    assert (label(project=locked_mini), label(source="git", jobs=7)) == (first, first)
+    others = {fork: label(fork) for fork in ("cutlass", "flashinfer")}
+    labels = [first, label(keep=("all",)), label(targets=("_C_stable_libtorch",))]
+
+    mini.edit("build/demo/environment.yaml", "CMAKE_BUILD_TYPE: Release", "CMAKE_BUILD_TYPE: Debug")
+    labels.append(label())
+    mini.edit("build/demo/archs.yaml", "shuffles only", "only shuffles")
+    labels.append(label())
     patch = mini.root / "forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch"
     patch.write_text(patch.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Really ", 1))
-    assert version_label(mini, "vllm") == before["vllm"]
-
-    added = next(line for line in patch.read_text().splitlines() if line.startswith("+    ") and line.strip("+ "))
-    patch.write_text(patch.read_text().replace(added, f"{added}  # changed"))
-    after = version_label(mini, "vllm")
-    assert [fork for fork in before if before[fork] != version_label(mini, fork)] == ["vllm"]
+    labels.append(label())
+    vendored = "    vendored:\n      part:\n        url: u\n        ref: v1\n        commit: unresolved\n        tree: unresolved\n        kind: fetchcontent\n"
+    mini.edit("forks/demo/lock.yaml", "  vllm:\n", f"  vllm:\n{vendored}")
+    labels.append(label())
+    assert {fork: label(fork) for fork in others} == others
 
     repository.git("fetch", "--quiet", str(mini.upstreams / "cutlass.git"), "v4.7.1")
     repository.git("checkout", "--quiet", "FETCH_HEAD")
     (folder := mini.root / "forks/demo/cutlass").mkdir()
     (folder / "new.patch").write_bytes(repository.patch({"new.h": b"// new\n"}))
     (folder / "series").write_text("new.patch\n")
-    assert version_label(mini, "vllm") != after
+    labels.append(label())
+    assert len({*labels}) == len(labels) == 8
 
 
 def built(mini: Mini, output: Path | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -23,10 +24,12 @@ from tests.refusals import refusal
 from tests.support import fatbins, processes, wheels
 from tests.support.standin import alive
 
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.release import bundle, bundle_host
-from sparkwright.release.bundle import BundleSpec
+from sparkwright.release.bundle import BundleEnvironment, BundleSpec
 
 #: The host's torch, which no machine of the tests has.
 TORCH = """
@@ -318,6 +321,44 @@ def test_bundle_brings_its_own_torch(host: Host, tmp_path: Path) -> None:
             bundle.pack(msgspec.structs.replace(spec, torch=version), contents, tmp_path / "other", 1000)
         (site / f"torch-{change}.dist-info").rename(site / "torch-2.14.0.dist-info")
         assert not (tmp_path / "other").exists()
+
+
+MARKED = """\
+Metadata-Version: 2.4
+Name: served
+Version: 1
+Requires-Dist: torch==2.14.0; python_version == "3.14" and platform_machine == "riscv64"
+Requires-Dist: Torch==2.11.0; python_version != "3.14" or platform_machine != "riscv64"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "reference", "detail"),
+    [
+        ({}, "", ""),
+        ({"python": "3.13 riscv64"}, "bundle-torch-differs", "requires Torch==2.11.0"),
+        ({"own_torch": "sites/absent"}, "bundle-incomplete", "own_torch: nothing holds sites/absent"),
+        ({"own_torch": "sites/served"}, "bundle-torch-differs", "sites/served holds no torch"),
+        ({"own_torch": "sites/own"}, "bundle-torch-differs", "environment served: dist/served.whl requires torch; its folders lack it"),
+        ("cut", "wheel-invalid", ""),
+    ],
+)
+def test_packer_reads_what_each_wheel_asks_of_torch(tmp_path: Path, change: str | dict[str, Any], reference: str, detail: str) -> None:
+    """For the bundle's kind of host, from its own metadata, and whether the environment of the wheel has the bundle's torch."""
+    name = WheelName.of("served-1-py3-none-any.whl")
+    wheel = archive.write(tmp_path, name, {"served/_vendor/other-2.dist-info/METADATA": b"Name: other\n"}, MARKED, pure=True)
+    for folder in ("own/torch-2.14.0+cu130.dist-info", "served"):
+        (tmp_path / folder).mkdir(parents=True)
+    if change == "cut":
+        wheel.write_bytes(wheel.read_bytes()[:-30])
+    spec = BundleSpec("3.14 riscv64", "2.14.0", "9.0", {"served": BundleEnvironment("dist/*.whl", ("sites/served",))}, ())
+    spec = msgspec.structs.replace(spec, **change) if isinstance(change, dict) else spec
+    contents = {"dist/served.whl": wheel, "sites/served": tmp_path / "served", "sites/own": tmp_path / "own"}
+
+    with refusal(reference) if reference else contextlib.nullcontext() as caught:
+        bundle.pack(spec, contents, tmp_path / "out", 1_000_000)
+    assert caught is None or detail in " ".join(caught.value.details)
+    assert (tmp_path / "out").exists() == (not reference)
 
 
 def test_collected_results_are_small(tmp_path: Path) -> None:

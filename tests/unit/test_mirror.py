@@ -267,7 +267,7 @@ def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, 
         pack.write_bytes(pack.read_bytes()[:20] + b"\xff" * 40)
     with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
         run.mirror(URL).commit(later)
-    assert str(path) in caught.value.todo
+    assert str(path) in caught.value.what
 
     shutil.rmtree(path)
     assert prepared(context(repository.url, run.store), repository, commits).history("main", newest=True) == later

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import subprocess
@@ -240,6 +241,40 @@ def test_lock_leaves_unresolved_what_does_not_answer(host: Host, commit: str, ca
     with refusal("source-mismatch") as caught:
         resolve.resolve(host.context())
     assert caught.value.details == (f"stack.yaml: {'0' * 9}", f"host: {commit}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "archive", "generated", "details"),
+    [
+        (0o755, b"1\n", "sdist", "PKG-INFO", ["a.txt differs"]),
+        (0o755, b"1\n", "wheel", "", None),
+        (None, b"b.txt", "sdist", "PKG-INFO", ["a.txt differs"]),
+        (None, b"b.txt", "wheel", "", ["a.txt differs"]),
+        (0o644, b"2\n", "sdist", "*", []),
+    ],
+    ids=["executable", "executable, in a wheel", "link", "link, in a wheel", "all generated"],
+)
+def test_a_proof_compares_modes_and_wants_a_file_that_is_not_generated(
+    host: Host, offered: Index, mode: int | None, text: bytes, archive: str, generated: str, details: list[str] | None
+) -> None:
+    """A file of the commit may be executable, or a link; a wheel does not say which of its files are the former."""
+    path = host.work.path / "a.txt"
+    if mode is None:
+        path.symlink_to(text.decode())
+    else:
+        path.write_bytes(b"1\n")
+        path.chmod(mode)
+    host.work.commit({})
+    if archive == "sdist":
+        host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(offered.release("1", {"a.txt": text}))), generated=(generated,))
+    else:
+        wheel = offered.add(wheels.plain(offered.root, "widget-kit", "1", files={"kit/third/a.txt": text}).name)
+        lock = FileLock("widget-kit", "1", wheel.name, sha256_file(wheel), wheel.stat().st_size, "kit/third")
+        host.lock(wheel=lock)
+
+    with refusal("sdist-differs") if details is not None else contextlib.nullcontext() as caught:
+        assert resolve.resolve(host.context()).forks[host.fork].proof
+    assert caught is None or list(caught.value.details) == details
 
 
 @pytest.fixture(name="whole")

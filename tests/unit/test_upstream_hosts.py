@@ -15,16 +15,18 @@ from typing import Any, Literal
 import pytest
 from tests.refusals import refusal
 from tests.support.githost import GitHost
-from tests.unit.conftest import ROOT, Host, Index, Nest
+from tests.unit.conftest import PARTY, ROOT, Host, Index, Nest
 
+from sparkwright.audit.reproduce import read_record, rebuild_context, separate_store
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import main, options
 from sparkwright.core import git, strict_yaml
-from sparkwright.forks import fetch
+from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
+    UNRESOLVED,
     ForkLock,
     ForkSpec,
     GitSpec,
@@ -32,6 +34,7 @@ from sparkwright.forks.stack import (
     SourceProof,
     SourceSpecs,
     StackSpec,
+    VendoredLock,
     WheelSpec,
 )
 
@@ -174,26 +177,81 @@ def test_git_is_taken_if_the_archive_proves_it_and_else_the_archive(
     locked = run.lock.forks[host.fork]
 
     assert time.monotonic() - begun < 30
-    assert (fetched.kind, fetched.resolved, fetched.refused) == (world.archive if reference else "git", True, reference)
+    assert (fetched.kind, fetched.resolved, fetched.git_error) == (world.archive if reference else "git", True, reference)
     assert fetched.pin == (getattr(locked, world.archive).sha256 if reference else world.commit)
     assert dict(run.objects.files(fetched.tree)) == world.released
-    assert (without.kind, without.tree, without.refused) == (world.archive, fetched.tree, "")
+    assert (without.kind, without.tree, without.git_error) == (world.archive, fetched.tree, "")
     assert (f"taking the {world.archive}, because the git source fails ({reference};" if reference else "are the commit's") in said
     named = f"from {fetched.origin} in place of git ({reference})."
     assert [text for text in world.deviations(run) if named in text] == world.deviations(run)[: bool(reference)]
     assert (world.written(run) == world.written(alone)) == (not reference)
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["while the host is asked", "while its files are brought"])
+def test_a_damaged_mirror_strands_nobody(host: Host, offered: Index, server: GitHost, asked: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a commit that the lock names: the archive is taken, the folder is named, and git is taken again once that is removed."""
+    world = World(host, offered, "sdist", server, {})
+    world.lock(answers=True)
+    path = world.run().mirror(host.url).path
+    packs = list((path / "objects" / "pack").glob("*.pack"))
+    if asked:
+        # The tag that the lock names is asked for if no proof is recorded.
+        lock = world.run().project.lock_file
+        lock.write_text(re.sub(r"    proof:\n(      .*\n)+", "", lock.read_text()))
+    for pack in packs:
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes()[:20] + b"\xff" * 40)
+    capsys.readouterr()
+    fetched = fetch.fetch(world.run(), host.fork)
+
+    assert (packs, fetched.kind, fetched.git_error) == (packs, "sdist", "mirror-damaged")
+    assert str(path) in capsys.readouterr().err
+    with refusal("mirror-damaged"):
+        fetch.fetch(world.run("--source", "git"), host.fork)
+    shutil.rmtree(path)
+    assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
+
+
+def test_a_source_whose_submodules_cannot_be_read_is_unresolved(host: Host, offered: Index, server: GitHost) -> None:
+    """The lock does not call it whole, and a build does not leave out a submodule that the lock lacks."""
+    world = World(host, offered, "sdist with submodules", server, {})
+    assert world.nest
+    # A host that brings files by request alone, as the real ones do.
+    for allowed in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
+        world.nest.party.git("config", allowed, "true")
+    blob = world.nest.party.git("rev-parse", "HEAD:.gitmodules").encode()
+    run, source = world.run(), VendoredLock(PARTY, "main", UNRESOLVED, UNRESOLVED, kind="fetchcontent")
+    server.sound = lambda _, sent: blob not in sent
+    assert [(name, entry.resolved) for name, entry in resolve.pin(run, run.project.fork(host.fork), "parts", source)[0].items()] == [("parts", False)]
+
+    server.sound = lambda *_: True
+    locked, _ = resolve.pin(run, run.project.fork(host.fork), "parts", source)
+    assert [*locked] == ["parts", "parts/deps/inner"]
+    tree = fetch.vendored_tree(run, host.fork, "parts", locked, ())
+    assert run.objects.blob(tree, "deps/inner/inner.txt") == b"inner\n"
+    with refusal("source-unresolved", match="submodules that the lock does not name"):
+        fetch.vendored_tree(run, host.fork, "parts", {"parts": locked["parts"]}, ())
+    left_out = fetch.vendored_tree(run, host.fork, "parts", {"parts": locked["parts"]}, ("parts/deps/inner",))
+    assert run.objects.submodules(left_out) == {}
+
+
 def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Index, server: GitHost) -> None:
-    """A run goes on with what an earlier one took; the command that brings sources tries git again."""
+    """
+    A run goes on with what an earlier one took; the command that brings sources tries git again. A wheel that says why it is not made of git is
+    not reused then.
+    """
     world = World(host, offered, "sdist with submodules", server, {})
     _silent(world)
+    first = pipeline.build(world.run(), host.fork)
     taken = fetch.fetch(world.run(), host.fork)
     server.sound = lambda *_: True
 
     assert fetch.fetch(world.run(), host.fork) == taken
+    assert pipeline.build(world.run(), host.fork) == first
     assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
     assert fetch.fetch(world.run(), host.fork).pin == world.commit
+    again = pipeline.build(world.run(), host.fork)
+    assert read_record(pipeline.wheel_path(world.run(), again)).deviations == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,6 +289,20 @@ def test_a_wheel_has_the_same_bytes_with_and_without_a_host(host: Host, offered:
     hashes += [built(answers=True), built(answers=False)]
     assert hashes == [hashes[0]] * 2 + [hashes[2]] * 2
     assert hashes[0] != hashes[2]
+
+
+def test_a_wheel_of_an_archive_in_place_of_git_is_built_again_to_the_byte(host: Host, offered: Index, server: GitHost) -> None:
+    """From its record, whatever the host says by then; its version is another than that of the same archive by choice."""
+    world = World(host, offered, "folder of a wheel", server, {"include/more.h": b""})
+    run = world.run()
+    built = pipeline.build(run, host.fork)
+    path = pipeline.wheel_path(run, built)
+    record = read_record(path)
+    assert record.source.source.git_error == "sdist-differs"
+    with separate_store(rebuild_context(world.run(answers=False), path, record)) as other:
+        again = pipeline.build(other, host.fork)
+    assert (again.filename, again.sha256) == (built.filename, built.sha256)
+    assert pipeline.build(world.run("--source", "wheel", "--output", str(host.root / "chosen")), host.fork).filename != built.filename
 
 
 def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:

@@ -8,6 +8,7 @@ library that neither names is a finding, so together they are a complete list.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,8 +80,8 @@ class LibraryPolicy(_Record, frozen=True):
         role: ``target`` was compiled here for the stack's arch; ``base`` came with the official
             wheel.
         reason: Why a base library is not compiled here.
-        grafted: Why a target library may come with the official wheel; it is judged as a base
-            library then.
+        external: The external project of environment.yaml that a target library belongs to. If the
+            build record says why that was not compiled, it is judged as a base library.
         arch: What it is compiled for, as CMake spells it, if that is not the stack's arch; with the
             reason.
         also: Cubins of other targets that may be there.
@@ -90,6 +91,8 @@ class LibraryPolicy(_Record, frozen=True):
             promises an older one.
         symbols: Dynamic symbols that it must define.
         operators: Operators of torch that it must declare and implement.
+        external_operators: The same by external project, each unless the build record says why
+            that was not compiled.
         torch: ``stable`` if it must use torch through its stable ABI alone, so that one build
             serves several versions of torch.
     """
@@ -97,7 +100,7 @@ class LibraryPolicy(_Record, frozen=True):
     glob: str
     role: Literal["target", "base"]
     reason: str = ""
-    grafted: str = ""
+    external: str = ""
     arch: Annotated[str, msgspec.Meta(pattern=r"^([0-9]+\.[0-9][af]?)?$")] = ""
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
@@ -107,6 +110,7 @@ class LibraryPolicy(_Record, frozen=True):
     python: Annotated[str, msgspec.Meta(pattern=r"^(3\.[0-9]+)?$")] = ""
     symbols: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    external_operators: dict[str, tuple[str, ...]] = {}
     torch: Literal["", "stable"] = ""
 
     def __post_init__(self) -> None:
@@ -121,11 +125,20 @@ class LibraryPolicy(_Record, frozen=True):
         except re.error as error:
             raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from error
 
-    def as_base(self) -> LibraryPolicy:
-        """Return the policy of the official wheel's library in its place."""
-        return LibraryPolicy(
-            self.glob, "base", self.grafted, needed=self.needed, python=self.python
-        )
+    def without(self, projects: Mapping[str, str], *, compiled: bool) -> LibraryPolicy:
+        """
+        Return the policy in a wheel without external *projects*.
+
+        Args:
+            projects: By name, each with the reason.
+            compiled: Whether the library itself was compiled here.
+        """
+        if not compiled and (why := projects.get(self.external)):
+            return LibraryPolicy(self.glob, "base", why, needed=self.needed, python=self.python)
+        operators = [*self.operators]
+        for project, names in self.external_operators.items():
+            operators += names if project not in projects else ()
+        return replace(self, operators=tuple(operators))
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -173,6 +173,8 @@ class AuditReport(msgspec.Struct, frozen=True):
             built here, and is judged by what every wheel must keep to.
         deviations: Its sources of other releases than upstream pins, each with the reason, as its
             build record states them.
+        unlocked: External projects that were not compiled, each with the reason, as its build
+            record states them.
         left_out: Libraries and files of the official wheel that it does not hold, by name or glob,
             each with the reason.
         trimmed: Libraries of the official wheel that hold no code for other GPUs.
@@ -187,6 +189,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     device_code: str
     judged: Literal["stack", "any"] = "stack"
     deviations: tuple[str, ...] = ()
+    unlocked: dict[str, str] = {}
     left_out: dict[str, str] = {}
     trimmed: tuple[str, ...] = ()
     not_checked: str = ""
@@ -238,6 +241,8 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             console.table(
                 "", [*columns, f"on {report.target}", ">findings"], libraries, result=result
             )
+        for name, reason in report.unlocked.items():
+            say(f"not compiled: {name}: {reason}")
         for name, reason in report.left_out.items():
             say(f"left out: {name}: {reason}")
         for name in report.trimmed:

@@ -98,18 +98,23 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         project=project,
         forks=(fork,),
         source=record.source.source.kind,
-        targets=record.targets,
+        git_error=record.source.source.git_error,
         keep=record.keep,
+        absent={name: why for name, why in record.unlocked.items() if name in record.absent},
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )
-    inputs = pipeline.reviewed(pipeline.inputs(changed, fork))
-    if differing := sorted({name for name, _ in inputs.items() ^ record.inputs.items()}):
-        raise BuildError(
-            "inputs-differ",
-            f"{path.name} was made from other inputs than this checkout holds.",
-            details=differing,
-        )
-    return changed
+    # The targets of the stack may be more than those that CMake made libraries of.
+    for targets in ((), record.targets):
+        changed = dataclasses.replace(changed, targets=targets)
+        inputs = pipeline.reviewed(pipeline.inputs(changed, fork))
+        differing = sorted({name for name, _ in inputs.items() ^ record.inputs.items()})
+        if not differing:
+            return changed
+    raise BuildError(
+        "inputs-differ",
+        f"{path.name} was made from other inputs than this checkout holds.",
+        details=differing,
+    )
 
 
 @contextlib.contextmanager

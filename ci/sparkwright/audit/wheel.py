@@ -75,7 +75,7 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 18
+FORM = 19
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -144,11 +144,13 @@ class AuditedRecord(msgspec.Struct, frozen=True):
     Attributes:
         units: The unit manifest.
         deviations: Sources of other releases than upstream pins.
+        unlocked: External projects that were not compiled, each with the reason.
         transplant: The changes of a graft.
     """
 
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
+    unlocked: dict[str, str] = {}
     transplant: AuditedGraft | None = None
 
 
@@ -437,7 +439,7 @@ def audit(
         AuditFinding(wants.glob, "library-missing", "the policy asks for it")
         for wants in listed.libraries
         if wants.role == "target"
-        and not wants.grafted
+        and wants.external not in record.unlocked
         and wants not in present
         and judged == "stack"
     ]
@@ -450,6 +452,7 @@ def audit(
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
         deviations=record.deviations,
+        unlocked=record.unlocked,
         left_out=manifest.left_out,
         trimmed=tuple(manifest.trimmed),
         not_checked=_NOT_CHECKED if others is None else "",
@@ -552,17 +555,17 @@ class LibraryAudit:
     ) -> None:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
         self._rows = contents.rows
-        wants = policy.library(about.name, name)
-        transplant = contents.record.transplant if contents.record else None
-        if wants and wants.grafted and not (transplant and name in transplant.libraries):
-            wants = wants.as_base()
+        wants, record = policy.library(about.name, name), contents.record or AuditedRecord()
+        if wants and (ours or wants.external):
+            compiled = (record.transplant or AuditedGraft()).libraries
+            reasons = record.unlocked if ours else {wants.external: "It was not built here."}
+            wants = wants.without(reasons, compiled=name in compiled)
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device
         self._policy = replace(policy, arch=self._wants.arch or policy.arch)
         #: Units of this library, and those that are linked into several.
-        units = contents.record.units if contents.record else ()
-        self._units = [unit for unit in units if unit.library in (name, "")]
+        self._units = [unit for unit in record.units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
         #: What the library asks of its machine; None if it cannot be read.
         self.shared: elf.SharedObject | None = None

@@ -49,14 +49,14 @@ class BuildError(SparkwrightError):
         "compiler-too-old": Advice(
             "Upstream's CMake takes no host compiler of this age for the targets that are asked "
             "for.",
-            "Install the compiler that is named above, and name it in CXX and CC.",
+            "Install the compiler that is named above, and name it in CXX and CC, or leave the "
+            "target out: without --targets, none asks for it.",
         ),
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing or too old, or the "
             "tree needs a source that the lock does not name.",
-            "Read its last lines above. For a newer compiler: sudo apt-get install g++-13, "
-            "and CXX=g++-13 CC=gcc-13. For Python's headers: sudo apt-get install "
-            "python3-dev. Without --targets, no vendored sources are needed.",
+            "Read its last lines above. For Python's headers: sudo apt-get install python3-dev. "
+            "A newer compiler goes into CXX and CC.",
         ),
         "early-check-failed": Advice(
             "The build would fail later; the checks before it list all findings at once.",
@@ -111,6 +111,10 @@ class BuildError(SparkwrightError):
         "rule-mismatch": Advice(
             "Upstream moved or reworded the lines that the rule was written for.",
             "Read the file at the places listed, then adapt the rule to match exactly one of them.",
+        ),
+        "target-empty": Advice(
+            "Upstream's CMake compiles nothing of a target for this architecture.",
+            "Leave it out of --targets, or of `targets` of the fork in stack.yaml.",
         ),
         "target-mismatch": Advice(
             "A library that was compiled here is not for the machine of the wheel, or needs more "

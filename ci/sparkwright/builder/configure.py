@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,7 @@ import msgspec
 
 from sparkwright.builder import BuildError
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import fetch
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.resolve import require_safe
 from sparkwright.forks.stack import ForkLock, SourceError, VendoredLock
 
@@ -293,7 +290,7 @@ def declarations(
     Return the sources that the traced *calls* would download.
 
     Args:
-        present: The sources whose folders lie there. CMake may look for the folder itself, and
+        present: The sources that are in their folders. CMake may look for the folder itself, and
             declare the source only if it is missing; then a variable holds the commit.
 
     Raises:
@@ -366,7 +363,7 @@ def check_vendored(
 
     Args:
         ignored: Sources that no build needs, with the reason.
-        present: The sources whose folders lie there.
+        present: The sources that are in their folders.
 
     Raises:
         source-unlocked: A source is neither locked nor ignored, or is locked otherwise, or CMake
@@ -404,24 +401,6 @@ def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
         return ""
     locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
     return f"CMake asks for {url} at {ref}; the lock names {locked}"
-
-
-def fetch_vendored(context: RunContext, fork: str, names: Collection[str]) -> dict[str, str]:
-    """
-    Fetch the sources *names* that FetchContent would download for *fork*, and return their trees.
-
-    Raises:
-        source-mismatch, source-unresolved, source-unreachable, offline: As
-            `sparkwright.forks.fetch.vendored_tree`.
-    """
-    if not names:
-        return {}
-    vendored = context.lock.forks[fork].vendored
-    with (
-        console.step(f"bring {len(names)} vendored sources of {fork}"),
-        context.store.lock("objects"),
-    ):
-        return {name: fetch.vendored_tree(context, fork, name, vendored) for name in names}
 
 
 def vendored_folder(name: str) -> str:

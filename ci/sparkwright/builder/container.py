@@ -34,10 +34,11 @@ from docker.models.containers import Container
 from docker.models.images import Image
 from docker.types import LogConfig, Mount
 
-from sparkwright.builder import configure, ninja, preflight, pylock, toolchain
+from sparkwright.builder import ninja, preflight, pylock, toolchain
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import source_wheel
+from sparkwright.builder.workspace import fetch_external
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, Failure, SparkwrightError, StoreError
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes
@@ -588,8 +589,7 @@ def build(
         for fork in context.forks:
             for name in (fork, *context.project.fork(fork).needs):
                 fetch.fetch(context, name)
-            sources = toolchain.settings(context, fork).sources
-            configure.fetch_vendored(context, fork, sources)
+            fetch_external(context, fork)
         system, image, python = builder_image(context, engine, base)
         files = list(pylock.wheels(context.project, python))
         for fork in context.forks:

@@ -3,6 +3,12 @@ From the reviewed data to a wheel, once: the same inputs give the wheel that is 
 
 The key of a build is made of reviewed files and of what this machine is, so that "nothing changed"
 is known without git, a network or a compiler; when something changed, the build says what.
+
+A label is ``STACK.pINPUTS.cuCUDA``, such as ``spark.2026.11.p1a2b3c4d.cu130``. Equal inputs have
+equal labels on every machine, and changed inputs have another, so that no installer and no cache
+that is named after a version takes one build for another. Digests have no order: to release twice
+from one stack, raise the label in stack.yaml (``spark.2026.11.1``), because installers take the
+highest.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import configure, ninja, preflight, toolchain
+from sparkwright.builder import BuildError, configure, ninja, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel, symbols
 from sparkwright.builder.workspace import (
@@ -25,7 +31,6 @@ from sparkwright.builder.workspace import (
     Workspace,
     rules_of,
     source_tree,
-    version_label,
 )
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
@@ -80,6 +85,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
         keep: Parts of the official wheel that were kept although the GPU cannot use them.
         unlocked: External projects that were not compiled, each with the reason.
+        absent: Those of them whose sources could not be had.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
@@ -99,6 +105,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     targets: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
+    absent: tuple[str, ...] = ()
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -111,9 +118,13 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
-    """Return everything that determines a build of *fork*: name for people → digest."""
+    """
+    Return everything that determines a build of *fork*: name for people → digest. Which sources
+    are in place of git is known once they are fetched.
+    """
     project, stack = context.project, context.project.stack
     concerned = (fork, *project.fork(fork).needs)
+    fetched = {name: fetch.recorded(context, name) for name in concerned}
     settings = toolchain.settings(context, fork)
     # The build record lists them in this order.
     parts: dict[str, object] = {
@@ -130,11 +141,14 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             msgspec.structs.replace(project.fork(fork), targets=()),
         ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
-        f"build/{stack}/environment.yaml": msgspec.structs.replace(
-            settings, targets=(), keep=(), unlocked={}
-        ),
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=(), keep=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
+        "sources in place of git": {
+            name: source.git_error
+            for name, source in fetched.items()
+            if source and source.git_error
+        },
         **machine_inputs(context),
         "--targets": settings.targets,
         "--keep": settings.keep,
@@ -157,6 +171,22 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
     shared = ("sparkwright", "--targets", "--keep")
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
+
+
+def version_label(context: RunContext, source: SourceTree) -> str:
+    """
+    Return the local version label of builds of *source*: stack, digest of the inputs that are the
+    same on every machine, and CUDA release.
+
+    Raises:
+        file-invalid: pylock.toml does not lock one CUDA release.
+    """
+    needs = context.project.fork(source.fork).needs
+    trees = [source, *(source_tree(context, need) for need in needs)]
+    digest = content_key("wheel-version", (reviewed(inputs(context, source.fork)), trees))
+    # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
+    parts = (context.project.spec.label, f"p{digest[:8]}", pylock.cuda(context.project))
+    return ".".join(filter(None, parts))
 
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -241,11 +271,7 @@ def reuse(
     """
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
-
-    Raises:
-        early-check-failed: As `preflight.check_output`.
     """
-    preflight.check_output(context)
     output = content_key("output", str(context.output))[:8]
     name = context.named(f"{context.project.stack}-{fork}") + f"-{output}"
     built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
@@ -306,10 +332,17 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
     output folder.
 
     Raises:
-        arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier stages.
+        early-check-failed: As `preflight.check_output`.
+        target-empty, arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier
+            stages.
     """
-    preflight.check_targets(context, fork)
+    if current(context, fork) is None or toolchain.absent_sources(context, fork):
+        preflight.check_targets(context, fork)
+    preflight.check_output(context)
     with context.store.lock(Workspace.name(context, fork)):
+        if current(context, fork) is None:
+            for name in (fork, *context.project.fork(fork).needs):
+                fetch.fetch(context, name)
         return reuse(context, fork, inputs(context, fork), lambda key: _build(context, fork, key))
 
 
@@ -350,10 +383,7 @@ def _graft(
         plan.check(plans)
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
-        library_targets = {library.target for library in libraries}
-        for target in settings.named_targets:
-            if target not in library_targets:
-                console.note(f"{target}: CMake makes no library of it for {plans.after.arch}")
+        settings = _without_empty(context, fork, settings, libraries)
         members = graft.replaced_members(base, libraries, settings)
         omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
@@ -371,6 +401,7 @@ def _graft(
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
+            absent=tuple(sorted(toolchain.absent_sources(context, fork))),
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),
@@ -397,3 +428,30 @@ def _graft(
         f"{len(manifest.replaced)} files replaced"
     )
     return put(context, fork, key, path, plans.after.counts)
+
+
+def _without_empty(
+    context: RunContext,
+    fork: str,
+    settings: toolchain.ForkEnvironment,
+    libraries: Iterable[configure.CMakeLibrary],
+) -> toolchain.ForkEnvironment:
+    """
+    Return *settings* without the targets of external projects that CMake makes no library of.
+
+    Raises:
+        target-empty: It makes none of a target that is asked for by name, or of the core.
+    """
+    empty = {*settings.named_targets} - {library.target for library in libraries}
+    asked = toolchain.named_targets(context, fork) or settings.core_targets
+    unlocked, arch = dict(settings.unlocked), context.project.spec.arch
+    if refused := sorted(empty.intersection(asked)):
+        raise BuildError(
+            "target-empty", f"CMake makes no library of {', '.join(refused)} for {arch}."
+        )
+    for name, external in settings.external.items():
+        if targets := sorted(empty.intersection(external.targets)):
+            unlocked[name] = f"CMake makes no library of {', '.join(targets)} for {arch}"
+            console.note(f"{fork}: {name} is not compiled: {unlocked[name]}")
+    compiled = tuple(target for target in settings.targets if target not in empty)
+    return msgspec.structs.replace(settings, targets=compiled, unlocked=unlocked)

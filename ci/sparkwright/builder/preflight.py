@@ -20,8 +20,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, pins, pylock, toolchain
+from sparkwright.builder.toolchain import ForkEnvironment
+from sparkwright.builder.wheel import omission
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.workspace import SourceTree
+from sparkwright.builder.workspace import SourceTree, fetch_external, source_tree
 from sparkwright.core.console import console
 from sparkwright.core.git import blob_id
 from sparkwright.core.zips import zip_file, zip_members
@@ -49,18 +51,36 @@ def check_output(context: RunContext) -> None:
 
 def check_targets(context: RunContext, fork: str) -> None:
     """
-    Check the targets of this run before anything is fetched; print projects that it leaves out.
+    Check the targets of this run before the tools are fetched, and fetch the vendored sources that
+    they need; print the external projects that it leaves out.
 
     Raises:
+        target-unknown: No CMake file of the fork names a target that is asked for.
         source-unresolved: As `toolchain.settings`.
         compiler-too-old, tool-missing: As `toolchain.check_compiler`.
+        rule-mismatch, source-mismatch, source-unresolved, source-unreachable, offline: As
+            `fetch_external`.
     """
     if context.project.fork(fork).build != "graft":
         return
     settings = toolchain.settings(context, fork)
+    if others := sorted({*settings.targets} - settings.listed_targets - {"all"}):
+        tree = source_tree(context, fork).tree
+        search = ["grep", "-lwF", "-e"]
+        files = (tree, "--", "*.cmake", "CMakeLists.txt", "*/CMakeLists.txt")
+        objects = context.objects
+        if unknown := [
+            name for name in others if not objects.text(*search, name, *files, check=False)
+        ]:
+            raise BuildError(
+                "target-unknown",
+                f"No CMake file of {fork} names a target {', '.join(unknown)}.",
+                details=[f"targets: {', '.join(sorted(settings.listed_targets))}, all, and others"],
+            )
+    toolchain.check_compiler(context, settings)
+    settings = fetch_external(context, fork)
     for project, why in settings.unlocked.items():
         console.note(f"{fork}: {project} is not compiled: {why}")
-    toolchain.check_compiler(context, settings)
 
 
 def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
@@ -84,6 +104,21 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
             )
         if base:
             check_base(context, source, base)
+            check_keep(base, toolchain.settings(context, source.fork))
+
+
+def check_keep(base: Path, settings: ForkEnvironment) -> None:
+    """Raise `omission-idle` if *base* has nothing of a name that ``--keep`` keeps."""
+    with zip_file(base) as wheel:
+        members = [name for name in zip_members(wheel, base.name) if name.endswith(".so")]
+    parts = [*members, *(entry.glob for entry in settings.unused)]
+    names = {omission.ALL}.union(*map(omission.keep_names, parts))
+    if idle := sorted({*settings.keep} - names):
+        raise BuildError(
+            "omission-idle",
+            f"{base.name} has nothing of what --keep names.",
+            details=[f"--keep {name}" for name in idle],
+        )
 
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:

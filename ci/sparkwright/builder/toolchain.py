@@ -23,7 +23,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -117,7 +117,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         targets: The targets to compile, as `settings` chooses them; this and the rest are not read
             from environment.yaml.
         sources: The vendored sources that they need.
-        unlocked: External projects that are not compiled, each with the reason.
+        unlocked: External projects whose libraries stay the official wheel's, each with the
+            reason.
         package: For a graft: the folder of the tree whose files are in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
         requires: For a graft: normalised name of a project that the official wheel requires → its
@@ -150,10 +151,14 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return () if "all" in self.targets else self.targets
 
     @property
-    def everything(self) -> bool:
+    def listed_targets(self) -> set[str]:
+        """The targets that the series' option of CMake can compile, `core_defines`."""
+        return {*self.core_targets}.union(*(each.targets for each in self.external.values()))
+
+    @property
+    def needs_upstream_cmake(self) -> bool:
         """Whether a target is asked for that needs CMake as upstream has it, with all sources."""
-        listed = {target for project in self.external.values() for target in project.targets}
-        return not set(self.targets) <= {*self.core_targets, *listed}
+        return not self.listed_targets.issuperset(self.targets)
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -178,6 +183,34 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     forks: dict[str, ForkEnvironment] = {}
     image: str = ""
+
+
+class AbsentSources(msgspec.Struct, frozen=True):
+    """
+    The external projects of a fork whose locked sources could not be used.
+
+    Attributes:
+        hosts: Digest of the mirror map of the run that asked, and whether it was offline.
+        reasons: External project → why its library stays the official wheel's.
+    """
+
+    hosts: str
+    reasons: dict[str, str]
+
+
+def absent_key(context: RunContext, fork: str) -> str:
+    """Return the address of the `AbsentSources` of *fork* for its pins and the targets of a run."""
+    project, pins = context.project, context.lock.forks[fork].vendored
+    named = sorted(named_targets(context, fork))
+    return content_key("absent-sources", (project.stack, project.suffix, fork, pins, named))
+
+
+def absent_sources(context: RunContext, fork: str) -> Mapping[str, str]:
+    """Return the external projects that are left out, though the lock resolves their sources."""
+    if context.absent is not None:
+        return context.absent
+    record = context.store.get("absent-sources", absent_key(context, fork), AbsentSources)
+    return record.reasons if record else {}
 
 
 def spec(project: Project) -> EnvironmentSpec:
@@ -217,18 +250,23 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     )
     if project.fork(fork).build != "graft":
         return own
-    locked, named = context.lock.forks[fork], context.targets or project.fork(fork).targets
+    locked, named = context.lock.forks[fork], named_targets(context, fork)
     targets, projects, unlocked = {*(named or own.core_targets or ("all",))}, [], {}
+    absent = absent_sources(context, fork)
     for name, external in own.external.items():
+        # A core target is compiled without the external project, too.
+        required = named.intersection(external.targets).difference(own.core_targets)
         if unresolved := locked.unresolved(external.sources):
             unlocked[name] = f"the lock does not resolve {', '.join(unresolved)}"
-            if refused := targets.intersection(external.targets).difference(own.core_targets):
+            if required:
                 raise SourceError(
                     "source-unresolved",
-                    f"{', '.join(sorted(refused))} cannot be compiled: {unlocked[name]}.",
+                    f"{', '.join(sorted(required))} cannot be compiled: {unlocked[name]}.",
                     todo="Run `sparkwright lock` where the upstream host is reachable, or take the "
                     "official wheel's library: leave the target out.",
                 )
+        elif name in absent and not required:
+            unlocked[name] = absent[name]
         elif not named or not targets.isdisjoint(external.targets):
             projects.append(name)
             targets |= set() if named else {*external.targets}
@@ -237,7 +275,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
         targets=("all",) if "all" in targets else tuple(sorted(targets)),
         keep=tuple(sorted(set(context.keep))),
     )
-    if chosen.everything:
+    if chosen.needs_upstream_cmake:
         return msgspec.structs.replace(chosen, sources=tuple(locked.fetched))
     defines = {
         name: value.replace("{external}", ";".join(projects))
@@ -249,6 +287,11 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
         sources=tuple(source for name in projects for source in own.external[name].sources),
         unlocked=unlocked,
     )
+
+
+def named_targets(context: RunContext, fork: str) -> frozenset[str]:
+    """Return the targets of *fork* that ``--targets`` or stack.yaml names."""
+    return frozenset(context.targets or context.project.fork(fork).targets)
 
 
 # The host compiler.
@@ -303,22 +346,27 @@ def check_compiler(context: RunContext, settings: ForkEnvironment) -> None:
         compiler-too-old: It is older.
         tool-missing: As `compiler`.
     """
-    if not settings.everything:
+    if not settings.needs_upstream_cmake:
         return
     identity, version = compiler(context), ""
     # Only GCC has this option; whether another compiler will do, CMake says.
     with contextlib.suppress(CommandError):
-        version = process.output([*compiler_command(context), "-dumpfullversion"])
+        version = process.output([*compiler_command(context), "-dumpfullversion"]).strip()
     if version and int(version.partition(".")[0]) < settings.gcc:
-        suffix = f"-{triple(context.machine)}".replace("_", "-") if context.cross else ""
-        package = f"g++-{settings.gcc}{suffix}"
+        others = sorted(set(settings.targets) - settings.listed_targets)
+        install = f"sudo apt-get install g++-{settings.gcc}, then CXX=g++-{settings.gcc} "
+        install += f"CC=gcc-{settings.gcc}; Debian 12 has none: build there with --container."
+        if context.cross:
+            # CMake is given the compiler without a version in its name.
+            install = f"Cross-compile on a system whose {compiler_command(context)[0]} is newer."
         raise BuildError(
             "compiler-too-old",
-            f"These targets need GCC {settings.gcc}; this is {version}.",
-            details=[f"{' '.join(compiler_command(context))}: {identity}"],
-            todo=f"sudo apt-get install {package}"
-            + ("" if suffix else f", then CXX=g++-{settings.gcc} CC=gcc-{settings.gcc}")
-            + ". Without --targets, no such target is compiled.",
+            f"{', '.join(others)}: CMake asks for GCC {settings.gcc}; this is {version}.",
+            details=[
+                f"{' '.join(compiler_command(context))}: {identity}",
+                f"targets without that demand: {', '.join(sorted(settings.listed_targets))}",
+            ],
+            todo=install,
         )
 
 

@@ -1,28 +1,23 @@
 """
-The sources of a build: the tree of a fork after patches and arch rules, the version label that
-follows from it, and the folder in which it is checked out, configured and compiled.
+The sources of a build: the tree of a fork after patches and arch rules, its vendored sources, and
+the folder in which they are checked out, configured and compiled.
 
 Every step of the tree has an id. The files of the folder change only if the tree does, so that
 ninja compiles no more than that.
-
-A label is ``STACK.pPATCHES.cuCUDA``, such as ``spark.2026.11.p1a2b3c4d.cu130``. Equal inputs have
-equal labels on every machine, and a changed patch has another, so that no installer and no cache
-that is named after a version takes one build for another. Digests have no order: to release twice
-from one stack, raise the label in stack.yaml (``spark.2026.11.1``), because installers take the
-highest.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, configure, ninja, pylock, toolchain
+from sparkwright.builder import BuildError, configure, ninja, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
@@ -31,11 +26,12 @@ from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.errors import FileError, GitError
+from sparkwright.core.files import content_key
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import SourceError, SourceUnreachable
 
 #: nvcc's options for names that are the same in every run.
 NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
@@ -61,7 +57,7 @@ class Workspace:
         self._context, self._tools, self._fork = context, tools, fork
         #: Those of the fork for this run.
         self.settings = toolchain.settings(context, fork)
-        self.variant = f"vendored-{variant}" if self.settings.everything else variant
+        self.variant = f"vendored-{variant}" if self.settings.needs_upstream_cmake else variant
         self.folder = self._folder(fork, context.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
         #: The tools, with the libraries of the machine that wheels are made for.
@@ -75,7 +71,7 @@ class Workspace:
                 for need in context.project.fork(fork).needs
             },
         }
-        self.sandbox = Sandbox.create(self._names, needed=self.settings.everything)
+        self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_upstream_cmake)
 
     @staticmethod
     def name(context: RunContext, fork: str) -> str:
@@ -91,26 +87,18 @@ class Workspace:
         the places that *rules* change in the latter.
 
         Raises:
-            rule-mismatch: As `archs.rewrite`.
-            source-mismatch, source-unresolved, source-unreachable, offline: As
-                `configure.fetch_vendored`.
+            rule-mismatch, source-mismatch, source-unresolved, source-unreachable, offline: As
+                `vendored_trees`.
         """
         objects, changed, folders = self._context.objects, list[Site](), set[Path]()
-        trees = configure.fetch_vendored(self._context, self._fork, self.settings.sources)
-        for name, source in trees.items():
-            own = [rule for rule in rules if rule.source == name]
-            files, sites = archs.rewrite(partial(objects.blob, source), own)
+        trees = vendored_trees(self._context, self._fork, self.settings.sources, rules)
+        for name, (vendored, sites) in trees.items():
             folder = self.build / configure.vendored_folder(name)
             folders.add(folder)
-            objects.checkout(
-                objects.with_files(source, files) if files else source,
-                folder,
-                self.folder / f"vendored-{folder.name}.index",
-            )
+            objects.checkout(vendored, folder, self.folder / f"vendored-{folder.name}.index")
             for site in sites:
-                file = f"{name}/{site.file}"
-                console.note(f"{file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-                changed.append(msgspec.structs.replace(site, file=file))
+                console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+            changed += sites
         # CMake would take the folder of a source that this run does not want.
         for folder in {*self.build.glob(configure.vendored_folder("*"))} - folders:
             (self.folder / f"vendored-{folder.name}.index").unlink(missing_ok=True)
@@ -266,6 +254,83 @@ def reproducible_flags(defines: dict[str, str], names: Mapping[Path, str]) -> di
     }
 
 
+def vendored_trees(
+    context: RunContext, fork: str, names: Collection[str], rules: Sequence[ArchRule]
+) -> dict[str, tuple[str, tuple[Site, ...]]]:
+    """
+    Fetch the sources *names* that FetchContent would download for *fork*; return the tree of each
+    after its *rules*, and the places that they change.
+
+    Raises:
+        rule-mismatch: As `archs.rewrite`.
+        source-mismatch, source-unresolved, source-unreachable, offline: As `fetch.vendored_tree`.
+    """
+    trees = dict[str, tuple[str, tuple[Site, ...]]]()
+    objects, locked = context.objects, context.lock.forks[fork].vendored
+    ignored = context.project.fork(fork).ignored
+    for name in names:
+        with console.step(f"bring {name}, which {fork} vendors"), context.store.lock("objects"):
+            tree = fetch.vendored_tree(context, fork, name, locked, ignored)
+        own = [rule for rule in rules if rule.source == name]
+        files, sites = archs.rewrite(partial(objects.blob, tree), own)
+        trees[name] = (
+            objects.with_files(tree, files) if files else tree,
+            tuple(msgspec.structs.replace(site, file=f"{name}/{site.file}") for site in sites),
+        )
+    return trees
+
+
+def fetch_external(
+    context: RunContext, fork: str, *, again: bool = False
+) -> toolchain.ForkEnvironment:
+    """
+    Fetch the vendored sources that the targets of this run need, try the rules for them, and return
+    the settings of the run. An external project that nobody named stays the official wheel's if
+    that fails: this is printed, and recorded for every later step.
+
+    Args:
+        again: Ask a host once more that did not give an earlier run its source.
+
+    Raises:
+        rule-mismatch, source-mismatch, source-unresolved, source-unreachable, offline: A project
+            was asked for, and its source cannot be used.
+    """
+    key, rules = toolchain.absent_key(context, fork), rules_of(context, fork).rules
+    hosts = content_key("hosts", (dict(context.mirrors), context.offline))
+    earlier = context.store.get("absent-sources", key, toolchain.AbsentSources)
+    # A rebuild has the projects of the first build.
+    fixed = context.absent is not None
+    whole = toolchain.settings(context if fixed else dataclasses.replace(context, absent={}), fork)
+    if fixed or whole.needs_upstream_cmake:
+        vendored_trees(context, fork, whole.sources, rules)
+        return whole
+    silent = earlier.reasons if earlier and earlier.hosts == hosts and not again else {}
+    offline = dataclasses.replace(context, offline=True)
+    named, reasons = toolchain.named_targets(context, fork), dict[str, str]()
+    for name, external in whole.external.items():
+        if not set(external.sources) <= set(whole.sources):
+            continue
+        if named.intersection(external.targets).difference(whole.core_targets):
+            vendored_trees(context, fork, external.sources, rules)
+            continue
+        try:
+            vendored_trees(offline if name in silent else context, fork, external.sources, rules)
+        except (SourceError, GitError, BuildError) as error:
+            # A host that is silent and one that may not be asked leave the same wheel.
+            why = "" if isinstance(error, SourceUnreachable) else f" ({error.reference})"
+            reasons[name] = f"{', '.join(external.sources)} cannot be had{why}"
+            if name not in silent:
+                message = " · ".join([error.what, *error.details[:3]])
+                console.warn(
+                    f"{fork}: {name} is not compiled ({error.reference}; `sparkwright fetch` "
+                    f"tries it again): {message}"
+                )
+    absent = toolchain.AbsentSources(hosts, reasons)
+    if absent != earlier and (earlier or reasons):
+        context.store.put("absent-sources", key, absent)
+    return toolchain.settings(context, fork)
+
+
 class SourceTree(msgspec.Struct, frozen=True):
     """
     The source of a build.
@@ -298,11 +363,12 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
-    source = fetch.as_locked(context, fetch.fetch(context, fork))
+    source = fetch.recorded_source(context, fetch.fetch(context, fork))
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
     tree, sites = patched.tree, tuple[Site, ...]()
     own = [rule for rule in rules.rules if not rule.source]
+    _check_rule_sources(context, fork, rules)
     if own or rules.guards:
         with console.step(f"rewrite {fork}: {len(own)} rules"):
             files, sites = archs.rewrite(partial(context.objects.blob, tree), own)
@@ -314,24 +380,13 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 
 
-def version_label(context: RunContext, source: SourceTree) -> str:
-    """
-    Return the local version label of builds of *source*: stack, patch set and CUDA release.
-
-    Raises:
-        file-invalid: pylock.toml does not lock one CUDA release.
-    """
-    needs = context.project.fork(source.fork).needs
-    # The patch set follows from the effect, path by path with the blob before and after, not from
-    # the patch files: a git source and an sdist of the same release have the same, and so has a
-    # series whose comments were reworded.
-    command = ["diff-tree", "-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
-    raw = {
-        tree.fork: context.objects.run([*command, tree.source.tree, tree.tree])[1]
-        for tree in (source, *(source_tree(context, need) for need in needs))
-    }
-    changes = {fork: sha256_bytes(text) for fork, text in raw.items() if text}
-    # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
-    patches = f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"
-    parts = (context.project.spec.label, patches, pylock.cuda(context.project))
-    return ".".join(filter(None, parts))
+def _check_rule_sources(context: RunContext, fork: str, rules: ArchRules) -> None:
+    """Raise `rule-mismatch` if a rule is for a vendored source that *fork* does not have."""
+    external = toolchain.spec(context.project).forks[fork].external.values()
+    known = {*context.lock.forks[fork].fetched}.union(*(each.sources for each in external))
+    if wrong := [rule for rule in rules.rules if rule.source and rule.source not in known]:
+        raise BuildError(
+            "rule-mismatch",
+            f"Rule {wrong[0].name} is for a vendored source that {fork} does not have.",
+            details=[f"source: {wrong[0].source}", f"vendored: {', '.join(sorted(known))}"],
+        )

@@ -17,7 +17,7 @@ from sparkwright.builder import configure, new_stack, pins, pipeline, preflight,
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
-from sparkwright.builder.workspace import Workspace, source_tree
+from sparkwright.builder.workspace import Workspace, fetch_external, source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
@@ -66,6 +66,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         "--new": {"metavar": "STACK", "help": "make this stack from the nearest one"},
         "--vllm": {"metavar": "VERSION", "help": "with --new: release of vLLM that it is for"},
     },
+    "fetch": _COMPILED,
     "plan": {**_COMPILED, **options.FORCE_PIN},
     "build": {
         **_COMPILED,
@@ -297,15 +298,15 @@ def _pinned(
 
 def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Bring the sources, the picks and the base wheels for this machine into the store, and install
-    the tools.
+    Bring the sources with those that the targets vendor, the picks and the base wheels into the
+    store, and install the tools.
     """
     context = options.checkout(arguments)
     fetched, bases, rows = [], [], []
     for fork in context.forks:
         source = sources.fetch(context, fork, again=True)
         fetched.append(source)
-        state = f"not git: {source.refused}" if source.refused else ""
+        state = f"not git: {source.git_error}" if source.git_error else ""
         state = state if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.of(context, fork)
@@ -315,7 +316,13 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
-    tools = toolchain.obtain(context)
+        settings, vendored = fetch_external(context, fork, again=True), context.lock.forks[fork]
+        rows += [
+            [fork, "vendored", name, vendored.fetched[name].tree[:12], ""]
+            for name in settings.sources
+        ]
+        rows += [[fork, "not compiled", name, "", why] for name, why in settings.unlocked.items()]
+    tools = toolchain.target(context, toolchain.obtain(context))
     console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
     return {"sources": fetched, "bases": bases, "tools": tools.key}
 

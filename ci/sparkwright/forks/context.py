@@ -34,6 +34,9 @@ class RunContext:
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles
             every unit.
+        absent: External projects to leave out, each with the reason, as a build record lists them;
+            None for those whose sources could not be used (`builder.workspace.fetch_external`).
+        git_error: Why *source* is taken in place of git, as a build record says.
     """
 
     project: Project
@@ -49,6 +52,8 @@ class RunContext:
     keep: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
+    absent: Mapping[str, str] | None = None
+    git_error: str = ""
 
     @cached_property
     def objects(self) -> Objects:

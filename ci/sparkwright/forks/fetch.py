@@ -29,8 +29,8 @@ from sparkwright.forks.stack import (
     VendoredLock,
 )
 
-#: Raise it when `FetchedSource` changes: 3 added why it is no git source.
-FORM = 3
+#: Raise it when `FetchedSource` changes: 4 renamed why it is no git source.
+FORM = 4
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class FetchedSource(msgspec.Struct, frozen=True):
         resolved: Whether the lock names both beyond doubt; only then may it reach the channel
             ``verified``.
         submodules: Of a git source, and theirs, by path.
-        refused: The reference of the error for which it was taken in place of the git source, whose
-            host answers.
+        git_error: The reference of the error for which an archive was taken in place of the git
+            source; empty for the source that was chosen.
     """
 
     fork: str
@@ -55,7 +55,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     tree: str
     resolved: bool
     submodules: dict[str, VendoredLock] = {}
-    refused: str = ""
+    git_error: str = ""
 
 
 def fetch(
@@ -75,32 +75,20 @@ def fetch(
             is not what the lock names, or cannot be had.
         sdist-differs: See `resolve.prove`.
     """
-    locked = locked or context.lock.forks[fork]
+    locked, spec = locked or context.lock.forks[fork], context.project.fork(fork)
     if context.source not in ("auto", *locked.kinds) and fork in context.forks:
         raise SourceError(
             "not-provided",
             f"{fork} has no source of kind {context.source}.",
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
-    spec = context.project.fork(fork)
-    key = content_key(
-        "source",
-        {
-            "lock": locked.pins,
-            "source": context.source,
-            "mirrors": dict(context.mirrors),
-            "ignored": sorted(spec.ignored),
-            "sources": spec.sources,
-            "form": FORM,
-        },
-    )
-    stored = context.store.get("source", key, FetchedSource)
-    if stored and context.objects.whole(stored.tree) and not (again and stored.refused):
+    stored = recorded(context, fork, locked)
+    if stored and context.objects.whole(stored.tree) and not (again and stored.git_error):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        kind = choose(context, fork, locked)
-        others = [other for other in locked.kinds if other != "git"]
+        kind, others = locked.kinds[0], [other for other in locked.kinds if other != "git"]
         try:
+            kind = choose(context, fork, locked)
             fetched = (
                 _from_git(context, fork, spec, locked)
                 if kind == "git"
@@ -118,11 +106,36 @@ def fetch(
                 f"({error.reference}; `sparkwright fetch` tries it again): {why}"
             )
             fetched = _from_archive(context, fork, others[0], locked)
-            fetched = msgspec.structs.replace(fetched, refused=error.reference)
+            fetched = msgspec.structs.replace(fetched, git_error=error.reference)
+        if context.git_error and fork in context.forks:
+            fetched = msgspec.structs.replace(fetched, git_error=context.git_error)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
-    context.store.put("source", key, fetched)
+    context.store.put("source", _key(context, fork, locked), fetched)
     return fetched
+
+
+def recorded(
+    context: RunContext, fork: str, locked: ForkLock | None = None
+) -> FetchedSource | None:
+    """Return what the last `fetch` with these arguments recorded; None before the first."""
+    locked = locked or context.lock.forks[fork]
+    return context.store.get("source", _key(context, fork, locked), FetchedSource)
+
+
+def _key(context: RunContext, fork: str, locked: ForkLock) -> str:
+    spec = context.project.fork(fork)
+    return content_key(
+        "source",
+        {
+            "lock": locked.pins,
+            "source": context.source,
+            "mirrors": dict(context.mirrors),
+            "ignored": sorted(spec.ignored),
+            "sources": spec.sources,
+            "form": FORM,
+        },
+    )
 
 
 def _from_archive(
@@ -188,7 +201,7 @@ def _proved(sources: SourceSpecs, locked: ForkLock) -> bool:
     return bool(sources.pinned_by_archive and locked.proof and locked.whole)
 
 
-def as_locked(context: RunContext, source: FetchedSource) -> FetchedSource:
+def recorded_source(context: RunContext, source: FetchedSource) -> FetchedSource:
     """
     Return *source* as the lock names it: by the archive, if that proves a commit which the lock
     does not record. Another run, which cannot reach the host, makes the same wheel.
@@ -210,8 +223,8 @@ def deviation(project: Project, source: FetchedSource) -> str:
             f"{source.fork} {sources.git.ref}, although upstream pins {sources.upstream}; "
             f"accepted, because {sources.accepted.strip()}"
         )
-    if source.refused:
-        text = f"{text or source.fork}; from {source.origin} in place of git ({source.refused})"
+    if source.git_error:
+        text = f"{text or source.fork}; from {source.origin} in place of git ({source.git_error})"
     return text
 
 
@@ -255,11 +268,18 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
 
 
 def vendored_tree(
-    context: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]
+    context: RunContext,
+    fork: str,
+    name: str,
+    vendored: Mapping[str, VendoredLock],
+    ignored: Collection[str],
 ) -> str:
     """
     Return the tree of the locked source *name*, its files brought, with the sources in place that
     lie below it in turn.
+
+    Args:
+        ignored: Names of sources that no build needs.
 
     Raises:
         source-mismatch, source-unresolved, source-unreachable, offline: As `fetch`.
@@ -268,7 +288,8 @@ def vendored_tree(
     nested = {
         path.removeprefix(below): lock for path, lock in vendored.items() if path.startswith(below)
     }
-    return _git_tree(context, f"{fork}/{name}", entry, nested)
+    unused = {path.removeprefix(below) for path in ignored if path.startswith(below)}
+    return _git_tree(context, f"{fork}/{name}", entry, nested, unused)
 
 
 def _git_tree(
@@ -276,11 +297,11 @@ def _git_tree(
     name: str,
     locked: GitLock,
     vendored: Mapping[str, VendoredLock],
-    ignored: Collection[str] = (),
+    ignored: Collection[str],
 ) -> str:
     """
     Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
-    its submodules.
+    its submodules; those that are ignored, or that FetchContent does not take, are left out.
     """
     commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
     mirror, objects = context.mirror(locked.url), context.objects
@@ -294,11 +315,10 @@ def _git_tree(
         )
     tree = mirror.tree(tree, locked.without)
     links = objects.submodules(tree)
-    fetchcontent = isinstance(locked, VendoredLock) and locked.kind == "fetchcontent"
-    # The lock of a resolved FetchContent source names every submodule that the build takes.
-    dropped = (
-        links.keys() - vendored if fetchcontent and locked.resolved else links.keys() & ignored
-    )
+    modules = locked.modules if isinstance(locked, VendoredLock) else None
+    dropped = {
+        path for path in links if path in ignored or (modules is not None and path not in modules)
+    }
     if dropped:
         tree = objects.without_paths(tree, dropped)
     links = {path: pin for path, pin in links.items() if path not in dropped}
@@ -315,7 +335,7 @@ def _git_tree(
             todo="Run `sparkwright lock`, or take the release archive, which carries them: "
             "--source sdist.",
         )
-    folders = {path: vendored_tree(context, name, path, vendored) for path in links}
+    folders = {path: vendored_tree(context, name, path, vendored, ignored) for path in links}
     return objects.with_folders(tree, folders) if folders else tree
 
 

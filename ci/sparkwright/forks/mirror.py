@@ -267,9 +267,8 @@ class Mirror:
     def _damaged(self, words: Sequence[str]) -> SourceError:
         return SourceError(
             "mirror-damaged",
-            f"The mirror of {redact_credentials(self.url)} is damaged.",
+            f"The mirror of {redact_credentials(self.url)} is damaged: {self.path}.",
             details=words,
-            todo=f"Remove {self.path}; the next run fetches it again.",
         )
 
     def _unreachable(self, what: str, details: Sequence[str]) -> SourceError:

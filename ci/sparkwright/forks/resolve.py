@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.git import SUBMODULE, Objects
+from sparkwright.core.git import EXECUTABLE, REGULAR, SUBMODULE, Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -63,10 +63,10 @@ def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
     locked, spec = dict[str, ForkLock](), context.project.spec
     with context.store.lock("objects"):
         for name, fork in spec.forks.items():
-            known = earlier.forks.get(name) if earlier else None
-            if known is None or name in context.forks:
-                known = resolve_fork(context, name, fork, known)
-            locked[name] = known
+            entry = earlier.forks.get(name) if earlier else None
+            if entry is None or name in context.forks:
+                entry = resolve_fork(context, name, fork, entry)
+            locked[name] = entry
     return Lock(1, spec.stack, locked)
 
 
@@ -90,9 +90,8 @@ def pin_commit(
     """
     tree = context.mirror(git.url).commit(commit)
     git = msgspec.structs.replace(git, commit=commit, tree=tree)
-    resolver = _Resolver(context, fork, ForkLock(), strict=True)
-    vendored = {**resolver.submodules(git), **locked.vendored}
-    return msgspec.structs.replace(locked, git=git, vendored=vendored)
+    git, submodules = _Resolver(context, fork, ForkLock(), strict=True).submodules(git)
+    return msgspec.structs.replace(locked, git=git, vendored={**submodules, **locked.vendored})
 
 
 def pin(
@@ -142,7 +141,7 @@ class _Resolver:
                 bases[machine] = self._file(f"bases/{machine}", spec, earlier.bases.get(machine))
             except SourceUnreachable as error:
                 console.warn(f"{error.what} Left unresolved.")
-        sources = self.submodules(git) if git else {}
+        git, sources = self.submodules(git) if git else (None, {})
         for declared, entry in earlier.fetched.items():
             sources |= self.vendored(declared, entry)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
@@ -161,43 +160,54 @@ class _Resolver:
         commit = source.ref if len(source.ref) == 40 else ""
         spec = GitSpec(source.url, source.ref, commit, without)
         git = self._git(f"vendored/{name}", spec, self._earlier.vendored.get(name))
+        git, submodules = self.submodules(git, f"{name}/", source.modules)
         entry = msgspec.structs.replace(source, commit=git.commit, tree=git.tree, without=without)
-        return {name: entry, **self.submodules(git, f"{name}/", source.modules)}
+        return {name: entry, **submodules}
 
     def submodules(
         self, git: GitLock, parent: str = "", modules: Collection[str] | None = None
-    ) -> dict[str, VendoredLock]:
-        """Return the locks of the submodules of *git*, by *parent* and their paths."""
+    ) -> tuple[GitLock, dict[str, VendoredLock]]:
+        """
+        Return *git*, and the locks of its submodules by *parent* and their paths; without its tree,
+        so that it is unresolved, if they are neither seen now nor known from an earlier lock.
+        """
         context, locked = self._context, dict[str, VendoredLock]()
         if not git.resolved:
-            return locked
+            return git, locked
         try:
             if context.objects.missing([git.tree]):
                 raise SourceUnreachable("source-unreachable", f"{git.url} was not seen.")
             if not context.objects.submodules(git.tree):
-                return locked
+                return git, locked
             paths = context.objects.paths(git.tree)
             context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
         except SourceUnreachable:
             if self._strict:
                 raise
-            return self._kept_submodules(parent)
+            return self._earlier_submodules(git, parent)
         for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
             path = parent + module
             wanted = path not in self._fork.ignored and (modules is None or module in modules)
-            # Without an address it stays unlocked, and is an error where it is fetched.
+            # Without an address it is not locked, and fetching its parent fails.
             if url and wanted:
                 entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
                 locked |= self.vendored(path, entry)
-        return locked
+        return git, locked
 
-    def _kept_submodules(self, parent: str) -> dict[str, VendoredLock]:
-        """Return the submodules below *parent* as the earlier lock has them."""
-        earlier = self._earlier.vendored if parent else self._earlier.submodules
-        kept = {path: entry for path, entry in earlier.items() if path.startswith(parent)}
-        for path in kept:
+    def _earlier_submodules(
+        self, git: GitLock, parent: str
+    ) -> tuple[GitLock, dict[str, VendoredLock]]:
+        """Return *git* and its submodules below *parent* as the earlier lock has them."""
+        earlier = self._earlier
+        owner = earlier.vendored.get(parent.removesuffix("/")) if parent else earlier.git
+        if owner is None or owner.tree != git.tree:
+            console.warn(f"{git.url}: left unresolved: its submodules were not seen")
+            return msgspec.structs.replace(git, tree=UNRESOLVED), {}
+        locked = earlier.vendored if parent else earlier.submodules
+        below = {path: entry for path, entry in locked.items() if path.startswith(parent)}
+        for path in below:
             self._keep(f"vendored/{path}", "the tree that names it was not seen")
-        return kept
+        return git, below
 
     def _git(self, entry: str, spec: GitSpec, earlier: GitLock | None) -> GitLock:
         """Return the lock of a git source, called *entry* in `seen`."""
@@ -391,7 +401,7 @@ def prove(
 
     Raises:
         sdist-differs: A file of the archive is not the commit's or a submodule's, and not
-            generated.
+            generated; or all are generated.
         source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
     """
     objects, git = context.objects, locked.git
@@ -404,8 +414,10 @@ def prove(
         for path, entry in locked.submodules.items()
         if objects.has(f"{entry.commit}^{{commit}}")
     }
+    # A wheel does not say which of its files are executable.
+    modes = {EXECUTABLE: REGULAR} if sources.proof == "wheel" else {}
     commit = {
-        folder + path: blob
+        folder + path: (modes.get(mode, mode), blob)
         for folder, tree in {"": git.tree, **trees}.items()
         for path, (mode, blob) in objects.paths(tree).items()
         if mode != SUBMODULE
@@ -413,8 +425,8 @@ def prove(
     released = objects.paths(package_index.import_file(context, file))
     differing = {
         path: "differs" if path in commit else "is not in the commit"
-        for path, (_, blob) in released.items()
-        if commit.get(path) != blob
+        for path, entry in released.items()
+        if commit.get(path) != entry
     }
     wrong = [
         f"{path} {fault}"
@@ -427,8 +439,13 @@ def prove(
             f"{len(wrong)} files of {file.filename}, which proves {fork}, are not the commit's.",
             details=wrong[:SHOWN],
         )
+    equal = len(released) - len(differing)
+    if not equal:
+        raise SourceError(
+            "sdist-differs", f"No file of {file.filename} proves {fork}: all are generated."
+        )
     proof = SourceProof(
-        equal=len(released) - len(differing),
+        equal=equal,
         generated=tuple(sorted(differing)),
         absent=len(commit.keys() - released.keys()),
     )

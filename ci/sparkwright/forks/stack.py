@@ -173,8 +173,8 @@ class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pinned_by_archive(self) -> bool:
         """
-        Return True if the archive alone says which files the git source may have: a tag or the
-        beginning of a commit says it of none.
+        Return True if stack.yaml names no full commit, so that the archive alone determines which
+        files the git source has.
         """
         return bool(self.proof and self.git and len(self.git.commit) != 40)
 

@@ -14,17 +14,17 @@ import re
 import shutil
 import subprocess
 import tarfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.metadata import PathDistribution
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, ClassVar
 
 import msgspec
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.utils import canonicalize_name
 
+from sparkwright.audit.wheel import read_contents, read_subject
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.wheel import elf, gpu_target
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, StoreError
@@ -134,7 +134,9 @@ def pack(
     Raises:
         bundle-incomplete: A file or folder does not exist, or an environment needs another one.
         bundle-root-taken: *output* holds something else than parts that were cut off.
-        bundle-torch-differs: A wheel or the bundle's own torch is of another version of torch.
+        bundle-torch-differs: A wheel or the bundle's own torch is of another version of torch, or
+            an environment lacks the latter.
+        wheel-invalid, archive-unsafe: A wheel is damaged.
         disk-full: The parts cannot be written.
     """
     _require_complete(spec, contents)
@@ -224,46 +226,54 @@ def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
     """Raise `bundle-incomplete` if *contents* lacks a needed file, or names one that is missing."""
     faults = [f"no file or folder {path}" for path in contents.values() if not path.exists()]
+    needed = [("own_torch", spec.own_torch)] if spec.own_torch else []
     for name, environment in spec.environments.items():
         glob = environment.wheel
         wheels = [file for file in contents if glob and PurePosixPath(file).match(glob)]
         if glob and len(wheels) != 1:
             faults.append(f"environment {name}: {len(wheels)} files match {glob}")
-        faults += [
-            f"environment {name}: nothing holds {folder}"
-            for folder in environment.folders
-            if not any(PurePosixPath(folder).is_relative_to(path) for path in contents)
-        ]
+        needed += [(f"environment {name}", folder) for folder in environment.folders]
+    faults += [
+        f"{what}: nothing holds {folder}"
+        for what, folder in needed
+        if not any(PurePosixPath(folder).is_relative_to(path) for path in contents)
+    ]
     if faults:
         raise BundleError("bundle-incomplete", "The bundle would be incomplete.", details=faults)
 
 
 def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
-    """Raise `bundle-torch-differs` if a wheel, or the bundle's torch, is of another version."""
-    faults = []
+    """
+    Raise `bundle-torch-differs` if a wheel, or the bundle's torch, is of another version, or the
+    environment of a wheel that requires torch lacks the bundle's.
+    """
+    faults, requiring = list[str](), set[str]()
     for name, path in contents.items():
-        if path.suffix == ".whl":
-            faults += [
-                f"{name} requires {requirement}"
-                for requirement in _requirements(path)
-                if requirement.name == "torch" and not requirement.specifier.contains(spec.torch)
-            ]
-        if spec.own_torch and PurePosixPath(spec.own_torch).is_relative_to(name) and path.is_dir():
+        for requirement in _requirements(path, spec.python) if path.suffix == ".whl" else ():
+            if canonicalize_name(requirement.name) == "torch":
+                requiring.add(name)
+                if not requirement.specifier.contains(spec.torch, prereleases=True):
+                    faults.append(f"{name} requires {requirement}")
+        if spec.own_torch and PurePosixPath(spec.own_torch).is_relative_to(name):
             folder = path / PurePosixPath(spec.own_torch).relative_to(name)
             records = [file.name for file in folder.glob("torch-*.dist-info")]
-            version = "".join(records[:1]).removeprefix("torch-").removesuffix(".dist-info")
-            if len(records) != 1 or Version(version).public != spec.torch:
+            versions = [text[len("torch-") : -len(".dist-info")] for text in records]
+            if [text.partition("+")[0] for text in versions] != [spec.torch]:
                 faults.append(f"{spec.own_torch} holds {', '.join(records) or 'no torch'}")
+    for name, environment in spec.environments.items():
+        wheels = [file for file in requiring if PurePosixPath(file).match(environment.wheel or ".")]
+        if wheels and spec.own_torch and spec.own_torch not in environment.folders:
+            faults.append(f"environment {name}: {wheels[0]} requires torch; its folders lack it")
     if faults:
         what = f"The bundle is for torch {spec.torch}, and not all of it is."
         raise BundleError("bundle-torch-differs", what, details=faults)
 
 
-def _requirements(wheel: Path) -> Iterator[Requirement]:
-    """Yield the requirements of a wheel on the bundle's kind of host."""
-    with zipfile.ZipFile(wheel) as archive:
-        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
-        stated = PathDistribution(zipfile.Path(archive, f"{folder}/")).requires
-    for requirement in map(Requirement, stated or []):
-        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+def _requirements(wheel: Path, host: str) -> Iterator[Requirement]:
+    """Yield the requirements of a wheel on a *host* with such a Python (``3.12 x86_64``)."""
+    metadata = read_contents(wheel, read_subject(wheel)).metadata
+    python, _, machine = host.partition(" ")
+    environment = Interpreter(f"{python}.0", machine).selection()["environment"]
+    for requirement in map(Requirement, metadata.get("requires_dist", [])):
+        if not requirement.marker or requirement.marker.evaluate({**environment, "extra": ""}):
             yield requirement

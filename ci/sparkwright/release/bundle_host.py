@@ -53,7 +53,8 @@ REFUSALS = {
     ),
     "bundle-torch-differs": (
         "A library of vLLM is compiled for one version of torch and crashes with another.",
-        "Name the wheel's version of torch in the file, and add a folder with that one.",
+        "Name the wheel's version of torch in the file, add a folder with that one, and list it "
+        "in the folders of each environment that has the wheel.",
     ),
     "command-unknown": (
         "The bundle has no command of that name.",

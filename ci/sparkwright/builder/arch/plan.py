@@ -211,7 +211,7 @@ def examine(
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
         entry = next((entry for entry in rules.kept if entry.covers(unit.source)), None)
-        if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
+        if verdict != "native" and entry and _is_loadable(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
         units.append(PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason))
     if any(unit.fails for unit in units):
@@ -307,7 +307,7 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
     return "folded" if _generation(arch) in map(_generation, gencode) else "foreign"
 
 
-def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
+def _is_loadable(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     """
     Return whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
     generation, or PTX without a suffix. Nothing is loaded of ``default``, a unit without a kernel.

@@ -433,10 +433,10 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
 def without_entries(
     data: Buffer,
     parts: Iterable[tuple[int, int]],
-    taken: Callable[[Sequence[FatbinEntry]], Sequence[FatbinEntry]],
+    select: Callable[[Sequence[FatbinEntry]], Sequence[FatbinEntry]],
 ) -> bytes:
     """
-    Return *data* with only those entries of each fatbin in *parts* (offset, size) that *taken*
+    Return *data* with only those entries of each fatbin in *parts* (offset, size) that *select*
     returns. If it returns none of a fatbin, its table stays, and its entries hold zeros.
 
     Offsets in the file stay: zeros follow the entries of a fatbin.
@@ -447,7 +447,7 @@ def without_entries(
     changed = bytearray(data)
     for number, (begin, end) in enumerate(_containers(data, parts)):
         entries = list(_container_entries(data, begin, end, number))
-        if remaining := b"".join(data[entry.begin : entry.end] for entry in taken(entries)):
+        if remaining := b"".join(data[entry.begin : entry.end] for entry in select(entries)):
             changed[begin:end] = remaining.ljust(end - begin, b"\0")
             # The size of the rest ends the header.
             struct.pack_into("<Q", changed, begin - 8, len(remaining))

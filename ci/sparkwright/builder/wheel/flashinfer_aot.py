@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright import __version__
-from sparkwright.builder import BuildError, ninja, pipeline, toolchain
+from sparkwright.builder import BuildError, ninja, pipeline, preflight, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.wheel import archive, graft, sbom, symbols
 from sparkwright.core import strict_yaml
@@ -224,6 +224,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
                 path = pack(scratch, spec, wheel, context, libraries, dist_info)
             return pipeline.put(context, spec.distribution, key, path)
 
+    preflight.check_output(context)
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
         return pipeline.reuse(context, spec.distribution, inputs(context, spec, sources), make)
 

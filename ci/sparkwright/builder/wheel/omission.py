@@ -53,20 +53,16 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
     """
     gpu = parsed(f"sm_{arch.replace('.', '')}")[:2]
     reasons, files, trimmed, idle = dict[str, str](), set[str](), dict[str, bytes](), list[str]()
-    used = {ALL} & {*settings.keep}
-
-    def is_kept(name: str) -> bool:
-        names = {name, short_name(name)} & {*settings.keep}
-        used.update(names)
-        return bool(names or used & {ALL})
-
+    keep, matched = {*settings.keep}, {ALL}
     with zip_file(base) as wheel:
         members = zip_members(wheel, base.name).keys() - {*replaced}
         for entry in settings.unused:
             matching = fnmatch.filter(members, entry.glob)
             if not matching:
                 idle.append(f"`unused`: {entry.glob}")
-            elif not is_kept(entry.glob):
+            elif names := keep & keep_names(entry.glob):
+                matched |= names
+            else:
                 reasons[entry.glob] = entry.reason
                 files.update(matching)
         for name in sorted(name for name in members - files if name.endswith(".so")):
@@ -79,15 +75,19 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
                 # The audit says so.
                 continue
             usable = [taken(unit, gpu) for unit in units]
-            if usable == units or is_kept(name):
+            if usable == units:
                 continue
-            if any(usable):
+            if names := keep & keep_names(name):
+                matched |= names
+            elif any(usable):
                 trimmed[name] = gpu_target.trimmed(data, gpu)
-                continue
-            files.add(name)
-            targets = ", ".join(sorted({entry.target for unit in units for entry in unit}))
-            reasons[name] = f"SM {gpu[0]}.{gpu[1]} loads none of its {len(units)} units ({targets})"
-    idle += [f"--keep {name}" for name in settings.keep if name not in used]
+            else:
+                files.add(name)
+                targets = ", ".join(sorted({entry.target for unit in units for entry in unit}))
+                reasons[name] = (
+                    f"SM {gpu[0]}.{gpu[1]} loads none of its {len(units)} units ({targets})"
+                )
+    idle += [f"--keep {name}" for name in settings.keep if name not in matched]
     if idle:
         raise BuildError(
             "omission-idle",
@@ -97,6 +97,9 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
     return Omissions(reasons, frozenset(files), trimmed)
 
 
-def short_name(name: str) -> str:
-    """Return ``_vllm_fa3_C`` for ``vllm/…/_vllm_fa3_C.abi3.so``, and a folder's name for a glob."""
-    return PurePosixPath(name.removesuffix("/*")).name.partition(".")[0]
+def keep_names(omitted: str) -> set[str]:
+    """
+    Return the names by which ``--keep`` keeps a library or the files of a glob: all of it,
+    ``_vllm_fa3_C`` for ``vllm/…/_vllm_fa3_C.abi3.so``, the folder's name for a glob, and `ALL`.
+    """
+    return {omitted, PurePosixPath(omitted.removesuffix("/*")).name.partition(".")[0], ALL}
