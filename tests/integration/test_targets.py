@@ -383,7 +383,7 @@ def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
 
 
 def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_official(parts: Parts) -> None:
-    """So does vLLM with QuTLASS for SM 9.0. The record lists what was compiled, and the wheel can be built again from it."""
+    """So does vLLM with QuTLASS for SM 9.0. Record and bill of materials list what was compiled, and the wheel can be built again from it."""
     library = "add_library(_late MODULE csrc/late.cpp)\n  target_include_directories(_late PRIVATE ${zeta_SOURCE_DIR})"
     parts.patch("widget", "CMakeLists.txt", library, "add_custom_target(_late)")
     parts.lock()
@@ -391,6 +391,9 @@ def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_officia
     record = parts.record(built)
 
     assert (record.targets, record.unlocked) == (("_core", "_extra"), {"late": "CMake makes no library of _late for 12.1f"})
+    with zipfile.ZipFile(pipeline.wheel_path(context, built)) as wheel:
+        bill = next(wheel.read(name) for name in wheel.namelist() if name.endswith(".cdx.json"))
+    assert (b"vendored/zeta" in bill, b"vendored/alpha" in bill) == (False, True)
     assert rebuild_context(context, pipeline.wheel_path(context, built), record).targets == ()
     with refusal("target-empty", match="_late for 12.1f"):
         parts.build("_extra", "_late")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,7 @@ def dist_info(
     context: RunContext,
     source: SourceTree,
     base: FileLock | None = None,
+    sources: Sequence[str] = (),
     **compiled: Any,
 ) -> archive.DistInfo:
     """
@@ -210,6 +211,7 @@ def dist_info(
 
     Args:
         base: The official wheel under a graft.
+        sources: The vendored sources that were compiled, as the lock names them.
         compiled: Fields of the record that describe the compiling.
     """
     project = context.project
@@ -228,6 +230,7 @@ def dist_info(
         context,
         source,
         base=base,
+        sources=sources,
         compiled=manifest.libraries if manifest else None,
         inherited=manifest.base if manifest else {},
         trimmed=manifest.trimmed if manifest else {},
@@ -400,6 +403,7 @@ def _graft(
             context,
             source,
             locked,
+            settings.sources,
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
@@ -439,14 +443,15 @@ def _without_empty(
     libraries: Iterable[configure.CMakeLibrary],
 ) -> toolchain.ForkEnvironment:
     """
-    Return *settings* without the targets of external projects that CMake makes no library of.
+    Return *settings* without the targets of external projects that CMake makes no library of, and
+    without the sources of projects that are not compiled at all then.
 
     Raises:
         target-empty: It makes none of a target that is asked for by name, or of the core.
     """
     empty = {*settings.named_targets} - {library.target for library in libraries}
     asked = toolchain.named_targets(context, fork) or settings.core_targets
-    unlocked, arch = dict(settings.unlocked), context.project.spec.arch
+    unlocked, arch, idle = dict(settings.unlocked), context.project.spec.arch, set[str]()
     if refused := sorted(empty.intersection(asked)):
         raise BuildError(
             "target-empty", f"CMake makes no library of {', '.join(refused)} for {arch}."
@@ -455,5 +460,10 @@ def _without_empty(
         if targets := sorted(empty.intersection(external.targets)):
             unlocked[name] = f"CMake makes no library of {', '.join(targets)} for {arch}"
             console.note(f"{fork}: {name} is not compiled: {unlocked[name]}")
-    compiled = tuple(target for target in settings.targets if target not in empty)
-    return msgspec.structs.replace(settings, targets=compiled, unlocked=unlocked)
+            idle |= {*external.sources} if empty.issuperset(external.targets) else set()
+    return msgspec.structs.replace(
+        settings,
+        targets=tuple(target for target in settings.targets if target not in empty),
+        sources=tuple(source for source in settings.sources if source not in idle),
+        unlocked=unlocked,
+    )
