@@ -134,8 +134,8 @@ def pack(
     Raises:
         bundle-incomplete: A file or folder does not exist, or an environment needs another one.
         bundle-root-taken: *output* holds something else than parts that were cut off.
-        bundle-torch-differs: A wheel or the bundle's own torch is of another version of torch, or
-            an environment lacks the latter.
+        bundle-torch-differs: A wheel requires another version of torch, a folder holds one, or an
+            environment lacks the bundle's.
         wheel-invalid, archive-unsafe: A wheel is damaged.
         disk-full: The parts cannot be written.
     """
