@@ -30,6 +30,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.workspace import fetch_external
+from sparkwright.cli import main
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
@@ -449,9 +450,14 @@ def test_an_old_compiler_is_refused_before_anything_is_fetched(parts: Parts) -> 
 
     with refusal("compiler-too-old", match=r"^all: CMake asks for GCC 99; this is [\d.]+\.$"):
         parts.build("all", mirrors=False)
-    # A misspelt name asks for nothing.
+    # A misspelt name asks for nothing, nor does the name of a command or a word of one.
+    for name in ("if", "MODULE", "extra"):
+        with refusal("target-unknown", match=f"widget names a target {name}"):
+            parts.build(name)
+    words = [f"--mirror={HOST}{name}.git={parts.upstreams / name}" for name in (*PARTS, "widget")]
+    words += ["--stack=parts", f"--root={parts.root}", f"--cache-dir={parts.store.root}", "--source=git", "--fork=widget"]
     with refusal("target-unknown", match="widget names a target _lat") as caught:
-        parts.build("_lat")
+        main.run(["fetch", *words, "--targets=_lat"])
     assert list(caught.value.details) == ["targets: _core, _extra, _late, all, and others"]
     with refusal("offline"):
         parts.build(mirrors=False)

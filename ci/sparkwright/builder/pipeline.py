@@ -13,6 +13,7 @@ highest.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -41,7 +42,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
-LAYOUT = 8
+LAYOUT = 9
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         units: The unit manifest.
         transplant: The changes in the base.
         deviations: Sources of other releases than upstream pins, each with the reason.
+        needs: The sources of the forks whose trees the build reads.
     """
 
     sparkwright: str
@@ -115,6 +117,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     units: tuple[archive.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
+    needs: tuple[fetch.FetchedSource, ...] = ()
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
@@ -223,6 +226,10 @@ def dist_info(
         reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
         deviations=tuple(deviations(context, source)),
+        needs=tuple(
+            fetch.recorded_source(context, fetch.fetch(context, need))
+            for need in project.fork(source.fork).needs
+        ),
         **compiled,
     )
     manifest = record.transplant
@@ -244,9 +251,25 @@ def dist_info(
 
 
 def _stored(context: RunContext, parts: dict[str, str]) -> BuiltWheel | None:
-    """Return the wheel that was made from the inputs *parts*, if the store holds it."""
+    """Return the wheel that was made from the inputs *parts*, if the store holds its bytes."""
     built = context.store.get("wheel", content_key("wheel", parts), BuiltWheel)
-    return built if built and _stored_path(context, built).exists() else None
+    if built and (path := _stored_path(context, built)).exists():
+        state = path.stat()
+        if _sound(path, built.sha256, state.st_ino, state.st_mtime_ns, state.st_size):
+            return built
+    return None
+
+
+@functools.cache
+def _sound(path: Path, sha256: str, *_state: int) -> bool:
+    """
+    Return True if the wheel at *path* is the one of *sha256*; say so if not. It is read once for
+    each state of the file in a run.
+    """
+    if sha256_file(path) == sha256:
+        return True
+    console.warn(f"{path} is damaged, and not used")
+    return False
 
 
 def current(context: RunContext, fork: str) -> BuiltWheel | None:
