@@ -30,6 +30,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.workspace import fetch_external
+from sparkwright.cli import main
 from sparkwright.cli.stages import lock_vendored
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
@@ -383,7 +384,7 @@ def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
 
 
 def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_official(parts: Parts) -> None:
-    """So does vLLM with QuTLASS for SM 9.0. The record lists what was compiled, and the wheel can be built again from it."""
+    """So does vLLM with QuTLASS for SM 9.0. Record and bill of materials list what was compiled, and the wheel can be built again from it."""
     library = "add_library(_late MODULE csrc/late.cpp)\n  target_include_directories(_late PRIVATE ${zeta_SOURCE_DIR})"
     parts.patch("widget", "CMakeLists.txt", library, "add_custom_target(_late)")
     parts.lock()
@@ -391,6 +392,9 @@ def test_target_that_cmake_makes_empty_is_refused_by_name_and_else_stays_officia
     record = parts.record(built)
 
     assert (record.targets, record.unlocked) == (("_core", "_extra"), {"late": "CMake makes no library of _late for 12.1f"})
+    with zipfile.ZipFile(pipeline.wheel_path(context, built)) as wheel:
+        bill = next(wheel.read(name) for name in wheel.namelist() if name.endswith(".cdx.json"))
+    assert (b"vendored/zeta" in bill, b"vendored/alpha" in bill) == (False, True)
     assert rebuild_context(context, pipeline.wheel_path(context, built), record).targets == ()
     with refusal("target-empty", match="_late for 12.1f"):
         parts.build("_extra", "_late")
@@ -446,9 +450,14 @@ def test_an_old_compiler_is_refused_before_anything_is_fetched(parts: Parts) -> 
 
     with refusal("compiler-too-old", match=r"^all: CMake asks for GCC 99; this is [\d.]+\.$"):
         parts.build("all", mirrors=False)
-    # A misspelt name asks for nothing.
+    # A misspelt name asks for nothing, nor does the name of a command or a word of one.
+    for name in ("if", "MODULE", "extra"):
+        with refusal("target-unknown", match=f"widget names a target {name}"):
+            parts.build(name)
+    words = [f"--mirror={HOST}{name}.git={parts.upstreams / name}" for name in (*PARTS, "widget")]
+    words += ["--stack=parts", f"--root={parts.root}", f"--cache-dir={parts.store.root}", "--source=git", "--fork=widget"]
     with refusal("target-unknown", match="widget names a target _lat") as caught:
-        parts.build("_lat")
+        main.run(["fetch", *words, "--targets=_lat"])
     assert list(caught.value.details) == ["targets: _core, _extra, _late, all, and others"]
     with refusal("offline"):
         parts.build(mirrors=False)

@@ -409,7 +409,7 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
 #: File name → source and linker options: two of torch, one of CUDA with its version, one of the driver, one of nobody, one of the wheel.
 SET = {
     "libc10.so": ("namespace c10 { void check(int) {} }", []),
-    "libtorch.so": ("", ["-Wl,--no-as-needed", "libc10.so"]),
+    "libtorch.so": ("", ["-Wl,--no-as-needed", "libc10.so", "-lstdc++"]),
     "libcudart.so.13": ('extern "C" int cudaFree(void *memory) { return memory == __builtin_malloc(1); }', ["-Wl,--version-script,version"]),
     "libcuda.so.1": ('extern "C" int cuInit(unsigned) { return 0; }', []),
     "libforeign.so": ("void foreign(int) {}", []),
@@ -452,6 +452,8 @@ def read_set(linked: Path) -> dict[str, elf.SharedObject]:
         ("void gone(int) __attribute__((weak));", "gone(1)", [], ""),
         # Without versions, as of a library that was linked without the system's.
         ('extern "C" { void *malloc(unsigned long); int gone(); }', "malloc(1); gone()", ["-nodefaultlibs", "libcudart.so.13"], "gone"),
+        ("namespace std { void __throw_bad_alloc(); }", "std::__throw_bad_alloc()", ["-nodefaultlibs", "libtorch.so"], ""),
+        ("namespace std { void __throw_bad_alloc(); }", "std::__throw_bad_alloc()", ["-nodefaultlibs"], "std::__throw_bad_alloc()"),
     ],
 )
 def test_a_symbol_that_nothing_defines_is_found(

@@ -323,6 +323,23 @@ def test_bundle_brings_its_own_torch(host: Host, tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("file", ["ci/rehearsal/9.0a.yaml", "ci/rehearsal/2026.11.yaml", "docs/howto/airgapped.md"])
+def test_documented_bundles_can_be_packed(tmp_path: Path, file: str) -> None:
+    """With wheels that require the torch that the file states, and the folders that it names."""
+    text = (wheels.ROOT / file).read_text()
+    spec = strict_yaml.parse(text.partition("```yaml\n")[2].partition("```")[0] or text, BundleSpec, file)
+    wheel = wheels.plain(tmp_path, "served", "1", requires=[f"torch=={spec.torch}"])
+    folders = {folder for environment in spec.environments.values() for folder in environment.folders}
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    if spec.own_torch:
+        (tmp_path / spec.own_torch / f"torch-{spec.torch}+cu130.dist-info").mkdir()
+    globs = [environment.wheel for environment in spec.environments.values() if environment.wheel]
+    contents = {glob.replace("*", "served"): wheel for glob in globs} | {folder: tmp_path / folder for folder in folders}
+
+    assert bundle.pack(spec, contents, tmp_path / "out", 1_000_000)
+
+
 MARKED = """\
 Metadata-Version: 2.4
 Name: served
@@ -330,6 +347,11 @@ Version: 1
 Requires-Dist: torch==2.14.0; python_version == "3.14" and platform_machine == "riscv64"
 Requires-Dist: Torch==2.11.0; python_version != "3.14" or platform_machine != "riscv64"
 """
+
+
+def served(*folders: str) -> dict[str, Any]:
+    """Return the environments of a specification: one, of the wheel and *folders*."""
+    return {"environments": {"served": BundleEnvironment("dist/*.whl", folders)}}
 
 
 @pytest.mark.parametrize(
@@ -340,6 +362,9 @@ Requires-Dist: Torch==2.11.0; python_version != "3.14" or platform_machine != "r
         ({"own_torch": "sites/absent"}, "bundle-incomplete", "own_torch: nothing holds sites/absent"),
         ({"own_torch": "sites/served"}, "bundle-torch-differs", "sites/served holds no torch"),
         ({"own_torch": "sites/own"}, "bundle-torch-differs", "environment served: dist/served.whl requires torch; its folders lack it"),
+        ({"own_torch": "sites/own/", **served("sites/own")}, "", ""),
+        ({"own_torch": "sites/own", **served("sites/other", "sites/own")}, "bundle-torch-differs", "sites/other holds torch-2.11.0.dist-info"),
+        (served("sites/other"), "bundle-torch-differs", "sites/other holds torch-2.11.0.dist-info"),
         ("cut", "wheel-invalid", ""),
     ],
 )
@@ -347,13 +372,13 @@ def test_packer_reads_what_each_wheel_asks_of_torch(tmp_path: Path, change: str 
     """For the bundle's kind of host, from its own metadata, and whether the environment of the wheel has the bundle's torch."""
     name = WheelName.of("served-1-py3-none-any.whl")
     wheel = archive.write(tmp_path, name, {"served/_vendor/other-2.dist-info/METADATA": b"Name: other\n"}, MARKED, pure=True)
-    for folder in ("own/torch-2.14.0+cu130.dist-info", "served"):
+    for folder in ("own/torch-2.14.0+cu130.dist-info", "other/torch-2.11.0.dist-info", "served"):
         (tmp_path / folder).mkdir(parents=True)
     if change == "cut":
         wheel.write_bytes(wheel.read_bytes()[:-30])
-    spec = BundleSpec("3.14 riscv64", "2.14.0", "9.0", {"served": BundleEnvironment("dist/*.whl", ("sites/served",))}, ())
+    spec = BundleSpec("3.14 riscv64", "2.14.0", "9.0", **served("sites/served"), commands=())
     spec = msgspec.structs.replace(spec, **change) if isinstance(change, dict) else spec
-    contents = {"dist/served.whl": wheel, "sites/served": tmp_path / "served", "sites/own": tmp_path / "own"}
+    contents = {"dist/served.whl": wheel, **{f"sites/{name}": tmp_path / name for name in ("own", "other", "served")}}
 
     with refusal(reference) if reference else contextlib.nullcontext() as caught:
         bundle.pack(spec, contents, tmp_path / "out", 1_000_000)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.githost import GitHost
@@ -23,6 +24,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import main, options
 from sparkwright.core import git, strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
@@ -126,6 +128,15 @@ def _silent(world: World) -> None:
     world.server.sound = lambda path, sent: "/inner" not in path if world.nest else b"command=fetch" not in sent
 
 
+def _add_fork(world: World, needs: tuple[str, ...] = ()) -> None:
+    """Add a fork to the stack that is cloned from the same host, and not locked yet."""
+    project = world.run().project
+    other = ForkSpec("headers", SourceSpecs(git=GitSpec(world.host.url, "v1")), needs=needs)
+    spec = msgspec.structs.replace(project.spec, forks={**project.spec.forks, "other": other})
+    project.stack_file.write_text(strict_yaml.dump(spec))
+    (project.build_folder / "environment.yaml").write_text("forks: {widget: {distribution: widget}, other: {distribution: other}}\n")
+
+
 def _hanging(world: World) -> None:
     _silent(world)
     world.server.hangs = True
@@ -212,6 +223,20 @@ def test_a_damaged_mirror_strands_nobody(host: Host, offered: Index, server: Git
     assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
 
 
+def test_a_damaged_object_database_is_not_blamed_on_the_upstream(host: Host, offered: Index, server: GitHost) -> None:
+    """No archive is put over it; the error names its folder."""
+    world = World(host, offered, "sdist", server, {})
+    run = world.run()
+    fetch.fetch(run, host.fork)
+    for path in (run.objects.path / "objects").glob("??/*"):
+        path.chmod(0o644)
+        path.write_bytes(b"\xff" * 9)
+    for again in (False, True):
+        with refusal("git-failed") as caught:
+            fetch.fetch(run, host.fork, again=again)
+        assert caught.value.details[-1] == f"object database: {run.objects.path}"
+
+
 def test_a_source_whose_submodules_cannot_be_read_is_unresolved(host: Host, offered: Index, server: GitHost) -> None:
     """The lock does not call it whole, and a build does not leave out a submodule that the lock lacks."""
     world = World(host, offered, "sdist with submodules", server, {})
@@ -252,6 +277,65 @@ def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Inde
     assert fetch.fetch(world.run(), host.fork).pin == world.commit
     again = pipeline.build(world.run(), host.fork)
     assert read_record(pipeline.wheel_path(world.run(), again)).deviations == ()
+
+
+def test_a_silent_host_is_asked_again_by_fetch(
+    host: Host, offered: Index, server: GitHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive of other content than the locked commit is named in the wheel; one that the proof makes equal changes no byte."""
+    world = World(host, offered, "sdist", server, {})
+    server.sound = lambda *_: False
+    assert (fetch.fetch(world.run(), host.fork).kind, world.deviations(world.run())) == ("sdist", [])
+    server.sound = lambda *_: True
+    assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
+
+    server.sound = lambda *_: False
+    stack, lock = world.run().project.stack_file, world.run().project.lock_file
+    for path in (stack, lock):
+        path.write_text(path.read_text().replace(f"commit: {world.commit[:9]}\n", f"commit: {world.commit}\n"))
+    lock.write_text(lock.read_text().replace("tree: unresolved", f"tree: {host.work.tree()}"))
+    shutil.rmtree(world.run().store.root)
+    first = fetch.fetch(world.run(), host.fork)
+    named = f"widget packs widget; from {first.origin} in place of git (source-unreachable)."
+    assert (first.kind, world.deviations(world.run())) == ("sdist", [named])
+    assert world.deviations(world.run("--offline")) == [named]
+    server.sound = lambda *_: True
+    again = fetch.fetch(world.run(), host.fork, again=True)
+    assert (again.kind, again.tree, world.deviations(world.run())) == ("git", host.work.tree(), [])
+
+
+def test_a_host_without_the_tag_is_not_called_silent(
+    host: Host, offered: Index, server: GitHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wheel says that it is not made of git."""
+    world = World(host, offered, "sdist", server, {})
+    host.work.git("push", "--quiet", str(host.path), ":refs/tags/v1")
+    taken = fetch.fetch(world.run(), host.fork)
+    assert "does not offer v1 of widget" in " ".join(capsys.readouterr().err.split())
+    assert (taken.kind, len(world.deviations(world.run()))) == ("sdist", 1)
+
+
+def test_a_failed_proof_strands_no_other_fork(host: Host, offered: Index, server: GitHost) -> None:
+    """Its git source stays unresolved, the rest is locked, and the command fails at its end."""
+    world = World(host, offered, "sdist", server, {"include/more.h": b""})
+    _add_fork(world)
+    with refusal("sdist-differs"):
+        world.lock(answers=True)
+    locked = world.run().lock.forks
+    assert (locked[host.fork].whole, locked[host.fork].proof, locked["other"].whole) == (False, None, True)
+    assert fetch.fetch(world.run(), host.fork).git_error == "sdist-differs"
+
+
+def test_a_damaged_wheel_in_the_store_is_made_again(host: Host, offered: Index, server: GitHost) -> None:
+    """Also where the output folder has a link to it."""
+    world = World(host, offered, "sdist", server, {})
+    built = pipeline.build(world.run(), host.fork)
+    path = pipeline.wheel_path(world.run(), built)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert pipeline.last_wheel(world.run(), host.fork) is None
+    again = pipeline.build(world.run(), host.fork)
+    assert (again, sha256_file(path)) == (built, built.sha256)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -303,6 +387,23 @@ def test_a_wheel_of_an_archive_in_place_of_git_is_built_again_to_the_byte(host: 
         again = pipeline.build(other, host.fork)
     assert (again.filename, again.sha256) == (built.filename, built.sha256)
     assert pipeline.build(world.run("--source", "wheel", "--output", str(host.root / "chosen")), host.fork).filename != built.filename
+
+
+def test_a_wheel_whose_need_is_an_archive_in_place_of_git_is_built_again_to_the_byte(host: Host, offered: Index, server: GitHost) -> None:
+    """The record names the sources of what was compiled against, too."""
+    world = World(host, offered, "sdist", server, {"include/more.h": b""})
+    _add_fork(world, ("widget",))
+    with refusal("sdist-differs"):
+        world.lock(answers=True)
+    built = pipeline.build(world.run(), "other")
+    path = pipeline.wheel_path(world.run(), built)
+    record = read_record(path)
+    assert [(need.fork, need.git_error) for need in record.needs] == [("widget", "sdist-differs")]
+    # The host fails for another reason by then.
+    host.work.git("push", "--quiet", str(host.path), ":refs/tags/v1")
+    with separate_store(rebuild_context(world.run(), path, record)) as other:
+        again = pipeline.build(other, "other")
+    assert (again.filename, again.sha256) == (built.filename, built.sha256)
 
 
 def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:

@@ -175,6 +175,13 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
     assert words in caught.value.details[0]
 
 
+@pytest.mark.parametrize("entry", ["targets: [_C]", "sources: [zeta]", "unlocked: {late: gone}", "keep: [_C]"])
+def test_what_is_chosen_for_each_run_is_refused_in_environment_yaml(entry: str) -> None:
+    with refusal("file-invalid") as caught:
+        strict_yaml.parse(f"forks: {{vllm: {{distribution: mini, {entry}}}}}\n", EnvironmentSpec, "environment.yaml")
+    assert "vllm: `targets`, `sources`, `unlocked` and `keep` are not stated here" in caught.value.details[0]
+
+
 # Refusals.
 
 

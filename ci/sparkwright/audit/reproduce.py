@@ -98,7 +98,11 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         project=project,
         forks=(fork,),
         source=record.source.source.kind,
-        git_error=record.source.source.git_error,
+        git_errors={
+            source.fork: source.git_error
+            for source in (record.source.source, *record.needs)
+            if source.git_error
+        },
         keep=record.keep,
         absent={name: why for name, why in record.unlocked.items() if name in record.absent},
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),

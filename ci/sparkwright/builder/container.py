@@ -589,6 +589,7 @@ def build(
         for fork in context.forks:
             for name in (fork, *context.project.fork(fork).needs):
                 fetch.fetch(context, name)
+            preflight.check_target_names(context, fork)
             fetch_external(context, fork)
         system, image, python = builder_image(context, engine, base)
         files = list(pylock.wheels(context.project, python))

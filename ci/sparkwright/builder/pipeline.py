@@ -13,10 +13,11 @@ highest.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
-LAYOUT = 8
+LAYOUT = 9
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         units: The unit manifest.
         transplant: The changes in the base.
         deviations: Sources of other releases than upstream pins, each with the reason.
+        needs: The sources of the forks whose trees the build reads.
     """
 
     sparkwright: str
@@ -115,6 +117,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     units: tuple[archive.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
+    needs: tuple[fetch.FetchedSource, ...] = ()
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
@@ -201,6 +204,7 @@ def dist_info(
     context: RunContext,
     source: SourceTree,
     base: FileLock | None = None,
+    sources: Sequence[str] = (),
     **compiled: Any,
 ) -> archive.DistInfo:
     """
@@ -208,6 +212,7 @@ def dist_info(
 
     Args:
         base: The official wheel under a graft.
+        sources: The vendored sources that were compiled, as the lock names them.
         compiled: Fields of the record that describe the compiling.
     """
     project = context.project
@@ -219,6 +224,10 @@ def dist_info(
         reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
         deviations=tuple(deviations(context, source)),
+        needs=tuple(
+            fetch.recorded_source(context, fetch.fetch(context, need))
+            for need in project.fork(source.fork).needs
+        ),
         **compiled,
     )
     manifest = record.transplant
@@ -226,6 +235,7 @@ def dist_info(
         context,
         source,
         base=base,
+        sources=sources,
         compiled=manifest.libraries if manifest else None,
         inherited=manifest.base if manifest else {},
         trimmed=manifest.trimmed if manifest else {},
@@ -239,9 +249,25 @@ def dist_info(
 
 
 def _stored(context: RunContext, parts: dict[str, str]) -> BuiltWheel | None:
-    """Return the wheel that was made from the inputs *parts*, if the store holds it."""
+    """Return the wheel that was made from the inputs *parts*, if the store holds its bytes."""
     built = context.store.get("wheel", content_key("wheel", parts), BuiltWheel)
-    return built if built and _stored_path(context, built).exists() else None
+    if built and (path := _stored_path(context, built)).exists():
+        state = path.stat()
+        if _sound(path, built.sha256, state.st_ino, state.st_mtime_ns, state.st_size):
+            return built
+    return None
+
+
+@functools.cache
+def _sound(path: Path, sha256: str, *_state: int) -> bool:
+    """
+    Return True if the wheel at *path* is the one of *sha256*; say so if not. It is read once for
+    each state of the file in a run.
+    """
+    if sha256_file(path) == sha256:
+        return True
+    console.warn(f"{path} is damaged, and not used")
+    return False
 
 
 def current(context: RunContext, fork: str) -> BuiltWheel | None:
@@ -398,6 +424,7 @@ def _graft(
             context,
             source,
             locked,
+            settings.sources,
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
@@ -437,14 +464,15 @@ def _without_empty(
     libraries: Iterable[configure.CMakeLibrary],
 ) -> toolchain.ForkEnvironment:
     """
-    Return *settings* without the targets of external projects that CMake makes no library of.
+    Return *settings* without the targets of external projects that CMake makes no library of, and
+    without the sources of projects that are not compiled at all then.
 
     Raises:
         target-empty: It makes none of a target that is asked for by name, or of the core.
     """
     empty = {*settings.named_targets} - {library.target for library in libraries}
     asked = toolchain.named_targets(context, fork) or settings.core_targets
-    unlocked, arch = dict(settings.unlocked), context.project.spec.arch
+    unlocked, arch, idle = dict(settings.unlocked), context.project.spec.arch, set[str]()
     if refused := sorted(empty.intersection(asked)):
         raise BuildError(
             "target-empty", f"CMake makes no library of {', '.join(refused)} for {arch}."
@@ -453,5 +481,10 @@ def _without_empty(
         if targets := sorted(empty.intersection(external.targets)):
             unlocked[name] = f"CMake makes no library of {', '.join(targets)} for {arch}"
             console.note(f"{fork}: {name} is not compiled: {unlocked[name]}")
-    compiled = tuple(target for target in settings.targets if target not in empty)
-    return msgspec.structs.replace(settings, targets=compiled, unlocked=unlocked)
+            idle |= {*external.sources} if empty.issuperset(external.targets) else set()
+    return msgspec.structs.replace(
+        settings,
+        targets=tuple(target for target in settings.targets if target not in empty),
+        sources=tuple(source for source in settings.sources if source not in idle),
+        unlocked=unlocked,
+    )

@@ -9,6 +9,7 @@ output folder that cannot be written.
 from __future__ import annotations
 
 import platform
+import re
 import tempfile
 import tomllib
 import warnings
@@ -28,6 +29,9 @@ from sparkwright.core.console import console
 from sparkwright.core.git import blob_id
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
+
+#: A target in a CMake file: the first argument of a command, which no parenthesis follows.
+_TARGET = r"(^|\()[[:space:]]*{}([[:space:]]*$|[[:space:]]*\)|[[:space:]]+[^([:space:]])"
 
 
 def check_output(context: RunContext) -> None:
@@ -63,24 +67,31 @@ def check_targets(context: RunContext, fork: str) -> None:
     """
     if context.project.fork(fork).build != "graft":
         return
-    settings = toolchain.settings(context, fork)
-    if others := sorted({*settings.targets} - settings.listed_targets - {"all"}):
-        tree = source_tree(context, fork).tree
-        search = ["grep", "-lwF", "-e"]
-        files = (tree, "--", "*.cmake", "CMakeLists.txt", "*/CMakeLists.txt")
-        objects = context.objects
-        if unknown := [
-            name for name in others if not objects.text(*search, name, *files, check=False)
-        ]:
-            raise BuildError(
-                "target-unknown",
-                f"No CMake file of {fork} names a target {', '.join(unknown)}.",
-                details=[f"targets: {', '.join(sorted(settings.listed_targets))}, all, and others"],
-            )
-    toolchain.check_compiler(context, settings)
+    check_target_names(context, fork)
+    toolchain.check_compiler(context, toolchain.settings(context, fork))
     settings = fetch_external(context, fork)
     for project, why in settings.unlocked.items():
         console.note(f"{fork}: {project} is not compiled: {why}")
+
+
+def check_target_names(context: RunContext, fork: str) -> None:
+    """Raise `target-unknown` if no CMake file of the fork names a target that is asked for."""
+    settings = toolchain.settings(context, fork)
+    others = sorted({*settings.targets} - settings.listed_targets - {"all"})
+    if not others:
+        return
+    tree, unknown = source_tree(context, fork).tree, list[str]()
+    for name in others:
+        search = ["grep", "-lE", "-e", _TARGET.format(re.escape(name)), tree, "--"]
+        files = ("*.cmake", "CMakeLists.txt", "*/CMakeLists.txt")
+        if not context.objects.text(*search, *files, check=False):
+            unknown.append(name)
+    if unknown:
+        raise BuildError(
+            "target-unknown",
+            f"No CMake file of {fork} names a target {', '.join(unknown)}.",
+            details=[f"targets: {', '.join(sorted(settings.listed_targets))}, all, and others"],
+        )
 
 
 def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:

@@ -114,8 +114,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         core_defines: Cache entries that leave all other targets out; set unless such a one is asked
             for. ``{external}`` stands for the external projects that are compiled.
         gcc: The oldest GCC that upstream's CMake takes for all other targets; 0 for any.
-        targets: The targets to compile, as `settings` chooses them; this and the rest are not read
-            from environment.yaml.
+        targets: The targets to compile, as `settings` chooses them; refused in environment.yaml,
+            as are `sources`, `unlocked` and `keep`.
         sources: The vendored sources that they need.
         unlocked: External projects whose libraries stay the official wheel's, each with the
             reason.
@@ -125,7 +125,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             new requirement; empty to remove it (`archive.change_requirements`).
         unused: For a graft: files that it leaves out besides the libraries whose code the GPU does
             not load (`omission.find`).
-        keep: What it does not leave out, as ``--keep`` names it; not read from environment.yaml.
+        keep: What it does not leave out, as ``--keep`` names it.
         distribution: Name of the wheel's project.
     """
 
@@ -183,6 +183,14 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     forks: dict[str, ForkEnvironment] = {}
     image: str = ""
+
+    def __post_init__(self) -> None:
+        for fork, own in self.forks.items():
+            if own.targets or own.sources or own.unlocked or own.keep:
+                raise ValueError(
+                    f"{fork}: `targets`, `sources`, `unlocked` and `keep` are not stated here; "
+                    "stack.yaml, the lock and the options of a run choose them"
+                )
 
 
 class AbsentSources(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, GitError
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
@@ -315,7 +315,7 @@ def fetch_external(
             continue
         try:
             vendored_trees(offline if name in silent else context, fork, external.sources, rules)
-        except (SourceError, GitError, BuildError) as error:
+        except (SourceError, BuildError) as error:
             # A host that is silent and one that may not be asked leave the same wheel.
             why = "" if isinstance(error, SourceUnreachable) else f" ({error.reference})"
             reasons[name] = f"{', '.join(external.sources)} cannot be had{why}"

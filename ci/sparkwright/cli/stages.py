@@ -150,7 +150,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Write ``lock.yaml``, and with --tools, or if they do not satisfy ``requirements.in``,
-    ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
+    ``pylock.toml`` and the lock of G6's harness; report unresolved sources. Fail if an archive does
+    not prove its commit, once all else is written.
     """
     context = options.checkout(arguments)
     if context.offline:
@@ -164,10 +165,10 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     if arguments.new:
         return _new(context, arguments.new, arguments.vllm)
-    project = context.project
+    project, refused = context.project, list[SourceError]()
     with project.editing():
         pins.check(context, every=True, force=arguments.force_pin)
-        locked = resolve.resolve(context, earlier_lock(project))
+        locked = resolve.resolve(context, earlier_lock(project), refused)
         context.store.write(project.lock_file, render_lock(locked).encode())
         pylock.lock(context.store, project.build_folder, again=arguments.tools)
         excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
@@ -189,6 +190,8 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     unresolved = resolve.unresolved(project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
+    if refused:
+        raise refused[0]
     return {"lock": written, "unresolved": unresolved}
 
 
@@ -310,6 +313,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         state = state if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.of(context, fork)
+        preflight.check_target_names(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
                 context.store, base.name, base.filename, base.sha256, offline=context.offline

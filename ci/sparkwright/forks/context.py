@@ -36,7 +36,8 @@ class RunContext:
             every unit.
         absent: External projects to leave out, each with the reason, as a build record lists them;
             None for those whose sources could not be used (`builder.workspace.fetch_external`).
-        git_error: Why *source* is taken in place of git, as a build record says.
+        git_errors: Forks whose archive is taken in place of git, each with the reason, as a build
+            record says.
     """
 
     project: Project
@@ -53,7 +54,7 @@ class RunContext:
     target: str = ""
     cached: bool = True
     absent: Mapping[str, str] | None = None
-    git_error: str = ""
+    git_errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def objects(self) -> Objects:

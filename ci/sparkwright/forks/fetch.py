@@ -29,8 +29,10 @@ from sparkwright.forks.stack import (
     VendoredLock,
 )
 
-#: Raise it when `FetchedSource` changes: 4 renamed why it is no git source.
-FORM = 4
+#: Raise it when `FetchedSource` changes: 5 says of a silent host, too, why it is no git source.
+FORM = 5
+#: A host that does not answer and one that may not be asked leave the same wheel.
+SILENT = "source-unreachable"
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ def fetch(
 
     Args:
         locked: In place of what the lock file says.
-        again: Try once more a git source that an earlier run did not get.
+        again: Try once more a git source in whose place an earlier run took an archive.
 
     Raises:
         not-provided: The run is for this fork, and the lock has no source of the kind that was
@@ -74,6 +76,7 @@ def fetch(
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
         sdist-differs: See `resolve.prove`.
+        git-failed: The object database is damaged, of which no archive is the remedy.
     """
     locked, spec = locked or context.lock.forks[fork], context.project.fork(fork)
     if context.source not in ("auto", *locked.kinds) and fork in context.forks:
@@ -83,18 +86,24 @@ def fetch(
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
     stored = recorded(context, fork, locked)
-    if stored and context.objects.whole(stored.tree) and not (again and stored.git_error):
-        return stored
+    if stored and context.objects.whole(stored.tree):
+        in_place = context.source not in locked.kinds and stored.kind != locked.kinds[0]
+        if not (again and in_place):
+            return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        kind, others = locked.kinds[0], [other for other in locked.kinds if other != "git"]
+        others = [other for other in locked.kinds if other != "git"]
+        kind = locked.kinds[0]
         try:
-            kind = choose(context, fork, locked)
+            kind, git_error = choose(context, fork, locked)
             fetched = (
                 _from_git(context, fork, spec, locked)
                 if kind == "git"
                 else _from_archive(context, fork, kind, locked)
             )
-        except (SourceError, GitError) as error:
+        except GitError as error:
+            error.details = (*error.details, f"object database: {context.objects.path}")
+            raise
+        except SourceError as error:
             if kind != "git" or not others:
                 raise
             if context.source == "git":
@@ -106,9 +115,9 @@ def fetch(
                 f"({error.reference}; `sparkwright fetch` tries it again): {why}"
             )
             fetched = _from_archive(context, fork, others[0], locked)
-            fetched = msgspec.structs.replace(fetched, git_error=error.reference)
-        if context.git_error and fork in context.forks:
-            fetched = msgspec.structs.replace(fetched, git_error=context.git_error)
+            silent = isinstance(error, SourceUnreachable)
+            git_error = SILENT if silent else error.reference
+        fetched = msgspec.structs.replace(fetched, git_error=git_error)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", _key(context, fork, locked), fetched)
@@ -228,43 +237,47 @@ def deviation(project: Project, source: FetchedSource) -> str:
     return text
 
 
-def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
+def choose(context: RunContext, fork: str, locked: ForkLock) -> tuple[SourceKind, str]:
     """
     Return the kind of source to take: the one that the run asks for, if the fork has it, else git
-    when it is reachable, and its commit and tree are locked or provable by an archive; say why not.
+    when its host answers, and its commit and tree are locked or provable by an archive. Print why
+    not, and return it as `FetchedSource.git_error` if the tree of the archive may be another.
     """
+    if fork in context.git_errors:
+        return locked.kinds[1], context.git_errors[fork]
     if context.source in locked.kinds:
-        return context.source
+        return context.source, ""
     sources = context.project.fork(fork).sources
-    named = locked.whole or bool(sources.proof)
-    if (
-        locked.git
-        and len(locked.kinds) > 1
-        and not _proved(sources, locked)
-        and not (named and _reachable(context, locked.git))
-    ):
-        why = "is not reachable from here" if named else "is not resolved in the lock"
-        console.note(f"{fork}: taking the {locked.kinds[1]}, because the git source {why}")
-        return locked.kinds[1]
-    return locked.kinds[0]
-
-
-def _reachable(context: RunContext, locked: GitLock) -> bool:
-    objects, commit = context.objects, f"{locked.commit}^{{commit}}"
+    if not locked.git or len(locked.kinds) == 1 or _proved(sources, locked):
+        return locked.kinds[0], ""
+    if not (locked.whole or sources.proof):
+        console.note(f"{fork}: taking the {locked.kinds[1]}: the lock does not resolve git")
+        return locked.kinds[1], ""
     try:
-        if objects.has(commit):
-            # `lock` brings commits without their files.
-            tree = objects.resolve(f"{locked.commit}^{{tree}}")
-            if objects.whole(objects.without_paths(tree, locked.without)):
-                return True
-        mirror = context.mirror(locked.url)
-        named = mirror.ref(locked.ref)
-        # A host may have the commit without the tag.
-        if len(locked.commit) == 40:
-            mirror.commit(locked.commit)
-        return len(locked.commit) == 40 or named is not None
-    except SourceUnreachable:
-        return False
+        _ask(context, locked.git)
+    except SourceUnreachable as error:
+        words = f"{fork}: taking the {locked.kinds[1]} (`sparkwright fetch` tries git again): "
+        if sources.pinned_by_archive:
+            console.note(words + error.what)
+            return locked.kinds[1], ""
+        console.warn(words + error.what)
+        return locked.kinds[1], SILENT
+    return "git", ""
+
+
+def _ask(context: RunContext, locked: GitLock) -> None:
+    """Raise `offline` or `source-unreachable` if a source is not here, and its host is silent."""
+    objects, commit = context.objects, f"{locked.commit}^{{commit}}"
+    if objects.has(commit):
+        # `lock` brings commits without their files.
+        tree = objects.resolve(f"{locked.commit}^{{tree}}")
+        if objects.whole(objects.without_paths(tree, locked.without)):
+            return
+    mirror = context.mirror(locked.url)
+    mirror.ref(locked.ref)
+    # A host may have the commit without the tag.
+    if len(locked.commit) == 40:
+        mirror.commit(locked.commit)
 
 
 def vendored_tree(

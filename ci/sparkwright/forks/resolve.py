@@ -44,7 +44,9 @@ _LONGEST = 2048
 SHOWN = 20
 
 
-def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
+def resolve(
+    context: RunContext, earlier: Lock | None = None, refused: list[SourceError] | None = None
+) -> Lock:
     """
     Return the lock of the stack, in which the forks of the run are as the upstreams stand now.
 
@@ -55,27 +57,33 @@ def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
     Args:
         earlier: Also names the sources that FetchContent downloads, which only a configure can tell
             (`sparkwright.cli.stages`); they are pinned again.
+        refused: Takes the error of each archive that does not prove its commit, whose git source
+            is left unresolved then, so that one fork does not strand the others.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
-        sdist-differs: See `prove`.
+        sdist-differs: See `prove`; without *refused*.
     """
     locked, spec = dict[str, ForkLock](), context.project.spec
     with context.store.lock("objects"):
         for name, fork in spec.forks.items():
             entry = earlier.forks.get(name) if earlier else None
             if entry is None or name in context.forks:
-                entry = resolve_fork(context, name, fork, entry)
+                entry = resolve_fork(context, name, fork, entry, refused)
             locked[name] = entry
     return Lock(1, spec.stack, locked)
 
 
 def resolve_fork(
-    context: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None
+    context: RunContext,
+    name: str,
+    fork: ForkSpec,
+    earlier: ForkLock | None = None,
+    refused: list[SourceError] | None = None,
 ) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
-        return _Resolver(context, fork, earlier or ForkLock()).resolve(name)
+        return _Resolver(context, fork, earlier or ForkLock()).resolve(name, refused)
 
 
 def pin_commit(
@@ -130,8 +138,8 @@ class _Resolver:
         self._today = datetime.datetime.now(datetime.UTC).date().isoformat()
         self.seen = dict[str, str]()
 
-    def resolve(self, name: str) -> ForkLock:
-        """Return the lock of the fork, which is called *name*."""
+    def resolve(self, name: str, refused: list[SourceError] | None) -> ForkLock:
+        """Return the lock of the fork, which is called *name*; *refused* is that of `resolve`."""
         specs, earlier, bases = self._fork.sources, self._earlier, dict[str, FileLock]()
         git = self._git("git", specs.git, earlier.git) if specs.git else None
         sdist = self._file("sdist", specs.sdist, earlier.sdist) if specs.sdist else None
@@ -147,10 +155,24 @@ class _Resolver:
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.proof and locked.whole:
             trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
-            if not self._context.objects.missing(trees):
-                proof = prove(self._context, name, locked, specs)
-            else:
-                proof = earlier.proof if _same_content(locked, earlier) else None
+            proof = earlier.proof if _same_content(locked, earlier) else None
+            try:
+                if not self._context.objects.missing(trees):
+                    proof = prove(self._context, name, locked, specs)
+            except SourceError as error:
+                if refused is None or error.reference != "sdist-differs":
+                    raise
+                refused.append(error)
+                words = " · ".join([error.what, *error.details[:3]])
+                console.warn(f"{name}: git is left unresolved ({error.reference}): {words}")
+                assert git
+                assert specs.git
+                commit, gone = specs.git.commit or UNRESOLVED, locked.submodules
+                proof, git = None, msgspec.structs.replace(git, commit=commit, tree=UNRESOLVED)
+                sources = {path: each for path, each in locked.vendored.items() if path not in gone}
+                locked = msgspec.structs.replace(locked, git=git, vendored=sources)
+                for place in ("git", *(f"vendored/{path}" for path in gone)):
+                    self.seen.pop(place, None)
             locked = msgspec.structs.replace(locked, proof=proof)
         return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))
 

@@ -16,6 +16,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, ClassVar
 
@@ -134,8 +135,8 @@ def pack(
     Raises:
         bundle-incomplete: A file or folder does not exist, or an environment needs another one.
         bundle-root-taken: *output* holds something else than parts that were cut off.
-        bundle-torch-differs: A wheel or the bundle's own torch is of another version of torch, or
-            an environment lacks the latter.
+        bundle-torch-differs: A wheel requires another version of torch, a folder holds one, or an
+            environment lacks the bundle's.
         wheel-invalid, archive-unsafe: A wheel is damaged.
         disk-full: The parts cannot be written.
     """
@@ -244,7 +245,7 @@ def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
 
 def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
     """
-    Raise `bundle-torch-differs` if a wheel, or the bundle's torch, is of another version, or the
+    Raise `bundle-torch-differs` if a wheel, or a torch in a folder, is of another version, or the
     environment of a wheel that requires torch lacks the bundle's.
     """
     faults, requiring = list[str](), set[str]()
@@ -254,15 +255,24 @@ def _require_torch(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
                 requiring.add(name)
                 if not requirement.specifier.contains(spec.torch, prereleases=True):
                     faults.append(f"{name} requires {requirement}")
-        if spec.own_torch and PurePosixPath(spec.own_torch).is_relative_to(name):
-            folder = path / PurePosixPath(spec.own_torch).relative_to(name)
-            records = [file.name for file in folder.glob("torch-*.dist-info")]
-            versions = [text[len("torch-") : -len(".dist-info")] for text in records]
-            if [text.partition("+")[0] for text in versions] != [spec.torch]:
-                faults.append(f"{spec.own_torch} holds {', '.join(records) or 'no torch'}")
+    own = PurePosixPath(spec.own_torch) if spec.own_torch else None
+    listed = chain.from_iterable(each.folders for each in spec.environments.values())
+    for folder in {*([own] if own else ()), *map(PurePosixPath, listed)}:
+        records = [
+            record.name
+            for name, path in contents.items()
+            if folder.is_relative_to(name)
+            for record in (path / folder.relative_to(name)).glob("torch-*.dist-info")
+        ]
+        versions = {
+            record[len("torch-") : -len(".dist-info")].partition("+")[0] for record in records
+        }
+        if versions != {spec.torch} and (versions or folder == own):
+            faults.append(f"{folder} holds {', '.join(records) or 'no torch'}")
     for name, environment in spec.environments.items():
-        wheels = [file for file in requiring if PurePosixPath(file).match(environment.wheel or ".")]
-        if wheels and spec.own_torch and spec.own_torch not in environment.folders:
+        glob = environment.wheel
+        wheels = [file for file in requiring if glob and PurePosixPath(file).match(glob)]
+        if wheels and own and own not in map(PurePosixPath, environment.folders):
             faults.append(f"environment {name}: {wheels[0]} requires torch; its folders lack it")
     if faults:
         what = f"The bundle is for torch {spec.torch}, and not all of it is."

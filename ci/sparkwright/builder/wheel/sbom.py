@@ -19,7 +19,7 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from sparkwright import __version__
-from sparkwright.builder import pylock, toolchain
+from sparkwright.builder import pylock
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, DistInfo, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.core.files import canonical, sha256_bytes
@@ -42,6 +42,7 @@ def gather(
     source: SourceTree,
     *,
     base: FileLock | None = None,
+    sources: Sequence[str] = (),
     compiled: Mapping[str, str] | None,
     inherited: Mapping[str, str],
     trimmed: Mapping[str, str],
@@ -52,6 +53,7 @@ def gather(
 
     Args:
         base: The official wheel under a graft.
+        sources: The vendored sources that were compiled; those below them count, too.
         compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
             compiled, which is the same from every machine.
         inherited: Libraries of *base*: member → digest as its RECORD states it.
@@ -62,14 +64,12 @@ def gather(
         file-invalid: pylock.toml cannot be read.
     """
     project, vendored = context.project, source.source.submodules
-    # A build of targets beyond the core takes those that FetchContent asks for, and the sources
-    # below them. Submodules are part of a git source; in an archive of the package index they are
-    # covered by its hash.
-    taken = toolchain.settings(context, source.fork).sources
+    # Submodules are part of a git source; in an archive of the package index they are covered by
+    # its hash.
     vendored = vendored | {
         name: entry
         for name, entry in context.lock.forks[source.fork].vendored.items()
-        if name.split("/")[0] in taken
+        if name.split("/")[0] in sources
     }
     return {
         "source": source,

@@ -41,6 +41,14 @@ _SYSTEM = re.compile(
     r"lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|python3[\w.]*)\.so[.\d]*|ld-linux[\w-]*\.so\.\d"
 )
 _SYSTEM_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")
+#: The library of C++, and its symbols and those of libgcc_s, which it brings: of its namespaces,
+#: types of the language, ``new`` and ``delete``, and functions that compilers call.
+_CXX = {
+    "libstdc++.so.6": re.compile(
+        r"(_Z(T([VTIS]|[hv][n\d_]+))?(N[VKRO]*)?(S[tabsiod]|10__cxxabiv1|9__gnu_cxx)"
+        r"|_Z(n[wa]|d[la]|T[IS]P?K?D?[a-z])|__(cxa|gxx)_|__dynamic_cast|_Unwind_)\w*"
+    )
+}
 #: In a mangled name: a namespace of torch; else a function of its stable ABI.
 _TORCH = re.compile(r"(?<!\d)(?:2at|3c10|5torch)(?=\d)|^(?:aoti_)?torch_")
 #: Symbols of a library that a message names, and letters of each; symbols that an error explains.
@@ -138,20 +146,19 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
     beside = [name for name in linked if name not in set(names)]
     libraries = [*wheel.values(), *(linked[name] for name in beside)]
     # A set of libraries is a number with a bit for each; more bits are for what is in no set.
-    bits, unknown = dict[str, int](), 1 << len(libraries)
+    unknown, patterns = 1 << len(libraries), DRIVER | _CXX
+    known = {name: unknown << index for index, name in enumerate(patterns, 1)}
+    bits = dict(known)
     for index, name in enumerate((*names, *beside)):
         bits[name] = bits.get(name, 0) | 1 << index
-    drivers = {name: unknown << index for index, name in enumerate(DRIVER, 1)}
     reached = list[int]()
     for index, library in enumerate(libraries):
         row = 0
         for name in (*library.needed, *_LOADED_FOR_ALL):
             row |= bits.get(name, 0)
-        for name in library.needed if index < len(wheel) else ():
-            if name in drivers:
-                row |= drivers[name]
-            elif name not in bits and not _SYSTEM.fullmatch(name):
-                row |= unknown
+        foreign = (name for name in library.needed if name not in bits)
+        if index < len(wheel) and not all(map(_SYSTEM.fullmatch, foreign)):
+            row |= unknown
         reached.append(row)
     for index in range(len(libraries)):
         bit, row = 1 << index, reached[index]
@@ -163,6 +170,12 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
         for symbol, versions in library.imports.items()
         if any(version.startswith("GLIBC_") for version in versions)
     }
+
+    def elsewhere(row: int, symbol: str) -> bool:
+        """Return whether *symbol* may be, or is, of a library of *row* that is in neither set."""
+        found = (row & bit and patterns[name].fullmatch(symbol) for name, bit in known.items())
+        return bool(row & unknown) or any(found)
+
     faults = dict[str, list[str]]()
     for member, library, row in zip(wheel, libraries, reached, strict=False):
         lacking = {
@@ -171,8 +184,7 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
             # Python's are compared with its limited API elsewhere.
             if not symbol.startswith(("Py", "_Py"))
             and not all(map(_SYSTEM_VERSION.match, versions))
-            and not any(row & drivers[name] and DRIVER[name].fullmatch(symbol) for name in DRIVER)
-            and (not row & unknown or _TORCH.search(symbol))
+            and (_TORCH.search(symbol) or not elsewhere(row, symbol))
         }
         lacking -= system
         for index, provider in enumerate(libraries):
