@@ -471,9 +471,9 @@ def _without_empty(
         target-empty: It makes none of a target that is asked for by name, or of the core.
     """
     empty = {*settings.named_targets} - {library.target for library in libraries}
-    asked = toolchain.named_targets(context, fork) or settings.core_targets
+    required = toolchain.named_targets(context, fork) or settings.core_targets
     unlocked, arch, idle = dict(settings.unlocked), context.project.spec.arch, set[str]()
-    if refused := sorted(empty.intersection(asked)):
+    if refused := sorted(empty.intersection(required)):
         raise BuildError(
             "target-empty", f"CMake makes no library of {', '.join(refused)} for {arch}."
         )

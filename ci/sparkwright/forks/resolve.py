@@ -167,11 +167,13 @@ class _Resolver:
                 console.warn(f"{name}: git is left unresolved ({error.reference}): {words}")
                 assert git
                 assert specs.git
-                commit, gone = specs.git.commit or UNRESOLVED, locked.submodules
+                commit, submodules = specs.git.commit or UNRESOLVED, locked.submodules
                 proof, git = None, msgspec.structs.replace(git, commit=commit, tree=UNRESOLVED)
-                sources = {path: each for path, each in locked.vendored.items() if path not in gone}
+                sources = {
+                    path: entry for path, entry in locked.vendored.items() if path not in submodules
+                }
                 locked = msgspec.structs.replace(locked, git=git, vendored=sources)
-                for place in ("git", *(f"vendored/{path}" for path in gone)):
+                for place in ("git", *(f"vendored/{path}" for path in submodules)):
                     self.seen.pop(place, None)
             locked = msgspec.structs.replace(locked, proof=proof)
         return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))

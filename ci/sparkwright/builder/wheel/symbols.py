@@ -147,8 +147,8 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
     libraries = [*wheel.values(), *(linked[name] for name in beside)]
     # A set of libraries is a number with a bit for each; more bits are for what is in no set.
     unknown, patterns = 1 << len(libraries), DRIVER | _CXX
-    known = {name: unknown << index for index, name in enumerate(patterns, 1)}
-    bits = dict(known)
+    outside = {name: unknown << index for index, name in enumerate(patterns, 1)}
+    bits = dict(outside)
     for index, name in enumerate((*names, *beside)):
         bits[name] = bits.get(name, 0) | 1 << index
     reached = list[int]()
@@ -173,7 +173,7 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
 
     def elsewhere(row: int, symbol: str) -> bool:
         """Return whether *symbol* may be, or is, of a library of *row* that is in neither set."""
-        found = (row & bit and patterns[name].fullmatch(symbol) for name, bit in known.items())
+        found = (row & bit and patterns[name].fullmatch(symbol) for name, bit in outside.items())
         return bool(row & unknown) or any(found)
 
     faults = dict[str, list[str]]()
