@@ -141,8 +141,8 @@ def batches(learnt: list[tuple[list[int], int]]) -> list[tuple[Any, Any]]:
     return made
 
 
-def loss(net: Any, inputs: Any, labels: Any) -> Any:
+def loss(net: Any, inputs: Any, labels: Any, smoothing: float = 0.05) -> Any:
     """Return how far the model *net* is from *labels*, smoothed, so that it is not sure of every token."""
     import torch
 
-    return torch.nn.CrossEntropyLoss(label_smoothing=0.05)(net(input_ids=inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    return torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(net(input_ids=inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
