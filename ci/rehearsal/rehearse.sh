@@ -5,7 +5,7 @@ export STACK=${STACK:-2026.06}
 root=$1 step=$2 name=${3:-} model=${4:-}
 rehearsal=$root/program/ci/rehearsal environments=$root/environments trained=$root/program/tests/server/trained.py
 # Nights run beside each other, and a store has one at a time.
-store=$root/stores/$name
+store=$root/stores/${STORE:-$name}
 candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
 python() { "$environments/$1/bin/python" "${@:2}"; }
 # night ENVIRONMENT OUTPUT [WORDS…]: everything, of a server from that environment; what is done is not repeated
@@ -37,7 +37,8 @@ case $step in
     # NAME MODEL FAULT WORDS…: the night of a server that is wrong in one way
     python candidate "$rehearsal/mutants.py" "$root" "$5"
     mkdir -p "$root/stores" "$root/mutants/$5"
-    [ -e "$root/stores/$5" ] || cp -a "$store" "$root/stores/$5"
+    # What the night before it recorded of the official wheel is not recorded again.
+    [ -e "$root/stores/$5" ] || [ ! -e "$store" ] || cp -a "$store" "$root/stores/$5"
     store=$root/stores/$5
     night "$5" "$root/mutants/$5" "${@:6}" ;;
   serve)
