@@ -15,7 +15,7 @@ night() {
     cp -al "$root/store" "$store"
   fi
   python tool -P -m sparkwright gate "$candidate" --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" \
-    --output "$2" --recipe "$name" --model-folder "$root/models/$model" --profile learnt --keep-going --preheat 10 \
+    --output "$2" --recipe "$name" --model-folder "$root/models/$model" --profile learnt --workload rehearsal --keep-going --preheat 10 \
     --python "$environments/$1/bin/python" --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${@:3}"
 }
 case $step in

@@ -185,7 +185,16 @@ def test_parts_that_see_and_layers_that_draft_are_told_apart(tmp_path: Path) -> 
     assert by_group(found, "bytes")["mtp"] == 2 * 64 * 256 * 2
 
 
+@pytest.mark.parametrize("kinds", [{"layers_block_type": ["linear_attention", "moe"]}, {"hybrid_override_pattern": "M*"}])
+def test_layers_may_be_stated_by_kind_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
+    """Nemotron-H has no number of layers; what lies beyond its kinds drafts."""
+    tensors = [tensor for number in range(3) for tensor in plain(f"backbone.layers.{number}.mixer.in_proj", 64, 256)]
+    found = audited(write(tmp_path / "m", {**small(), "num_hidden_layers": None, **kinds}, tensors))
+    assert by_group(found) == {"layers": 2 * 64 * 256 * 2, "mtp": 0}
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    "a billion kinds of layers": {"num_hidden_layers": None, "hybrid_override_pattern": "M" * 10**6},
     "no layers": {"num_hidden_layers": None},
     "a billion layers": {"num_hidden_layers": 10**9},
     "layers that are no number": {"num_hidden_layers": "4"},

@@ -42,6 +42,9 @@ _GROUPS = (
      r"|embeddings)$")),
     ("experts", re.compile(r"\.experts(\.|$)")),
 )  # fmt: skip
+#: Layers of the deepest model that is believed.
+LARGEST_DEPTH = 2048
+
 #: Groups that writing a token does not read: layers that draft, and parts that see or hear.
 APART = ("mtp", "vision")
 
@@ -158,7 +161,11 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
     config = _text_config(checkpoint.config)
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048)
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
+    # Nemotron-H states its layers by kind alone, as a list or, before, as a letter each.
+    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if not layers and isinstance(kinds, (list, str)) and len(kinds) <= LARGEST_DEPTH:
+        layers = len(kinds)
     if not layers:
         raise invalid("config.json does not state num_hidden_layers.")
     listed = _modules(checkpoint, config, layers)

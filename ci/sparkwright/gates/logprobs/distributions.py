@@ -239,6 +239,8 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         floors: How far the server is from itself, per text: by check, the mean KL in nat of a
             second pass (``divergence``) or of generated tokens and their recomputation; and the
             share of positions with another most probable token (``best-token``).
+        hits: By check, the tokens of prompts that were found in the prefix cache; empty without
+            one.
     """
 
     served: ServerIdentity
@@ -246,6 +248,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: list[list[int]]
     rows: list[Row]
     floors: dict[str, Annotated[list[float], Meta(min_length=1)]]
+    hits: dict[str, Annotated[float, Meta(ge=0)]]
 
     def __post_init__(self) -> None:
         if len(self.rows) != self.shape[0] * (self.shape[1] - 1):

@@ -153,11 +153,12 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     floors = {"divergence": kl, "best-token": other}
     for name, mode in MODES.items():
         floors[name], _ = _decode(policy, server, policy.prompts(texts), mode)
+    hits = dict[str, float]()
     for name in CACHED if server_facts.cache_block(server.metrics()) else ():
-        stored, prompts, *_ = _cached_prompts(policy, texts, server, name)
-        floors[name], _ = _decode(policy, server, prompts, stored=stored)
+        stored, prompts, _ = _cached_prompts(policy, texts, server, name)
+        floors[name], hits[name] = _decode_after_cache(policy, server, prompts, stored)
     means = {name: values.tolist() for name, values in floors.items()}
-    return Reference(served, policy.shape, texts, rows, means)
+    return Reference(served, policy.shape, texts, rows, means, hits)
 
 
 def run(
@@ -236,7 +237,9 @@ def _judged(
         kl, generated = _decode(policy, candidate, policy.prompts(texts), mode)
         yield _kl_check(policy, name, kl, floors[name])
     for name in CACHED:
-        yield _after_cached_blocks(policy, texts, candidate, name, floors, served, announces_cache)
+        yield _after_cached_blocks(
+            policy, reference, candidate, name, floors, served, announces_cache
+        )
     # Those of the last mode were drawn.
     yield _sampling(policy, generated)
 
@@ -294,14 +297,17 @@ def _compared(
 
 def _after_cached_blocks(
     policy: LogprobsPolicy,
-    texts: Sequence[list[int]],
+    reference: Reference,
     server: Client,
     name: str,
     floors: Mapping[str, Floats],
     served: ServerIdentity,
     announces_cache: bool | None,
 ) -> Check:
-    """Return whether tokens after blocks of the prefix cache are those after a cold prompt."""
+    """
+    Return whether tokens after blocks of the prefix cache are those after a cold prompt, and at
+    least as many are found there as the stock wheel finds.
+    """
     block = server_facts.cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
@@ -312,10 +318,12 @@ def _after_cached_blocks(
         figures = [Figure("block of the prefix cache", 0, "tokens")]
         reason, good = "prefix-cache-unused", not announces_cache
         return judged(name, message + announced, reason, good, figures)
-    stored, prompts, least, shared = _cached_prompts(policy, texts, server, name)
-    before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
-    kl, _ = _decode(policy, server, prompts, stored=stored)
-    hits = server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
+    stored, prompts, shared = _cached_prompts(policy, reference.texts, server, name)
+    kl, hits = _decode_after_cache(policy, server, prompts, stored)
+    least = reference.hits.get(name, 0.0)
+    if name == "cached-prefix":
+        # A repeated prompt finds its blocks, of which drafts may cost the last.
+        least = max(least, len(prompts) * max(block, shared // len(prompts) - block))
     figures = [
         Figure("block of the prefix cache", block, "tokens"),
         Figure("tokens of each prompt", len(prompts[0]), "tokens", policy.decode_texts),
@@ -324,7 +332,7 @@ def _after_cached_blocks(
     # An unshared block that was found is another prompt's.
     if not least <= hits <= shared:
         reason = "prefix-cache-unused" if hits < least else "cache-differs"
-        message = f"{hits:g} tokens were found in the cache, of {least} to {shared} shared."
+        message = f"{hits:g} tokens were found in the cache, of {least:g} to {shared} shared."
         return failed(name, message, reason, figures=figures)
     check = _kl_check(policy, name, kl, floors.get(name, np.zeros(1)))
     return msgspec.structs.replace(check, figures=(*check.figures, *figures))
@@ -449,15 +457,27 @@ def _decode(
     return kl.reshape(len(prompts), -1).mean(axis=1), scores
 
 
+def _decode_after_cache(
+    policy: LogprobsPolicy,
+    server: Client,
+    prompts: Sequence[list[int]],
+    stored: Sequence[list[int]],
+) -> tuple[Floats, float]:
+    """Return the KL of `_decode` after *stored* prompts, and the tokens found in the cache."""
+    before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
+    kl, _ = _decode(policy, server, prompts, stored=stored)
+    return kl, server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
+
+
 def _cached_prompts(
     policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
-) -> tuple[list[list[int]], list[list[int]], int, int]:
+) -> tuple[list[list[int]], list[list[int]], int]:
     """
     Return prompts that are stored in the cache first, those that then find them there, and how many
-    tokens of whole blocks these must find at least, and share with their own, together.
+    tokens of whole blocks these share with their own, together.
 
-    A hybrid model keeps its state at the last whole block of a prompt alone, and drafts cost the
-    last block that was found; so only prompts that share all whole blocks must find any.
+    How many of the shared blocks can be found depends on the model: a hybrid keeps its state at
+    some blocks of a prompt alone, and drafts cost the last block that was found.
     """
     block = server_facts.cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
@@ -469,7 +489,7 @@ def _cached_prompts(
         [first[number % len(first)], *itertools.islice(corpus, length - 1)]
         for number in range(policy.decode_texts)
     ]
-    later, least, shared, whole = list[list[int]](), 0, 0, length // block
+    later, shared, whole = list[list[int]](), 0, length // block
     for number, prompt in enumerate(prompts):
         # Of a prompt, at least one token is computed.
         edge, tail = length - 1, prompt[-1:]
@@ -480,9 +500,7 @@ def _cached_prompts(
             tail = [other, *reversed(prompt[edge + 1 :])]
         later.append([*prompt[:edge], *tail])
         shared += edge // block * block
-        if edge // block == whole:
-            least += max(1, whole - 1) * block
-    return prompts, later, least, shared
+    return prompts, later, shared
 
 
 def _distances(policy: LogprobsPolicy, first: Scores, other: Scores) -> Floats:
