@@ -714,11 +714,13 @@ FEWER = {
     "G3": {"profile-graphs", "profile-compile"},
     # Its models answer no questions.
     "G4": {"context-maximum", "dirty-text", "dirty-text-batch", "dirty-text-stock"},
+    # The GPU is lent for half an hour.
+    "G7": {"memory-growth"},
 }
 
 
 def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
-    """It has the gates of the Spark's, less the checks of FP4 hardware, of the longest context and of symbols; the task is another."""
+    """It has the gates of the Spark's, less the checks of FP4 hardware, of the longest context, of growth and of symbols; the task is another."""
     spark, other = policy.load(wheels.ROOT, "12.1f"), policy.load(wheels.ROOT, "9.0a")
     assert (spark.file.gpu, other.file.gpu) == ("12.1", "9.0")
     assert other.file.forks == spark.file.forks
