@@ -168,6 +168,8 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         decode_prompt, decode_tokens: Tokens of each prompt and of each continuation.
         decode_batch: The concurrency of the batched modes.
         cached_blocks: Whole blocks of the prefix cache in a prompt for it, and half of one more.
+        hits_share: Of the tokens that the stock wheel finds in its cache of the same prompts, ours
+            finds this share at least.
         kl_max, kl_floors: The mean lower bound of KL is at most the larger of *kl_max* nat and
             *kl_floors* times the A/A floor.
         text_max: The largest mean of one text, likewise.
@@ -190,6 +192,7 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_tokens: Annotated[int, Meta(ge=2)]
     decode_batch: Annotated[int, Meta(ge=2)]
     cached_blocks: Annotated[int, Meta(ge=2, le=16)]
+    hits_share: Share
     kl_max: Positive
     kl_floors: Annotated[float, Meta(ge=1)]
     text_max: Positive

@@ -305,8 +305,8 @@ def _after_cached_blocks(
     announces_cache: bool | None,
 ) -> Check:
     """
-    Return whether tokens after blocks of the prefix cache are those after a cold prompt, and at
-    least as many are found there as the stock wheel finds.
+    Return whether tokens after blocks of the prefix cache are those after a cold prompt, and
+    enough are found there beside what the stock wheel finds.
     """
     block = server_facts.cache_block(server.metrics())
     if not block:
@@ -320,7 +320,7 @@ def _after_cached_blocks(
         return judged(name, message + announced, reason, good, figures)
     stored, prompts, shared = _cached_prompts(policy, reference.texts, server, name)
     kl, hits = _decode_after_cache(policy, server, prompts, stored)
-    least = reference.hits.get(name, 0.0)
+    least = policy.hits_share * reference.hits.get(name, 0.0)
     if name == "cached-prefix":
         # A repeated prompt finds its blocks, of which drafts may cost the last.
         least = max(least, len(prompts) * max(block, shared // len(prompts) - block))
