@@ -22,6 +22,7 @@ from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
+from sparkwright.cherry_picks.effects import Effect
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.client.environment import Marker
 from sparkwright.client.records import Release, ReleaseState
@@ -51,6 +52,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "forks/STACK/stack.yaml": (StackSpec, "people"),
     "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
     "cherry_picks/FORK.yaml": (Ledger, "`patch pick`, reviewed"),
+    "below cherry_picks/effects.yaml: STACK: FORK: CHANGE": (Effect, "people, with lines of `ci/bench/effects.py`"),
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
     "build/STACK/aot.yaml": (AotSpec, "people"),

@@ -378,6 +378,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         self.evidence = sha256_file(path)
         return (
             *throughput.checks(result),
+            *throughput.effect_checks(result, self._context.project.root),
             self._same_wheel("candidate-wheel", wheel, python),
             self._same_wheel("baseline-wheel", baseline, baseline_python),
         )

@@ -7,12 +7,14 @@ contract and the flags are rows of their own.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
@@ -20,6 +22,8 @@ from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
+from sparkwright.bench.statistics import evidence_path
+from sparkwright.cherry_picks import effects
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
@@ -40,7 +44,7 @@ from sparkwright.gates.throughput import measurement, runner
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 CHECKS = (
-    *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
+    *declare(*(f"{metric}-*" for metric in METRICS), "effect-*", "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
     *declare("measured", role="reports"),
 )
@@ -73,6 +77,8 @@ REASONS: Mapping[str, str] = {
         "Neither bound is shown: the machine's noise is too large for these blocks, or the "
         "true difference lies between the bounds."
     ),
+    "no-effect": "A change promises a gain in cherry_picks/effects.yaml that this wheel does not "
+    "have over the stock wheel. Look whether it is still in use; drop it, or correct the promise.",
     "flags-added": (
         "Both servers had flags or variables beside the recipe's. Leave out "
         "--flag and --variable, or write them into the recipe."
@@ -182,6 +188,41 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     return decided(name, message, state, reasons, figures, samples)
 
 
+def effect_checks(result: Result, root: Path) -> Iterator[Check]:
+    """
+    Yield whether the gate of *result* shows the gains that changes of its stack promise for its
+    recipe, in the checkout *root*.
+
+    It fails where less than the promise is shown, at the error rate of the gate. A gain that is
+    neither shown nor excluded decides nothing.
+    """
+    for name, promise in effects.promises(root, result.candidate.stack, result.recipe).items():
+        promised = [
+            (cell, series)
+            for cell in result.cells
+            for series in cell.series
+            if (cell.concurrency, series.metric) == (promise.concurrency, promise.metric)
+            and series.differences
+        ]
+        for cell, series in promised:
+            gains = -np.array(series.differences)
+            excluded, shown = (
+                evidence_path(each)[-1] >= -math.log(result.alpha)
+                for each in (math.log(promise.gain) - gains, gains)
+            )
+            state: State = "fail" if excluded else "pass" if shown else "inconclusive"
+            factor = math.exp(gains.mean())
+            yield decided(
+                f"effect-{name}-{_UNSAFE.sub('-', cell.name.lower()).strip('-')}",
+                f"{cell.name}: {METRICS[series.metric][0]} is {factor:.3f} times as good as the "
+                f"stock wheel's in {len(gains)} blocks; {name} promises {promise.gain:g}",
+                state,
+                {"fail": "no-effect", "inconclusive": "undecided"},
+                [Figure("gain", factor, "", len(gains), bound=promise.gain)],
+                required=bool(excluded),
+            )
+
+
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     again = [leg for leg in result.legs if leg.discarded]
     figures = [
@@ -209,8 +250,7 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
 def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
     if not result.recipe:
-        message = "to check it, name a --recipe"
-        yield not_run("contract", message, "not-asked", required=False)
+        yield not_run("contract", "to check it, name a --recipe", "not-asked", required=False)
         return
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
@@ -219,6 +259,8 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     if result.stopped or not counted:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
-    launches = len({leg.launch for leg in counted})
-    message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
-    yield passed("contract", message, figures=[Figure("launches", launches)])
+    yield passed(
+        "contract",
+        f"the candidate's kernels keep the contract of {result.recipe} in each launch",
+        figures=[Figure("launches", len({leg.launch for leg in counted}))],
+    )

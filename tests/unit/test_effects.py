@@ -1,0 +1,108 @@
+"""The effects of what the stacks carry: the reviewed file, the pages that are made of it, and the gate that looks whether a gain is still there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.refusals import refusal
+from tests.unit import patches_page
+
+from sparkwright.bench.results import CellResult, Result, Series, Subject
+from sparkwright.cherry_picks import effects
+from sparkwright.gates.throughput import gate as throughput
+
+ROOT = Path(__file__).parents[2]
+CARRIED = """\
+s:
+  vllm:
+    draft-fewer-words.patch:
+      problem: the draft reads all words
+      change: it reads the frequent ones
+      use: optional
+      spark: fewer bytes a draft
+      promise: {recipes: [mtp], metric: tpot, concurrency: 1, gain: 1.05}
+"""
+
+
+def result(*differences: float, recipe: str = "mtp", stack: str = "s", concurrency: int = 1) -> Result:
+    """Return a gate's result with these differences of the time per token, one for each block."""
+    cell = CellResult(f"1024/256 c{concurrency}", concurrency, (Series("tpot", True, differences), Series("ttft", False, differences)))
+    return Result("gate", "pass", "", Subject("ours", stack=stack), (cell,), (), recipe=recipe, alpha=0.03)
+
+
+def states(tmp_path: Path, measured: Result) -> list[tuple[str, str, str, bool]]:
+    (tmp_path / "cherry_picks").mkdir(exist_ok=True)
+    (tmp_path / "cherry_picks" / "effects.yaml").write_text(CARRIED)
+    return [(check.name, check.state, check.reason, check.required) for check in throughput.effect_checks(measured, tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("differences", "state", "reason"),
+    [
+        # Equal to the stock wheel, and better by less than was promised.
+        ((0.004, -0.005, 0.003, -0.002, 0.001), "fail", "no-effect"),
+        ((-0.021, -0.019, -0.022, -0.018, -0.02), "fail", "no-effect"),
+        ((-0.09, -0.11, -0.1, -0.1, -0.105), "pass", ""),
+        # Too noisy to tell, and a single block.
+        ((0.1, -0.2, 0.05, -0.1, 0.02), "inconclusive", "undecided"),
+        ((0.0,), "inconclusive", "undecided"),
+    ],
+)
+def test_a_gain_that_vanished_is_no_effect(differences: tuple[float, ...], state: str, reason: str, tmp_path: Path) -> None:
+    """It fails the gate where less than the promise is shown; noise decides nothing."""
+    name = "effect-draft-fewer-words-1024-256-c1"
+    assert states(tmp_path, result(*differences)) == [(name, state, reason, state == "fail")]
+
+
+def test_a_promise_counts_for_its_recipes_stack_and_concurrency(tmp_path: Path) -> None:
+    equal = (0.004, -0.005, 0.003, -0.002, 0.001)
+    for other in (result(*equal, recipe="plain"), result(*equal, stack="t"), result(*equal, concurrency=8), result()):
+        assert states(tmp_path, other) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("gain: 1.05", "gain: 0.9"), ("metric: tpot", "metric: speed"), ("use: optional", "use: sometimes"), ("recipes: [mtp]", "recipes: []")],
+)
+def test_effects_that_say_nothing_are_refused(old: str, new: str, tmp_path: Path) -> None:
+    (tmp_path / "cherry_picks").mkdir()
+    (tmp_path / "cherry_picks" / "effects.yaml").write_text(CARRIED.replace(old, new))
+    with refusal("file-invalid"):
+        effects.load_effects(tmp_path)
+
+
+def test_a_ratio_lies_in_its_interval() -> None:
+    with pytest.raises(ValueError, match="not in its interval"):
+        effects.MeasuredEffect("time per token", 0.9, 0.91, 0.95, 6, "H200", "0" * 64, "1" * 64, "2026-11-30")
+
+
+def test_every_change_of_the_default_stack_has_its_effect() -> None:
+    """A patch or pick without a record, and a record of something that is not carried, are mistakes; options are those of recipes."""
+    carried = {fork: {patch.name for patch, _ in changes} for fork, changes in patches_page.carried(patches_page.DEFAULT).items() if changes}
+    recorded = effects.load_effects(ROOT)[patches_page.DEFAULT]
+    assert {fork: set(changes) for fork, changes in recorded.items() if fork != "recipes"} == carried
+    recipes = "".join(path.read_text("utf-8") for path in (ROOT / "ci" / "recipes").glob("*.yaml"))
+    for name, effect in recorded.get("recipes", {}).items():
+        assert name in recipes
+        assert effect.upstream
+        assert effect.drop_when
+    for fork in recorded.values():
+        for name, effect in fork.items():
+            own, _, test = effect.test.partition("::")
+            assert not own or f"def {test}(" in (ROOT / own).read_text("utf-8"), name
+            for recipe in effect.promise.recipes if effect.promise else ():
+                assert (ROOT / "ci" / "recipes" / f"{recipe}.yaml").exists(), name
+
+
+def test_the_readme_has_the_table_of_the_default_stack() -> None:
+    """`python tests/unit/patches_page.py` writes it anew; a change without a measured effect says so."""
+    text = patches_page.README.read_text("utf-8")
+    assert text == patches_page.with_table(text)
+    rows = re.search(rf"{patches_page.BEGIN}\n(.*?){patches_page.END}", text, re.DOTALL)
+    assert rows
+    for name, effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].items():
+        (row,) = (line for line in rows[1].splitlines() if f"/{name})" in line or f"[{name}]" in line)
+        assert ("*not measured*" in row) == (not effect.measured)
+    assert len(text.splitlines()) <= 110
