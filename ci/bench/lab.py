@@ -21,11 +21,10 @@ from sparkwright.core.console import console
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import GATES
 from sparkwright.gates.core.night import (
-    ENVIRONMENTS,
-    RECORDED,
-    REHEARSED,
+    ENVIRONMENTS_S,
     assumed_pace,
     gate_seconds,
+    reference_seconds,
 )
 
 SPARKS = (1, 2, 4, 8, 20)
@@ -112,10 +111,9 @@ def night(
     policies = policy.load(root)
     seconds = {name: gate_seconds(root, policies, pace, DECIDES, name) for name in GATES}
     seconds["G7"] += policies.soak.shortest
-    reference = pace.start_s + sum(seconds[name] for name in RECORDED)
     steps = {
-        "both environments": REHEARSED[ENVIRONMENTS],
-        "stock wheel recorded": reference,
+        "both environments": ENVIRONMENTS_S,
+        "stock wheel recorded": reference_seconds(policies, pace, GATES),
         "server of ours": pace.start_s,
         **{f"{name}, {GATES[name]}": seconds[name] for name in GATES},
     }

@@ -95,17 +95,18 @@ def test_a_budget_that_is_too_short_ends_in_a_page_of_rows_that_did_not_run(
 
 
 def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
-    words: list[str], tmp_path: Path
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its death is the first line of the page; a gate that needs no reference has its verdict."""
+    """Its death is the first line of the page; a gate that needs no reference has its verdict. G8 has no pace of it, and does not begin."""
     (tmp_path / "stock" / "behaviour.json").unlink()
+    monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
     with refusal("gate-failed"):
-        main.run([*words, "--only", "G4", "--only", "G5"])
+        main.run([*words, "--only", "G4", "--only", "G5", "--only", "G8"])
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
-    first, second = ladder.read_verdicts(document.read_bytes()).verdicts
+    first, *others = ladder.read_verdicts(document.read_bytes()).verdicts
     assert (first.gate, first.measured) == ("G4", True)
-    assert (second.state, second.checks[0].reason) == ("not-run", "step-failed")
-    assert "it ended by itself" in second.checks[0].message
+    assert [(each.gate, each.state, each.checks[0].reason) for each in others] == [("G5", "not-run", "step-failed"), ("G8", "not-run", "step-failed")]
+    assert all("it ended by itself" in each.checks[0].message for each in others)
     assert "reference could not be made" in written(tmp_path)
 
 

@@ -6,9 +6,10 @@ import contextlib
 import math
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -33,8 +34,9 @@ from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.core import ladder, policy
-from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate, VerdictFile
-from sparkwright.gates.core.server_facts import measure_pace
+from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, Gate, VerdictFile
+from sparkwright.gates.core.policy import GatePolicies
+from sparkwright.gates.core.server_facts import Pace, measure_pace
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     ServerUnderTest,
@@ -65,29 +67,70 @@ PACE = "pace.json"
 OBSERVED = "observed.json"
 LOGPROBS = "logprobs.json"
 
+#: Stands for the task of G6 in the name of a file.
+TASK = "{task}"
+
 _SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
 _COMPARES = {"the reference with --against": ("against",)}
-#: Gate → what it needs, for people, and attributes of `GateOptions` of which any gives it.
-NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "G0": {"a WHEEL": ("wheel",)},
-    "G2": {"a WHEEL": ("wheel",)},
-    "G3": {"a --recipe": ("recipe",), **_STARTS},
-    "G4": _SERVES,
-    "G5": {**_SERVES, **_COMPARES},
-    "G6": {**_SERVES, **_COMPARES},
-    "G7": _SERVES,
-    "G8": {
-        "a WHEEL": ("wheel",),
-        **_STARTS,
-        "a --baseline and its --baseline-python": ("baseline",),
-    },
-}
+_WHEEL = {"a WHEEL": ("wheel",)}
 
 
-def needed_file(gate: str, task: str) -> str:
-    """Return the file of the reference that *gate* cannot do without; empty if there is none."""
-    return {"G5": LOGPROBS, "G6": f"{task}.json"}.get(gate, "")
+class GateNeeds(msgspec.Struct, frozen=True):
+    """
+    What a gate needs.
+
+    Attributes:
+        options: For people → attributes of `GateOptions` of which any gives it.
+        recorded: The file that the stock wheel gives it; empty if there is none.
+        required: Whether it cannot do without that file.
+        rehearsed_s: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a
+            few megabytes.
+        policy, estimate: The field of `GatePolicies` by which the seconds of its questions follow
+            from a pace.
+    """
+
+    options: Mapping[str, tuple[str, ...]] = {}
+    recorded: str = ""
+    required: bool = False
+    rehearsed_s: float = 0.0
+    policy: str = ""
+    estimate: Callable[[Any, Pace], float] | None = None
+
+    def questions_s(self, policies: GatePolicies, pace: Pace) -> float:
+        """Return the seconds of the questions to a server of that *pace*."""
+        return self.estimate(getattr(policies, self.policy), pace) if self.estimate else 0.0
+
+
+#: Gate → what it needs. G7 asks for the distributions once more behind its load; the length of G8
+#: follows from its workloads (`night.gate_seconds`).
+GATE_NEEDS: Mapping[str, GateNeeds] = {
+    "G0": GateNeeds(_WHEEL, rehearsed_s=10),
+    "G1": GateNeeds(rehearsed_s=7),
+    "G2": GateNeeds(_WHEEL, rehearsed_s=99),
+    "G3": GateNeeds(
+        {"a --recipe": ("recipe",), **_STARTS}, OBSERVED,
+        policy="contract", estimate=contract.estimate,
+    ),
+    "G4": GateNeeds(
+        _SERVES, dirty_text.TEXT, policy="generation", estimate=generation.estimate
+    ),
+    "G5": GateNeeds(
+        {**_SERVES, **_COMPARES}, LOGPROBS, required=True,
+        policy="logprobs", estimate=logprobs.estimate,
+    ),
+    "G6": GateNeeds(
+        {**_SERVES, **_COMPARES}, f"{TASK}.json", required=True,
+        policy="accuracy", estimate=accuracy.estimate,
+    ),
+    "G7": GateNeeds(
+        _SERVES, LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
+    ),
+    "G8": GateNeeds(
+        {**_WHEEL, **_STARTS, "a --baseline and its --baseline-python": ("baseline",)}, PACE,
+        required=True,
+    ),
+}  # fmt: skip
 
 
 class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
@@ -183,10 +226,10 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     def _lacking(self, name: str) -> Check | None:
         """Return which options, or floor, the gate *name* lacks; None if it has all."""
-        options = self._options
+        options, needs = self._options, GATE_NEEDS[name]
         texts = [
             text
-            for text, names in NEEDS.get(name, {}).items()
+            for text, names in needs.options.items()
             if not any(getattr(options, each) for each in names)
         ]
         if texts:
@@ -196,8 +239,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             subject = options.recipe or "a server without --recipe"
             message = f"{subject} has no floor of {options.task}"
             return not_run(STOPPED[0].name, message, "floor-missing")
-        if (needed := needed_file(name, options.task)) and not self._reference(needed):
-            return not_run(STOPPED[0].name, f"the reference has no {needed}", "step-failed")
+        file = needs.recorded.replace(TASK, options.task)
+        if needs.required and options.against and not self._reference(file):
+            return not_run(STOPPED[0].name, f"the reference has no {file}", "step-failed")
         return None
 
     def _reference(self, file: str) -> Path | None:
@@ -383,6 +427,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self._same_wheel("baseline-wheel", baseline, baseline_python),
         )
 
+    def pace(self) -> Pace | None:
+        """Return the pace of the server that we started; None if it did not start or answer."""
+        with contextlib.suppress(ServerInvalid):
+            if self.server.start_s:
+                return measure_pace(self.server.client(), self.server.start_s)
+        return None
+
     def record(self, folder: Path) -> Iterator[Path]:
         """
         Write what gates compare with into *folder*, and yield each file: the pace of the server,
@@ -443,21 +494,19 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self.server.end()
             console.warn(f"The server's log: {path.rename(path.with_name(log))}")
 
-    def _recorded(self) -> Iterator[str]:
-        """Yield the names of the files that the gates compare with."""
+    def _recorded(self) -> list[str]:
+        """Return the names of the files that the gates compare with, the pace first."""
         options, recipe = self._options, self._recipe
-        asked = set(options.only or SERVED)
-        yield PACE
-        if asked & {"G5", "G7"}:
-            yield LOGPROBS
-        if "G3" in asked:
-            yield OBSERVED
-        profile = self._policies.generation.profiles[options.profile]
-        if "G4" in asked and not profile.no_dirty_text:
-            yield dirty_text.TEXT
+        # Two gates need the distributions.
+        names = [name for name in ("G5", *GATES) if name in (options.only or GATES)]
+        files = dict.fromkeys((PACE, *(GATE_NEEDS[name].recorded for name in names)))
+        unwanted = {""}
+        if self._policies.generation.profiles[options.profile].no_dirty_text:
+            unwanted.add(dirty_text.TEXT)
         # Without a floor, G6 does not run.
-        if "G6" in asked and (recipe is None or options.task in recipe.floors):
-            yield f"{options.task}.json"
+        if recipe and options.task not in recipe.floors:
+            unwanted.add(GATE_NEEDS["G6"].recorded)
+        return [file.replace(TASK, options.task) for file in files if file not in unwanted]
 
     def _content(self, name: str) -> msgspec.Struct:
         """Return what the server under test gives for the file *name* of the reference."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -33,18 +33,21 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core import ladder, page, policy
-from sparkwright.gates.core.builder import OBSERVED, PACE, GateBuilder, needed_file
+from sparkwright.gates.core.builder import (
+    GATE_NEEDS,
+    OBSERVED,
+    PACE,
+    TASK,
+    GateBuilder,
+    GateNeeds,
+)
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import GateOptions, model_digest
 from sparkwright.gates.core.verdict import Check, Ladder, not_run
-from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.throughput import gate as throughput
 
 #: The steps that are no gates, and what they do.
@@ -54,21 +57,9 @@ TITLES: Mapping[str, str] = {
     REFERENCE: "start the stock wheel, and record what the gates compare with",
     **GATES,
 }
-#: Gates whose questions the stock wheel answers for the reference, and all that compare with it.
-RECORDED = ("G3", "G4", "G5", "G6")
-COMPARING = (*RECORDED, "G7")
-#: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a few megabytes. G7
-#: adds its load and its distributions to this.
-REHEARSED: Mapping[str, float] = {
-    ENVIRONMENTS: 180, "start": 75, "G0": 10, "G1": 7, "G2": 99, "G7": 136,
-}  # fmt: skip
-#: Gate → its estimate by its policy and a pace.
-ESTIMATES: Mapping[str, Callable[[Any, Pace], float]] = {
-    "G3": contract.estimate,
-    "G4": generation.estimate,
-    "G5": logprobs.estimate,
-    "G6": accuracy.estimate,
-}
+#: Seconds of both environments, and of a start beside the reading of the weights, as
+#: `GateNeeds.rehearsed_s`.
+ENVIRONMENTS_S, START_S = 180.0, 75.0
 #: How much longer the gates behind a soak may take than their estimates.
 SLACK = 1.05
 #: The file of the finished gates in a night's folder.
@@ -96,13 +87,14 @@ def gate_seconds(
         rules = policies.throughput
         cells = workloads.deciding(loads.cells(rules.workloads), decides)
         return throughput.estimate(rules, pace, cells, loads.rule, resident=resident)
-    if gate == "G7":
-        # Behind its load, the distributions are asked once more.
-        return REHEARSED[gate] + logprobs.estimate(policies.logprobs, pace)
-    if gate in ESTIMATES:
-        rules_of_gate = getattr(policies, policy.PACKAGES[gate])
-        return ESTIMATES[gate](rules_of_gate, pace)
-    return REHEARSED[gate]
+    needs = GATE_NEEDS[gate]
+    return needs.rehearsed_s + needs.questions_s(policies, pace)
+
+
+def reference_seconds(policies: GatePolicies, pace: Pace, gates: Iterable[str]) -> float:
+    """Return the seconds of the reference for *gates*, from a stock wheel of that *pace*."""
+    questions = {GATE_NEEDS[name].recorded: GATE_NEEDS[name] for name in gates}
+    return pace.start_s + sum(needs.questions_s(policies, pace) for needs in questions.values())
 
 
 def assumed_pace(
@@ -116,7 +108,7 @@ def assumed_pace(
         decode, prefill: Tokens of an answer and of a prompt in a second (8,192 in 2.07 s: seed
             report 000).
     """
-    return Pace(weights / disk + REHEARSED["start"], prefill, decode, 2.0)
+    return Pace(weights / disk + START_S, prefill, decode, 2.0)
 
 
 def _packages(python: Path) -> list[str]:
@@ -172,7 +164,12 @@ class Night:
         self._model, self._pythons = options.serve, pythons
         self._resident = preflight.both_fit(self._recipe, self._model)
         self._names = [name for name in GATES if name in (options.only or GATES)]
-        self._compares = not (options.against or set(COMPARING).isdisjoint(self._names))
+        #: The gates for which the reference is recorded; none if the user names it.
+        self._comparing = [
+            name for name in self._names if GATE_NEEDS[name].recorded and not options.against
+        ]
+        #: The pace of our server, once it has started.
+        self._own_pace: Pace | None = None
         #: Why the reference is not whole, for the gates that need one of its files.
         self._unrecorded: Check | None = None
         self._find_finished()
@@ -187,11 +184,11 @@ class Night:
             (self._recipe, self._policies, model, self._stock, stock, settings, options.task),
             machine,
         )
-        self._reference = store.root / "references" / content_key("reference", shared)[:16]
+        recorded = store.root / "references" / content_key("reference", shared)[:16]
+        self._reference = options.against or recorded
         inputs = (self._subject.sha256, ours, options.profile, *shared)
         self._folder = store.folder("night", content_key("night", inputs)[:16])
-        compared = [name for name in self._names if name in COMPARING]
-        self._complete = self._reference / f"complete-{'-'.join(compared)}"
+        self._complete = self._reference / f"complete-{'-'.join(self._comparing)}"
         finished = self._folder / FINISHED
         steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
         documents = ladder.read_documents(self._context.output, self._subject.sha256)
@@ -208,7 +205,7 @@ class Night:
         """The steps in their order."""
         yield ENVIRONMENTS
         yield from (name for name in self._names if name not in SERVED)
-        if self._compares:
+        if self._comparing:
             yield REFERENCE
         yield from (name for name in self._names if name in SERVED)
 
@@ -220,10 +217,10 @@ class Night:
 
     @property
     def _pace(self) -> Pace:
-        """The pace that was measured, or assumed by the bytes of the model."""
+        """The pace of our server, else of the stock wheel's, else assumed by the model's bytes."""
         files = self._model.glob("*.safetensors")
         weights = sum(path.stat().st_size for path in files) / 1e9
-        return self._measured_pace or assumed_pace(weights)
+        return self._own_pace or self._measured_pace or assumed_pace(weights)
 
     def estimate(self, name: str) -> tuple[float, str]:
         """Return the seconds that the step *name* takes, and where that comes from."""
@@ -233,12 +230,15 @@ class Night:
         if done.get(name, name in self._steps):
             return 0.0, "done"
         if name == ENVIRONMENTS:
-            return REHEARSED[name], "docs/rehearsal"
+            return ENVIRONMENTS_S, "docs/rehearsal"
         source = "this machine" if self._measured_pace else "a Spark, assumed"
         if name == REFERENCE:
-            recorded_gates = [gate for gate in self._names if gate in RECORDED]
-            return self._pace.start_s + sum(map(self._gate_seconds, recorded_gates)), source
-        seconds = self._gate_seconds(name) * self._correction
+            return reference_seconds(self._policies, self._pace, self._comparing), source
+        seconds = self._gate_seconds(name)
+        unfinished = (gate for gate in self._names if gate in SERVED and gate not in self._steps)
+        # G8 counts its own starts.
+        if not self._own_pace and name != "G8" and name == next(unfinished):
+            seconds += self._pace.start_s
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
             load = min(load, self._policies.soak.shortest) if self._hours else load
@@ -246,21 +246,15 @@ class Night:
         return seconds, source if name in SERVED else "docs/rehearsal"
 
     def _gate_seconds(self, name: str) -> float:
-        root, decides = self._context.project.root, self._recipe.decides
-        return gate_seconds(
-            root, self._policies, self._pace, decides, name, resident=self._resident
+        """Return the seconds of the gate *name*; those of G8 are of both servers."""
+        paces = [self._pace]
+        if name == "G8" and self._measured_pace:
+            paces.append(self._measured_pace)
+        root, decides, resident = self._context.project.root, self._recipe.decides, self._resident
+        return statistics.fmean(
+            gate_seconds(root, self._policies, pace, decides, name, resident=resident)
+            for pace in paces
         )
-
-    @property
-    def _correction(self) -> float:
-        """How much longer the finished gates took than their estimates, but for G7's load."""
-        steps = [
-            step
-            for step in self._steps.values()
-            if step.name in SERVED and step.name != "G7" and step.state != "not-run"
-        ]
-        expected = sum(step.expected_s for step in steps)
-        return sum(step.seconds for step in steps) / expected if expected else 1.0
 
     def plan(self) -> list[tuple[str, str, float, str]]:
         """Return each step, what it does, its seconds, and where they come from."""
@@ -294,14 +288,14 @@ class Night:
         python, stock_python = self._pythons
         options, store = replace(self._options, python=python), self._context.store
         assert options.wheel
-        if options.fresh:
+        if options.fresh and self._comparing:
             shutil.rmtree(self._reference, ignore_errors=True)
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
         # These look at the wheel and its sources; G2 runs in the environment.
         early = [name for name in self._names if name not in SERVED]
         self._climb(replace(options, serve=None, recipe=""), early, file)
-        if self._compares:
+        if self._comparing:
             self._record(replace(options, wheel=stock, python=stock_python))
             options = replace(options, against=self._reference)
         served = [name for name in self._names if name in SERVED]
@@ -316,11 +310,12 @@ class Night:
             if step.name in GATES and step.state in ("fail", "invalid") and not self._keep_going:
                 message = f"{step.name} is {step.state}, and the ladder stops there"
                 return not_run(STOPPED[0].name, message, "earlier-failed")
-        needed = needed_file(name, self._options.task)
-        if self._unrecorded and needed and not (self._reference / needed).exists():
+        needs = GATE_NEEDS.get(name, GateNeeds())
+        file = needs.recorded.replace(TASK, self._options.task)
+        if self._unrecorded and needs.required and not (self._reference / file).exists():
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
-        if name in (REFERENCE, "G8") and not self._measured_pace:
+        if name == REFERENCE and not self._measured_pace:
             # An assumption forbids no measurement.
             seconds = self._pace.start_s
         if seconds <= left:
@@ -371,13 +366,16 @@ class Night:
                 message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
                 seconds = time.monotonic() - began
                 self._finish(NightStep(name, verdict.state, message, seconds, expected, verdict))
+                # One that does not answer would be waited for.
+                if name in SERVED and name != "G8" and verdict.state != "invalid":
+                    self._own_pace = self._own_pace or builder.pace()
                 later = sum(self.estimate(other)[0] for other in self._names if other > name)
                 console.note(f"about {later / 60:.0f} minutes remain")
 
     def left_s(self, name: str) -> float:
         """Return the seconds that the gate *name* may measure: the rest is for what comes then."""
         later = sum(self.estimate(other)[0] for other in self._names if other > name)
-        after_load = self._gate_seconds(name) * self._correction if name == "G7" else 0.0
+        after_load = self._gate_seconds(name) if name == "G7" else 0.0
         return self._deadline - time.monotonic() - SLACK * later - after_load
 
     def _finish(self, step: NightStep) -> None:

@@ -28,6 +28,8 @@ _CACHE = "vllm:cache_config_info{"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Count = Annotated[int, Meta(ge=0)]
+#: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0, for estimates.
+LARGE_BLOCK = 560
 #: A share of time.
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 

@@ -116,9 +116,8 @@ REASONS: Mapping[str, str] = {
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
 
-#: For the estimate: the most tokens seen in a block of the prefix cache, and how many times as fast
-#: requests are served in a batch.
-BLOCK, BATCH = 560, 3
+#: For the estimate: how many times as fast requests are served in a batch.
+BATCH = 3
 
 #: Tokens of the answer to a question for a fact.
 FACT_TOKENS = 24
@@ -360,7 +359,7 @@ def estimate(policy: GenerationPolicy, pace: Pace) -> float:
     lengths = [length for length in kind.context if isinstance(length, int)]
     read: float = len(policy.facts) * (sum(lengths) + 2 * max(lengths, default=0))
     read += (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
-    read += rules.answers * rules.blocks * BLOCK
+    read += rules.answers * rules.blocks * server_facts.LARGE_BLOCK
     written: float = len(policy.prompts) * policy.tokens + kind.deep
     written += (1 + 1 / BATCH) * rules.answers * rules.tokens
     return read / pace.prefill_tokens_s + written / pace.decode_tokens_s

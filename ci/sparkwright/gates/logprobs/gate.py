@@ -135,9 +135,6 @@ REASONS: Mapping[str, str] = {
     "not-measured": "An earlier check of this gate ended before this could be measured.",
 }
 
-#: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0.
-LARGE_BLOCK = 560
-
 
 def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Reference:
     """
@@ -202,10 +199,10 @@ def estimate(policy: LogprobsPolicy, pace: Pace) -> float:
     scored = policy.texts * policy.tokens
     # Each prompt is read once, and once more with the tokens that were generated after it.
     plain = 2 * len(MODES) * policy.decode_texts * policy.decode_prompt
-    cached = 3 * len(CACHED) * policy.decode_texts * policy.cached_blocks * LARGE_BLOCK
+    blocks = 3 * len(CACHED) * policy.decode_texts * policy.cached_blocks
     generated = (len(MODES) + len(CACHED)) * policy.decode_texts * policy.decode_tokens
     requests = policy.texts + 3 * (len(MODES) + len(CACHED)) * policy.decode_texts
-    prefill = (scored + plain + cached) / pace.prefill_tokens_s
+    prefill = (scored + plain + blocks * server_facts.LARGE_BLOCK) / pace.prefill_tokens_s
     return prefill + generated / pace.decode_tokens_s + requests / pace.requests_s
 
 
