@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
 from sparkwright.gates.soak import gate
 from sparkwright.gates.soak.load import BAD_TOKEN, Load, Monitor, SoakPolicy, SoakRequest, Watched
@@ -26,6 +28,7 @@ from sparkwright.gates.soak.load import BAD_TOKEN, Load, Monitor, SoakPolicy, So
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"
+FAST = Pace(10, 1e5, 1e3, 1e2)
 
 
 class Soak(NamedTuple):
@@ -159,15 +162,15 @@ def test_memory_of_the_warm_up_does_not_count(first: int, expected: tuple[str, s
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     """Return the load on a server of a small context that is not there."""
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
-    return Load(POLICY, NOBODY, "model", range(9000))
+    return Load(POLICY, NOBODY, "model", range(9000), FAST)
 
 
 def test_two_soaks_send_the_same_requests(load: Load) -> None:
     """All fit into the model; some share a prefix, some are aborted, and some are bad."""
     keys = [f"0/{worker}/{number}" for worker in range(4) for number in range(200)]
-    requests = [load.draw(key) for key in keys]
+    requests = [load.draw(key, 1) for key in keys]
 
-    assert requests == [*map(load.draw, keys)]
+    assert requests == [load.draw(key, 1) for key in keys]
     assert all(1 <= len(prompt) <= 4096 - tokens for prompt, tokens, _ in requests)
     for share, count in (
         (0.1, sum(patience is not None for _, _, patience in requests)),
@@ -203,7 +206,7 @@ def test_every_request_has_an_outcome(
         return types.SimpleNamespace(tokens=reply)
 
     monkeypatch.setattr(Client, "complete", complete)
-    monkeypatch.setattr(load, "draw", lambda key: ((BAD_TOKEN if bad else 5, 6), 3, patience))
+    monkeypatch.setattr(load, "draw", lambda *_: ((BAD_TOKEN if bad else 5, 6), 3, patience))
 
     assert load.send("0/0/0").outcome == outcome
 
@@ -245,15 +248,46 @@ def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: p
     assert monitor.watched.unwatched["memory-growth"][0] == "gpu-memory-unknown"
 
 
-def test_a_soak_ends_when_requests_fail_and_none_is_answered(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "send", lambda *_: SoakRequest(1, "failed", 0, "refused"))
+def test_a_soak_ends_when_requests_fail_and_none_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
+    monkeypatch.setattr(Load, "send", lambda *_: SoakRequest(1, "failed", 0, "refused"))
     policy = replace(POLICY, seconds=600, interval=0.1, sample=0.05)
-    monkeypatch.setattr(load, "_policy", policy)
+    load = Load(policy, NOBODY, "model", range(9000), FAST)
     monitor = Monitor(tuple, tmp_path / "kmsg")
     gate.soak(policy, load, monitor)
     assert monitor.watched.gone
     assert monitor.watched.seconds < 60
     assert states(Soak(load.requests, monitor.watched))["duration"] == ("fail", "server-gone")
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 15), (32, 120)])
+@pytest.mark.parametrize("tokens_s", [0.2, 2.0, 10.0])
+def test_a_slow_model_is_asked_for_answers_of_which_enough_come(tokens_s: float, concurrency: int, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half an hour each of six concurrencies has five minutes, for twenty answers; no answer takes longer than a turn."""
+    monkeypatch.setattr(Client, "max_model_len", lambda client: 16384)
+    pace = Pace(900, 100 * tokens_s, tokens_s, 1.0)
+    load = Load(replace(POLICY, seconds=1800), NOBODY, "model", range(9000), pace)
+    drawn = {(len(prompt), tokens) for prompt, tokens, _ in (load.draw(f"0/0/{number}", concurrency) for number in range(200))}
+    shortest = (min(POLICY.load.prompts), 1)
+    assert all(pace.round(*lengths, concurrency) <= most for lengths in drawn - {shortest})
+    assert max(tokens for _, tokens in drawn) == {(0.2, 1): 1, (0.2, 32): 1, (2.0, 1): 16, (2.0, 32): 16, (10.0, 1): 128, (10.0, 32): 128}[tokens_s, concurrency]
+
+
+def test_a_soak_ends_in_time_although_answers_take_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients close their connections then, which is no fault of the server."""
+
+    def complete(client: Client, *_: object, **__: object) -> types.SimpleNamespace:
+        time.sleep(min(8.0, client.deadline))
+        raise ServerInvalid("server-slow", "late")
+
+    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
+    monkeypatch.setattr(Client, "complete", complete)
+    policy = replace(POLICY, seconds=1.0, sample=0.05)
+    load = Load(policy, NOBODY, "model", range(9000), FAST)
+    monitor = Monitor(tuple, tmp_path / "kmsg")
+    gate.soak(policy, load, monitor)
+    assert monitor.watched.seconds < 4
+    assert {request.outcome for request in load.requests} == {"aborted"}
 
 
 def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:

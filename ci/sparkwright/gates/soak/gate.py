@@ -22,6 +22,7 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.states import State
+from sparkwright.gates.core.server_facts import measure_pace
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
@@ -116,7 +117,9 @@ def run(
     lines = range(1, 2 + max(policy.load.prompts) // 4)
     text = "\n".join(policy.load.line.replace("{number}", str(number)) for number in lines)
     try:
-        load = Load(policy, client.url, client.model(), client.tokenize(text))
+        load = Load(
+            policy, client.url, client.model(), client.tokenize(text), measure_pace(client, 0.0)
+        )
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(processes, kernel)
@@ -136,12 +139,11 @@ def run(
 def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
     """Keep the load up until the time is over or the server is gone."""
     began, watched = time.monotonic(), monitor.watched
-    # In a short soak each concurrency has its turn, too.
-    longest = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
+    load.end = began + policy.seconds
     with console.progress("soak", policy.seconds) as progress:
         for number, concurrency in enumerate(itertools.cycle(policy.load.concurrencies)):
             counted = len(load.requests)
-            seconds = min(longest, policy.seconds - watched.seconds)
+            seconds = min(load.turn_s, policy.seconds - watched.seconds)
             for _ in load.run(str(number), concurrency, seconds):
                 watched.seconds = time.monotonic() - began
                 monitor.sample(watched.seconds)
@@ -193,6 +195,7 @@ def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
         *(Figure(outcome, count) for outcome, count in outcomes.items()),
         *(Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)),
         Figure("tokens", sum(request.tokens for request in requests)),
+        Figure("tokens of the longest", max((request.tokens for request in requests), default=0)),
     ]
     if wrong := [each.message for each in requests if each.outcome == "failed"]:
         samples = [Sample("request", "an answer", text) for text in wrong]

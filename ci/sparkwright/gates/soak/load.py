@@ -24,6 +24,7 @@ from msgspec import Meta
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.gates.core.server_facts import Pace
 
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
@@ -38,8 +39,8 @@ class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         concurrencies: Requests at once, in turn.
-        prompts: Tokens of the prompts; lengths that do not fit into the model are left out.
-        answers: Tokens of the answers.
+        prompts, answers: Tokens of the prompts and of the answers; lengths that do not fit into the
+            model are left out, and those that take so long that too few answers would come.
         shared: Share of requests that begin with the same *prefix* tokens.
         aborted: Share of requests whose client closes the connection within *patience* seconds.
         bad: Share of requests that the server has to refuse.
@@ -113,21 +114,28 @@ class Load:
 
     Args:
         text: Tokens that prompts are cut from.
+        pace: Of the server.
 
     Attributes:
         requests: Those that ended.
+        turn_s: Seconds of one concurrency; in a short soak each has its turn, too.
+        end: The time at which clients close every connection, by `time.monotonic`.
     """
 
-    def __init__(self, policy: SoakPolicy, url: str, model: str, text: Sequence[int]) -> None:
+    def __init__(
+        self, policy: SoakPolicy, url: str, model: str, text: Sequence[int], pace: Pace
+    ) -> None:
         self._policy, self._url, self._model, self._text = policy, url, model, text
-        self._limit = Client(url, model).max_model_len()
+        self._limit, self._pace = Client(url, model).max_model_len(), pace
         self.requests: list[SoakRequest] = []
+        self.turn_s = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
+        self.end = float("inf")
 
     def run(self, name: str, concurrency: int, seconds: float) -> Iterator[None]:
         """
         Send *concurrency* requests at once for *seconds*; yield at each sample of the policy.
 
-        Every request that was begun ends; *name* decides what they are.
+        Every request that was begun ends, at `end` at the latest; *name* decides what they are.
         """
         end = time.monotonic() + seconds
         workers = [
@@ -150,13 +158,24 @@ class Load:
                 # A server that fails at once must not be asked a thousand times a second.
                 time.sleep(1.0)
 
-    def draw(self, key: str) -> tuple[tuple[int, ...], int, float | None]:
-        """Return prompt, length of the answer and deadline (None: not aborted) of a request."""
-        load, limit = self._policy.load, self._limit
+    def draw(self, key: str, concurrency: int) -> tuple[tuple[int, ...], int, float | None]:
+        """
+        Return prompt, length of the answer and deadline (None: not aborted) of a request, one of
+        *concurrency* at once.
+        """
+        load, limit, policy = self._policy.load, self._limit, self._policy
         draw = random.Random(key)  # noqa: S311  not a secret
-        tokens = draw.choice([length for length in load.answers if length < limit] or [1])
+        # The answers that are needed at each concurrency share its part of the time.
+        share = concurrency * policy.seconds / len(load.concurrencies) / policy.least
+        longest, round_s = min(self.turn_s, share), self._pace.round
+        tokens = draw.choice(
+            [n for n in load.answers if n < limit and round_s(0, n, concurrency) <= longest] or [1]
+        )
         room = limit - tokens
-        length = draw.choice([length for length in load.prompts if length <= room] or [room])
+        length = draw.choice(
+            [n for n in load.prompts if n <= room and round_s(n, tokens, concurrency) <= longest]
+            or [min(room, *load.prompts)]
+        )
         begin = draw.randrange(max(1, len(self._text) - length + 1))
         prompt = tuple(self._text[begin : begin + length])
         if draw.random() < load.shared:
@@ -168,14 +187,15 @@ class Load:
 
     def send(self, key: str, concurrency: int = 1) -> SoakRequest:
         """Send the request of *key*, one of *concurrency* at once, and return how it ended."""
-        prompt, tokens, patience = self.draw(key)
+        prompt, tokens, patience = self.draw(key, concurrency)
         bad = prompt[0] == BAD_TOKEN
-        client = Client(self._url, self._model, deadline=patience or self._policy.drain)
+        deadline = min(patience or self._policy.drain, max(0.01, self.end - time.monotonic()))
+        client = Client(self._url, self._model, deadline=deadline)
         outcome = partial(SoakRequest, concurrency)
         try:
             answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if patience is not None and error.reason == "server-slow":
+            if error.reason == "server-slow" and deadline != self._policy.drain:
                 return outcome("aborted")
             # vLLM refuses some requests in the first event of a stream, whose status is 200.
             if bad and error.reason == "server-refused" and error.status < 500:
