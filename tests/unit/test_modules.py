@@ -213,9 +213,10 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 
 FIELDS = (
     "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "model_type", "text_config", "quant_method",
+    "quant_algo", "quantized_layers", "quantization", "ignore",
 )  # fmt: skip
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b", "modelopt", "mixed_precision"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4), max_leaves=8
 )
 
@@ -226,15 +227,15 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
     named = [
         *plain("model.layers.0.self_attn.k_proj", 4, 8), *plain("model.embed_tokens", 4, 8),
         *nvfp4("model.layers.0.mlp.experts.1.up", 4, 16), ("model.layers.0.self_attn.v_proj.weight", "BF16", []),
-        ("model.layers.0.mlp.experts.0.up.qweight", "I32", [8, 4]), ("model.layers.0.mlp.experts.0.up.scales", "F16", [1, 4]),
+        ("model.layers.0.mlp.up.qweight", "I32", [8, 4]), ("model.layers.0.mlp.up.scales", "F16", [1, 4]),
         ("model.layers.1.x.weight_packed", "I32", [4]), ("model.layers.1.x.weight_scale", "F16", []),
         ("model.layers.1.self_attn.k_proj.qweight", "I32", []), ("model.layers.1.self_attn.k_proj.scales", "F16", []),
-        ("model.layers.0.mlp.experts.scale", "F32", []), ("model.layers.0.mlp.experts.down_proj", "BF16", [0, 8]),
+        ("model.layers.0.mlp.experts.scale", "F32", []), ("model.layers.0.mlp.experts.down_proj", "BF16", [0]),
         ("model.layers.1.y_proj.weight", "U8", []), ("model.layers.1.y_proj.weight_scale", "F8_E4M3", []),
     ]  # fmt: skip
     tensors = {name: Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}
     found = checkpoint.Checkpoint({"num_hidden_layers": 2, "num_experts_per_tok": 1, "quantization_config": quantization, **config}, tensors)
-    with allowed("checkpoint-invalid"):
+    with allowed("checkpoint-invalid", "mixture-joined", "mixture-undeclared"):
         audit = modules.audit(found)
         assert 0 < audit.weights <= audit.bytes
         assert msgspec.json.decode(msgspec.json.encode(audit), type=ModuleAudit) == audit

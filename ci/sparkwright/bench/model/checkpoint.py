@@ -53,6 +53,17 @@ class ModelError(SparkwrightError):
             "Fetch the model again and compare its hashes with those that its publisher states; "
             "do not load it.",
         ),
+        "mixture-joined": Advice(
+            "vLLM joins these parts into one layer and reads them in one format, so that numbers "
+            "of another format become noise or end the start.",
+            "Store all parts of the layer in one format: convert the rest as well, or none.",
+        ),
+        "mixture-undeclared": Advice(
+            "vLLM takes the format of a layer from quantization_config and does not compare it "
+            "with what is stored; most differences become noise without a message.",
+            "Declare the stored format: ModelOpt's MIXED_PRECISION with an entry in "
+            "quantized_layers for each part and none in ignore, or a group of compressed-tensors.",
+        ),
         "model-missing": Advice(
             "The folder holds no model, or the model in this machine's cache is incomplete.",
             "Name the folder with --model, fetch the model (`hf download`), or let vLLM fetch it "

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparkwright.bench.model import mixture
 from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
 
 #: Parameters of a module; a tensor of another name is a module of its own.
@@ -86,6 +87,7 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     A module of a checkpoint.
 
     Attributes:
+        name: In the checkpoint.
         expert: Its number among its layer's experts; None for others.
         short: Its name within its layer, an expert's number as ``*``.
         group: ``layers``, or the first name of `_GROUPS`.
@@ -94,6 +96,7 @@ class Module(msgspec.Struct, frozen=True, gc=False):
             its tensors do not show it.
     """
 
+    name: str
     expert: int | None
     short: str
     group: str
@@ -159,6 +162,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
 
     Raises:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
+        mixture-joined, mixture-undeclared: vLLM would load a layer wrongly.
     """
     config = _text_config(checkpoint.config)
     layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
@@ -169,6 +173,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
     if not layers:
         raise invalid("config.json does not state num_hidden_layers.")
     listed = _modules(checkpoint, config, layers)
+    mixture.check(config, listed)
     every, taken = _experts(listed, config)
     groups = {module.group for module in listed}
     shared = config.get("tie_word_embeddings", "lm_head" not in groups) is True
@@ -223,7 +228,7 @@ def _modules(checkpoint: Checkpoint, config: Mapping[str, Any], layers: int) -> 
         if layer and int(layer[1]) >= layers and group not in APART:
             group = "mtp"
         index = int(expert[1]) if expert else None
-        listed.append(Module(index, short, group, tensors, _scheme(tensors, method)))
+        listed.append(Module(name, index, short, group, tensors, _scheme(tensors, method)))
     return listed
 
 
