@@ -8,12 +8,15 @@ rehearsal=$root/program/ci/rehearsal environments=$root/environments trained=$ro
 store=$root/stores/${STORE:-$name}
 candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
 python() { "$environments/$1/bin/python" "${@:2}"; }
-# night ENVIRONMENT OUTPUT [WORDS…]: everything, of a server from that environment; what is done is not repeated
-night() {
+own_store() {
   if [ ! -e "$store" ]; then
     mkdir -p "$root/stores"
     cp -al "$root/store" "$store"
   fi
+}
+# night ENVIRONMENT OUTPUT [WORDS…]: everything, of a server from that environment; what is done is not repeated
+night() {
+  own_store
   python tool -P -m sparkwright gate "$candidate" --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" \
     --output "$2" --recipe "$name" --model-folder "$root/models/$model" --profile learnt --workload rehearsal --keep-going --preheat 10 \
     --python "$environments/$1/bin/python" --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${@:3}"
@@ -29,6 +32,14 @@ case $step in
     # NAME: a type of transformers. The models that know what the gates ask
     rm -rf "$root/models/$name"
     PYTHONPATH=$root/program/ci:$root/program/tests/server python candidate "$trained" "$root/models/$name" "$root/program/ci/gates" 320 "$name" ;;
+  lookup)
+    rm -rf "$root/models/lookup"
+    python candidate "$rehearsal/lookup.py" "$root/models/lookup" ;;
+  effects)
+    # NAME: what ci/bench/effects.py measures. WORDS: its options
+    own_store
+    python tool -P "$root/program/ci/bench/effects.py" "$name" --ours "$environments/candidate/bin/python" --stock "$environments/stock/bin/python" \
+      --wheel "$candidate" --baseline "$stock" --model "$root/models/$model" --cache-dir "$store" --output "$root/effects" "${@:5}" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
+from tests.support import refserved
+from tests.support.fake_openai_server import Behaviour
+from tests.support.thread_load import ThreadLoad
 from tests.unit import patches_page
 
 from sparkwright.bench.results import CellResult, Result, Series, Subject
 from sparkwright.cherry_picks import effects
+from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import gate as throughput
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +112,48 @@ def test_the_readme_has_the_table_of_the_default_stack() -> None:
         (row,) = (line for line in rows[1].splitlines() if f"/{name})" in line or f"[{name}]" in line)
         assert ("*not measured*" in row) == (not effect.measured)
     assert len(text.splitlines()) <= 110
+
+
+def measure(where: Path, monkeypatch: pytest.MonkeyPatch, what: str, ours: Behaviour, stock: Behaviour, *words: str) -> None:
+    """Run ci/bench/effects.py on reference servers, with short loads."""
+    spec = importlib.util.spec_from_file_location("effects_bench", ROOT / "ci" / "bench" / "effects.py")
+    assert spec
+    assert spec.loader
+    bench = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, bench)
+    spec.loader.exec_module(bench)
+    for name, value in {"ANSWER": 24, "REQUESTS": {1: 2}, "CALM_S": 0.1, "WATCHED_S": 0.3, "EQUAL": 2, "EQUAL_TOKENS": 4}.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(bench.vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    model, wheels = where / "model", [where / "ours.whl", where / "stock.whl"]
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    (model / "prompts.jsonl").write_text('{"prompt": "w1 w2"}\n{"prompt": "w3 w4"}\n')
+    for wheel in wheels:
+        wheel.write_bytes(wheel.name.encode())
+    pythons = [refserved.environment(where / name, behaviour) for name, behaviour in (("ours", ours), ("stock", stock))]
+    options = {"ours": pythons[0], "stock": pythons[1], "wheel": wheels[0], "baseline": wheels[1], "model": model, "output": where / "out", "cache-dir": where / "cache"}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    monkeypatch.setattr(sys, "argv", ["effects.py", what, *arguments, *words])
+    bench.main()
+
+
+def test_the_bench_of_effects_finds_the_true_ratio_and_prints_lines_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that needs twice as long for a token; too few rounds give no interval, and a second run continues."""
+    servers = Behaviour(tpot=0.02), Behaviour(tpot=0.01)
+    measure(tmp_path, monkeypatch, "waiting", *servers, "--rounds", "1")
+    assert "not measured: 1 rounds" in capsys.readouterr().out
+    measure(tmp_path, monkeypatch, "waiting", *servers, "--rounds", "3")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- {")]
+    found = strict_yaml.parse("\n".join(lines), list[effects.MeasuredEffect], "printed")
+    (time,) = (one for one in found if one.figure.startswith("time per token"))
+    assert time.ratio == pytest.approx(2, rel=0.25)
+    assert (time.count, time.wheel == time.baseline) == (3, False)
+    assert len((tmp_path / "out" / "waiting.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_bench_of_effects_has_no_time_for_a_round_after_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="not measured: the budget is over"):
+        measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--budget", "0")
