@@ -33,7 +33,7 @@ def _patched(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def run_patched(python: Path, sources: Path, *words: str | Path) -> str:
     """Return what Python prints with the package of *sources* before the installed one."""
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(sources), **VARIABLES}
-    done = subprocess.run([python, "-W", "ignore", *words], env=variables, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([python, "-W", "ignore", *words], env=variables, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -67,3 +67,45 @@ def test_no_wake_up_is_lost_to_what_libzmq_drops_on_arm(steps: list[dict[str, ob
 def test_a_lost_notification_costs_a_part_of_the_silence_before_it(steps: list[dict[str, object]]) -> None:
     """Stock sleeps for five seconds at a time, or until the next message."""
     assert steps[2]["latencies"][0] < 0.5
+
+
+# Memory that the host shares.
+
+#: By a share or by bytes; without the reserve and with it; and a cache that leaves more than that anyhow.
+BUDGETS = (
+    {"reserve": 0, "share": 0.92, "size": None},
+    {"reserve": 12, "share": 0.92, "size": None},
+    {"reserve": 0, "share": None, "size": 60},
+    {"reserve": 12, "share": None, "size": 60},
+    {"reserve": 12, "share": None, "size": 20},
+    {"reserve": 80, "share": None, "size": 20},
+)
+
+
+@pytest.fixture(scope="module", name="budgets")
+def _budgets(vllm_python: Path, patched: Path) -> list[dict[str, float]]:
+    return json.loads(run_patched(vllm_python, patched, HERE / "budget.py", json.dumps(BUDGETS)))
+
+
+def test_without_a_reserve_the_cache_takes_the_memory_of_tuning_and_host(budgets: list[dict[str, float]]) -> None:
+    """As in stock, where FlashInfer is tuned when the cache is there: 120 GiB are overdrawn by a share, and 2 are left by 60 GiB of cache."""
+    assert budgets[0]["free"] < 0
+    assert budgets[2]["free"] == 2
+    assert budgets[2]["cache"] == 60
+
+
+def test_the_reserve_stays_free_through_tuning_and_serving(budgets: list[dict[str, float]]) -> None:
+    """It is taken off the cache once, however the cache's size was given; kernels are tuned before there is one."""
+    assert budgets[1]["free"] >= 12
+    assert budgets[3]["free"] >= 12
+    assert budgets[3]["cache"] == 50
+    assert budgets[1]["cache"] == 50
+
+
+def test_a_cache_that_leaves_the_reserve_is_as_large_as_asked(budgets: list[dict[str, float]]) -> None:
+    assert budgets[4]["cache"] == 20
+
+
+def test_a_reserve_beyond_what_is_free_leaves_no_cache(budgets: list[dict[str, float]]) -> None:
+    """vLLM refuses to start with such a cache; stock would have frozen the host later."""
+    assert budgets[5]["cache"] < 0

@@ -152,6 +152,17 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
         world.plan(machine=SPARK)
 
 
+def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None:
+    """On unified memory, and if it reads the variable, which stock does not; the user's own value stays."""
+    name = "VLLM_MEMORY_RESERVE_GIB"
+    assert name not in world.plan(machine=SPARK).launch.variables
+    (world.site / "vllm" / "envs.py").write_text(f'environment_variables = {{"{name}": None}}\n')
+    assert world.plan(machine=SPARK).launch.variables[name] == "11.97"
+    assert world.plan(machine=SPARK, floor=9.0).launch.variables[name] == "9"
+    assert world.plan(machine=SPARK, variables={name: "20"}).launch.variables[name] == "20"
+    assert name not in world.plan(machine=DESKTOP).launch.variables
+
+
 def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:
     plan = world.plan("toy-cpu", flags=("--max-model-len=512",), floor=2.0, machine=DESKTOP)
     assert [word for word in plan.launch.flags if word.startswith("--max-model-len")] == ["--max-model-len=512"]

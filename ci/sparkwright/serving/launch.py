@@ -23,7 +23,13 @@ from msgspec.structs import replace
 from sparkwright.bench.model import modules
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.launch import ALWAYS, PASSED, LaunchPlan, check_variables
+from sparkwright.bench.server.launch import (
+    ALWAYS,
+    PASSED,
+    LaunchPlan,
+    check_variables,
+    read_variables,
+)
 from sparkwright.core.errors import UsageError
 from sparkwright.core.process import wrap_with_limits
 from sparkwright.serving import environment as environments
@@ -37,6 +43,8 @@ from sparkwright.serving.preflight import GIB, Machine
 SHARE = 0.75
 #: Share of the memory that stays free for a plain model: 12 GiB of a Spark.
 FLOOR = 0.1
+#: Variable of a patch: GiB that vLLM leaves free when it sizes the KV cache.
+RESERVE = "VLLM_MEMORY_RESERVE_GIB"
 #: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
 #: is the model's. Proposed.
 OBJECT_STORE = 1 << 30
@@ -177,6 +185,8 @@ def plan(
     if recipe:
         recipe = _with_overrides(recipe, words, request.floor)
         floor = recipe.plan.floor
+    if machine.unified and RESERVE in read_variables(environment.package):
+        variables = {RESERVE: f"{floor:g}", **variables}
     advice = preflight.check(
         words,
         machine,

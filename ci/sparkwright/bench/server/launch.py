@@ -84,6 +84,12 @@ def removed_variables() -> dict[str, str]:
     return strict_yaml.load(config.root() / "ci" / "variables.yaml", dict[str, str])
 
 
+def read_variables(package: Path) -> list[str]:
+    """Return the ``VLLM_`` variables that the installed *package* reads, by its ``envs.py``."""
+    table = package / "envs.py"
+    return re.findall(r"""["'](VLLM_\w+)["']\s*:""", read_text(table) if table.exists() else "")
+
+
 def check_variables(variables: Mapping[str, str], package: Path) -> None:
     """
     Check the ``VLLM_`` *variables* against the table in ``envs.py`` of the installed *package*.
@@ -91,8 +97,7 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     Raises:
         variable-refused: vLLM does not read one, so it would change nothing.
     """
-    table = package / "envs.py"
-    read = re.findall(r"""["'](VLLM_\w+)["']\s*:""", read_text(table) if table.exists() else "")
+    read = read_variables(package)
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return
