@@ -27,14 +27,14 @@ CPU = recipes.load(ROOT, "toy-cpu")
 
 def judged(server: Server, baseline: Path | None = None) -> tuple[Check, ...]:
     """Return the checks of a server with a profile of one request."""
-    return gate.run(POLICY, CPU, server, gate.profile(server, server.log.parent / "profiles"), ServerIdentity(), baseline)
+    return gate.run(POLICY, CPU, server, gate.profile(POLICY, CPU, server, server.log.parent / "profiles"), ServerIdentity(), baseline)
 
 
 @pytest.fixture(scope="module", name="sound")
 def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
     path = tmp_path_factory.mktemp("baseline") / "observed.json"
-    own = gate.profile(server, server.log.parent / "profiles")
+    own = gate.profile(POLICY, CPU, server, server.log.parent / "profiles")
     path.write_bytes(msgspec.json.encode(gate.observe(POLICY, server, own, ServerIdentity(wheel="a" * 64), CPU.name)))
     checks = judged(server, baseline=path)
     assert {"observed", "kernels-unknown", "kernels-attention", "kernels-linear", "backends", "log"} <= named(checks, "pass")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,11 +75,25 @@ RECIPE = replace(
 OWN = ServerIdentity(wheel="b" * 64, model="m")
 
 
-def trace(path: Path, prefill: tuple[str, ...] = SERVING, decode: tuple[str, ...] = SERVING, *, graphs: bool = True) -> Path:
-    """Write what torch's profiler writes of a prefill step and a decode step, whose kernels one CUDA graph may launch."""
+def trace(
+    path: Path,
+    prefill: tuple[str, ...] = SERVING,
+    decode: tuple[str, ...] = SERVING,
+    *,
+    graphs: bool = True,
+    batch: dict[str, tuple[str, ...]] | None = None,
+) -> Path:
+    """
+    Write what torch's profiler writes of a prefill step and a decode step, whose kernels one CUDA graph may launch.
+
+    Those of a batch have the kernels of *batch*, by phase, or the same.
+    """
+    labels = {
+        "execute_context_1(512)_generation_0(0)": prefill, "execute_context_0(0)_generation_1(1)": decode,
+        "execute_context_3(900)_generation_5(5)": (batch or {}).get("prefill", prefill), "execute_context_0(0)_generation_16(16)": (batch or {}).get("decode", decode),
+    }  # fmt: skip
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}]
-    for step, kernels in enumerate((prefill, decode)):
-        label = f"execute_context_{1 - step}(512)_generation_{step}(1)"
+    for step, (label, kernels) in enumerate(labels.items()):
         events.append({"ph": "X", "cat": "user_annotation", "name": label, "ts": 1000 * step, "dur": 500})
         for place, kernel in enumerate(kernels):
             launch = 100 * step + (0 if graphs else place)
@@ -129,7 +145,7 @@ def judged(
 def profiled(server: Any, path: Path) -> KernelTrace | Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
     with mock.object(kernel_trace, "record", lambda *_: path):
-        return gate.profile(server, path.parent)
+        return gate.profile(POLICY, RECIPE, server, path.parent)
 
 
 def states(checks: dict[str, Check], *wanted: State) -> set[str]:
@@ -147,7 +163,7 @@ def test_sound_server_passes_beside_the_stock_wheel(tmp_path: Path) -> None:
 @pytest.mark.parametrize("graphs", [True, False])
 def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Path) -> None:
     read = kernel_trace.read(trace(tmp_path / "t.gz", (LINEAR,), (MOE,), graphs=graphs))
-    assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE]}
+    assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE], "batch prefill": [LINEAR], "batch decode": [MOE]}
 
 
 @pytest.mark.parametrize(
@@ -219,6 +235,61 @@ def test_kernels_decide_although_the_log_is_clean(fault: str, tmp_path: Path) ->
     checks = judged(tmp_path, profile=trace(tmp_path / "t.gz", prefill, decode, graphs=graphs))
     assert states(checks, "fail") == failing
     assert reason in {checks[name].reason for name in failing}
+
+
+#: What serves in batches alone → the kernels of its phases, and the checks that fail.
+BATCH_FAULTS: dict[str, tuple[dict[str, tuple[str, ...]], set[str]]] = {
+    "Marlin in decode": ({"decode": (*SERVING, MARLIN)}, {"no-fallback-kernel", "kernels-moe", "backends"}),
+    "Marlin in prefill": ({"prefill": (*SERVING, MARLIN)}, {"no-fallback-kernel", "kernels-moe", "backends"}),
+    "another class in 60 % of the experts' time": ({"decode": (*SERVING, *[MOE] * 3, *[TRITON_EXPERTS] * 6)}, {"kernels-moe", "backends"}),
+    "kernels that no pattern knows": ({"decode": (*SERVING, "xyzzy_forward_v2")}, {"kernels-unknown"}),
+    "no step": ({"decode": ()}, {"kernels-attention", "kernels-linear", "kernels-moe", "backends"}),
+}
+
+
+@pytest.mark.parametrize("fault", BATCH_FAULTS)
+def test_fallback_in_batches_alone_fails(fault: str, tmp_path: Path) -> None:
+    """Requests that are served one at a time show none of it."""
+    kernels, failing = BATCH_FAULTS[fault]
+    checks = judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz", batch=kernels))
+    assert states(checks, "fail") == failing
+    assert judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz"))["backends"].state == "pass"
+
+
+@pytest.mark.parametrize(("served_at_once", "batch"), [(64, 16), (4, 4)])
+def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batch: int, tmp_path: Path) -> None:
+    """Prompts differ, or the prefix cache would have them."""
+    prompts, running, together = list[str](), [0], threading.Barrier(batch, timeout=20)
+
+    def complete(prompt: str, **_: object) -> None:
+        prompts.append(prompt)
+        running[0] += 1
+        if running[0] > 1:
+            together.wait()
+
+    @contextlib.contextmanager
+    def profile() -> Iterator[None]:
+        yield
+        trace(tmp_path / "trace.json.gz")
+
+    recipe = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=served_at_once))
+    server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=complete, profile=profile))
+    found = gate.profile(POLICY, recipe, server, tmp_path)
+
+    assert isinstance(found, KernelTrace)
+    assert len(set(prompts)) == len(prompts) == 1 + batch
+
+
+def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
+    """Its profile has no such steps, and none is missed."""
+    alone = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=1))
+    path = trace(tmp_path / "t.gz", batch={"prefill": (), "decode": ()})
+    with mock.object(kernel_trace, "record", lambda *_: path):
+        found = gate.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
+    (tmp_path / "server.log").write_text(LOG)
+    assert not isinstance(found, Check)
+    checks = gate.check_contract(POLICY, alone.contract, tmp_path / "server.log", found)
+    assert (list(found), [check.name for check in checks if check.state == "fail"]) == (["prefill", "decode"], [])
 
 
 #: What the server answers → the fact that then contradicts the log.
@@ -337,7 +408,7 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: 
     """Each kind of layer has a class in each phase; the stock wheel had another in one of them."""
     baseline = recorded(tmp_path)
     facts = read_json(baseline, ObservedServer)
-    layers = {f"{phase} {kind}" for phase in ("prefill", "decode") for kind in ("attention", "linear", "moe")}
+    layers = {f"{phase} {kind}" for phase in kernel_trace.PHASES for kind in ("attention", "linear", "moe")}
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     assert judged(tmp_path, baseline=baseline)["backends"].state == "pass"
     baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})

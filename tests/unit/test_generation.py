@@ -21,7 +21,7 @@ from tests.support.dirty_server import SWITCHES, Talker, rates
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.client import Client, ToolCall
+from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -201,6 +201,77 @@ def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, fault: str
     assert [one.name for one in found.values() if one.state != "pass"] == [check]
     assert (found[check].state, found[check].reason) == ("fail", f"{check}-wrong")
     assert found[check].samples[0].case == name
+
+
+#: Without what takes long and is no matter of the stock wheel's answers.
+SHORT = replace(POLICY, profiles={"default": replace(POLICY.profiles["default"], context=(1500,), deep=64, no_dirty_text="it takes long")})
+
+
+def weak(fleet: Fleet, *names: str, ours: Sequence[str] | None = None) -> dict[str, Check]:
+    """Return the checks of a server that answers *ours* of the questions wrongly, or *names* as the stock wheel does."""
+    texts = {**{name: prompt.text for name, prompt in (*POLICY.prompts.items(), *POLICY.facts.items())}, **{name: chat.text for name, chat in POLICY.chats.items()}}
+
+    def forget(names: Sequence[str]) -> None:
+        fleet.server.memory = {key.encode(): value.encode() + bytes([4]) for key, value in MEMORY.items() if key not in {texts[name] for name in names}}
+        fleet.server.chats = {chat.image or chat.text: ({"content": "What?"}, "stop") if name in names else ANSWERS[name] for name, chat in POLICY.chats.items()}
+
+    forget(names)
+    known = generation.record(SHORT, fleet.server.client, "default", recipe(), ServerIdentity(wheel="b" * 64))
+    forget(names if ours is None else ours)
+    return judged(fleet, stock_answers=known, policy=SHORT)
+
+
+@pytest.mark.parametrize(("names", "passing", "undecided"), [
+    # Eleven prompts, of which ten are to be right.
+    (("fact-capital", "fact-water", "arithmetic-sum"), ["answers"], []),
+    (("tool-required",), ["tool-calls"], []),
+    (("fact-bell",), ["context-1500"], []),
+    # Nothing shows that the ability is there.
+    (("tool-auto", "tool-required"), [], ["tool-calls"]), (("fact-door", "fact-boat"), [], ["context-1500"]),
+])  # fmt: skip
+def test_question_that_the_stock_wheel_answers_wrongly_too_fails_nothing(fleet: Fleet, names: Sequence[str], passing: Sequence[str], undecided: Sequence[str]) -> None:
+    """The model's own weakness is no fault of the wheel; the samples still show it."""
+    found = weak(fleet, *names)
+
+    assert {name: (check.state, check.reason) for name, check in found.items() if check.required and check.state != "pass"} == dict.fromkeys(undecided, ("inconclusive", "stock-wrong-too"))
+    assert {sample.case for name in (*passing, *undecided) for sample in found[name].samples} == set(names)
+
+
+@pytest.mark.parametrize(("stock", "ours", "failing"), [
+    ((), ("tool-required",), "tool-calls"), (("tool-auto",), ("tool-required",), "tool-calls"), (("tool-auto",), ("tool-auto", "tool-required"), "tool-calls"),
+    (("fact-capital", "fact-water"), ("fact-planet", "code-c"), "answers"), (("fact-door",), ("fact-bell",), "context-1500"),
+])  # fmt: skip
+def test_question_that_the_stock_wheel_answers_rightly_fails_ours(fleet: Fleet, stock: Sequence[str], ours: Sequence[str], failing: str) -> None:
+    """As many wrong answers, of other questions, are no excuse; a prompt or two may go another way."""
+    found = weak(fleet, *stock, ours=ours)[failing]
+
+    assert (found.state, found.reason in ("tool-calls-wrong", "answers-wrong", "facts-missing")) == ("fail", True)
+
+
+def test_answers_of_a_stock_wheel_that_was_asked_otherwise_excuse_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    """Text around the prompts makes other questions; the gate is invalid, and wrong answers count."""
+    known = generation.record(SHORT, fleet.server.client, "default", recipe(), ServerIdentity(wheel="b" * 64))
+    (tmp_path / generation.ANSWERS).write_bytes(msgspec.json.encode(known))
+    shapes = {wrap: generation.shape(replace(SHORT, profiles={"default": replace(SHORT.profiles["default"], wrap=wrap)}), "default") for wrap in ("{prompt}", "<s>{prompt}")}
+    read = {wrap: dirty_text.reference(tmp_path / generation.ANSWERS, ServerIdentity(wheel="c" * 64), generation.ANSWERS_STOCK, shape) for wrap, shape in shapes.items()}
+
+    assert read["{prompt}"] == known
+    found = judged(fleet, stock_answers=read["<s>{prompt}"], policy=SHORT)[generation.ANSWERS_STOCK]
+    assert (found.state, found.reason, found.required) == ("invalid", "reference-other-policy", True)
+
+
+def test_stock_wheel_that_ends_while_it_is_asked_is_recorded_as_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its silence would excuse every wrong answer of ours."""
+    def gone(*_: object) -> str:
+        monkeypatch.setattr(Client, "metrics", lost)
+        return "the server is gone"
+
+    def lost(_: Client) -> dict[str, float]:
+        raise ServerInvalid("server-unreachable", "it is gone")
+
+    monkeypatch.setattr(generation, "_chat_fault", gone)
+    with pytest.raises(ServerInvalid, match="gone"):
+        generation.record(SHORT, fleet.server.client, "default", recipe(), ServerIdentity(wheel="b" * 64))
 
 
 def test_abilities_that_no_recipe_declares_are_not_asked(fleet: Fleet) -> None:
@@ -403,7 +474,7 @@ def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | s
     data = msgspec.json.encode(text)
     if change != "absent":
         path.write_bytes(data[:-20] if change == "cut" else data.replace(b'"shape"', b'"more":1,"shape"') if change == "field" else data)
-    found = dirty_text.reference(tmp_path, ServerIdentity(wheel="c" * 64))
+    found = dirty_text.reference(path, ServerIdentity(wheel="c" * 64))
 
     assert found == text if not reason else isinstance(found, Check) and (found.state, found.reason) == ("invalid", reason)
 

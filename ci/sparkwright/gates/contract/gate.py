@@ -1,9 +1,11 @@
 """
 Compare the kernels and settings that serve with the recipe's contract (G3).
 
-A profile of one request shows which kernels ran in prefill and decode: each kind of layer must be
-served by the class that the recipe states, for nearly all of its time, and as with the stock wheel
-unless the recipe or a patch says why. Without the facts of the stock wheel the gate is no pass.
+A profile of one request, and of several at once, shows which kernels ran in prefill and decode. In
+each, a kind of layer must be served by the class that the recipe states, for nearly all of its
+time, and as with the stock wheel unless the recipe or a patch says why. Without the facts of the
+stock wheel the gate is no pass.
+
 What the server states of itself (log, ``/v1/models``, ``/metrics``) is part of the verdict, and has
 to agree.
 """
@@ -25,10 +27,9 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
-from sparkwright.core.states import State
 from sparkwright.gates.contract import kernel_classes, kernel_trace
 from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
-from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, Phase
 from sparkwright.gates.core import server_facts
 from sparkwright.gates.core.server_facts import ObservedServer, Pace, PrefixCache
 from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity, read_recorded
@@ -108,6 +109,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         lines: Lines that state a choice; each pattern has a group *value*.
         unwanted: Lines that should not be there.
+        batch: Requests at once in the profile, or the recipe's if they are fewer.
         share: Of the time of a kind of layer, by the class that the recipe states, at least.
         least_part: The same of the first class of a sum.
         unknown: Share of a phase's time by kernels that nothing judges, at most.
@@ -120,6 +122,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lines: dict[str, LogPattern]
     unwanted: dict[Unwanted, LogPattern]
+    batch: Annotated[int, Meta(ge=2, le=64)]
     share: Annotated[float, Meta(gt=0.5, lt=1)]
     least_part: Annotated[float, Meta(gt=0, lt=0.5)]
     unknown: Annotated[float, Meta(gt=0, lt=1)]
@@ -129,18 +132,21 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: tuple[KernelPattern, ...]
 
 
-def profile(server: launch.Server, folder: Path) -> KernelTrace | Check:
+def profile(
+    policy: ContractPolicy, recipe: Recipe | None, server: launch.Server, folder: Path
+) -> KernelTrace | Check:
     """
-    Return the kernels of one request, or the check that says why there are none.
+    Return the kernels of a request and of a batch, or the check that says why there are none.
 
     The *server* writes the profile to *folder*: it was started with `kernel_trace.flags` of that
     folder, which only write while a profile is taken.
     """
+    batch = min(policy.batch, recipe.plan.max_num_seqs) if recipe else policy.batch
     try:
-        return kernel_trace.read(kernel_trace.record(server.client(), folder))
+        path = kernel_trace.record(server.client(), folder, batch)
+        return kernel_trace.read(path, PHASES if batch > 1 else PHASES[:2])
     except ServerInvalid as error:
-        known = error.reason == "profile-unreadable"
-        reason = error.reason if known else "profile-missing"
+        reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
 
 
@@ -167,16 +173,20 @@ def check_contract(
         if any(re.search(pattern, kernel.name) for pattern in contract.forbidden)
     ]
     samples = _samples(excluded)
-    shown = samples[0].actual if samples else "none"
-    message = f"kernels of the profile that the recipe excludes: {shown}"
-    good = not excluded
-    checks.append(judged("no-fallback-kernel", message, "kernel-forbidden", good, samples=samples))
-    checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
+    message = "kernels of the profile that the recipe excludes: "
+    message += samples[0].actual if samples else "none"
+    checks.append(
+        judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
+    )
+    phases = tuple(trace)
+    checks += [_layer(policy, contract, kind, kernels, phases) for kind in contract.serves]
     unjudged = kernel_classes.unjudged(kernels, contract)
     helpers = kernel_classes.helpers(kernels)
     checks += [
-        _bounded("kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown),
-        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers),
+        _bounded(
+            "kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown, phases
+        ),
+        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers, phases),
     ]
     if contract.graphs:
         what = "kernels of decode steps in CUDA graphs"
@@ -207,8 +217,13 @@ def run(
         declared: The changes that patches of the stack declare.
     """
     if server.failure:
-        message = f"the server was ended before traffic: {server.failure}"
-        return (failed("observed", message, server.reason or "server-died"),)
+        return (
+            failed(
+                "observed",
+                f"the server was ended before traffic: {server.failure}",
+                server.reason or "server-died",
+            ),
+        )
     try:
         facts = observe(policy, server, trace, identity, recipe.name)
     except ServerInvalid as error:
@@ -279,15 +294,20 @@ def same_launches(
     changed = kernel_classes.changes(first, now, policy.change)
     samples = [Sample(layer, actual=text) for layer, text in changed.items()]
     message = f"kernels of other classes than in the first launch: {', '.join(changed) or 'none'}"
-    state: State = "invalid" if changed else "pass"
-    reasons: Mapping[State, str] = {"invalid": "launches-differ"}
-    return decided("kernels-launches", message, state, reasons, samples=samples)
+    return decided(
+        "kernels-launches",
+        message,
+        "invalid" if changed else "pass",
+        {"invalid": "launches-differ"},
+        samples=samples,
+    )
 
 
-def estimate(_: ContractPolicy, pace: Pace) -> float:
+def estimate(policy: ContractPolicy, pace: Pace) -> float:
     """Return the seconds that the gate takes of a server that runs: a profile, and two prompts."""
     # A profile of some seconds is written and read in about half a minute (docs/rehearsal: G3).
-    return 30 + 3 * 2048 / pace.prefill_tokens_s + 8 / pace.decode_tokens_s
+    answers = pace.round(300, 8) + pace.round(300, 16, policy.batch)
+    return 30 + 3 * 2048 / pace.prefill_tokens_s + answers
 
 
 def _observed(facts: ObservedServer) -> Check:
@@ -337,16 +357,24 @@ def _log(policy: ContractPolicy, log: Path) -> Check:
         return invalid("log", f"the log cannot be used: {error}", "log-unreadable")
     for reason, found in lines.items():
         if found.count:
-            samples = [Sample("log", actual=text) for text in found.texts]
-            message = f"{found.count} lines of the log, such as: {found.texts[0][-200:]}"
-            return failed("log", message, reason, samples=samples)
+            return failed(
+                "log",
+                f"{found.count} lines of the log, such as: {found.texts[0][-200:]}",
+                reason,
+                samples=[Sample("log", actual=text) for text in found.texts],
+            )
     return passed("log", "it refused no backend, and emulates nothing")
 
 
 def _profiled(name: str, reason: str, what: str, count: int) -> Check:
     """Return whether the profile shows *count* kernels, which the log states."""
-    message = f"the profile has {count or 'no'} {what}"
-    return judged(name, message, reason, count > 0, [Figure(what, count)])
+    return judged(
+        name,
+        f"the profile has {count or 'no'} {what}",
+        reason,
+        count > 0,
+        [Figure(what, count)],
+    )
 
 
 def _samples(kernels: Iterable[ClassifiedKernel], expected: str = "") -> list[Sample]:
@@ -366,11 +394,12 @@ def _layer(
     contract: KernelContract,
     kind: str,
     kernels: Sequence[ClassifiedKernel],
+    phases: Sequence[Phase],
 ) -> Check:
-    """Return whether the class of the contract serves this kind of layer in both phases."""
+    """Return whether the class of the contract serves this kind of layer in each of *phases*."""
     wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
     figures, samples = list[Figure](), list[Sample]()
-    for phase in PHASES:
+    for phase in phases:
         own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
         share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.least_part)
         what = f"{phase} by {wanted}"
@@ -388,10 +417,11 @@ def _bounded(
     chosen: Sequence[ClassifiedKernel],
     kernels: Sequence[ClassifiedKernel],
     most: float,
+    phases: Sequence[Phase],
 ) -> Check:
     """Return whether those *chosen* of *kernels* take at most a share of *most* in each phase."""
     figures, samples = list[Figure](), list[Sample]()
-    for phase in PHASES:
+    for phase in phases:
         own, whole = (
             [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
         )
@@ -428,14 +458,27 @@ def _backends(
     if not stock.classes:
         return invalid(name, f"{baseline.name} has no kernels", "baseline-damaged")
     if stock.identity.wheel in ("", identity.wheel):
-        message = "the baseline is the candidate itself, or does not name its wheel"
-        return invalid(name, message, "baseline-is-candidate")
+        return invalid(
+            name,
+            "the baseline is the candidate itself, or does not name its wheel",
+            "baseline-is-candidate",
+        )
     if stock.recipe != facts.recipe or identity.model not in ("", stock.identity.model):
-        message = f"the baseline is of {stock.recipe}, or of other weights"
-        return invalid(name, message, "baseline-other-model")
+        return invalid(
+            name,
+            f"the baseline is of {stock.recipe}, or of other weights",
+            "baseline-other-model",
+        )
+    # What explains a change of one request explains that of a batch.
+    reasons = {
+        f"{batch}{layer}" if layer else "": why
+        for layer, why in reasons.items()
+        for batch in ("", "batch ")
+    }
     changed = kernel_classes.changes(stock.classes, facts.classes, policy.change)
-    for phase, (_, helpers) in facts.times.items():
-        whole, before = stock.times.get(phase, (0, 0))
+    # How many steps a batch takes depends on when its requests arrive.
+    for phase in PHASES[:2]:
+        (_, helpers), (whole, before) = (each.times.get(phase, (0, 0)) for each in (facts, stock))
         if helpers - before > policy.change * whole:
             changed[f"{phase} helper"] = f"{before} µs before, {helpers} µs now"
     samples = [
@@ -446,5 +489,7 @@ def _backends(
         f"of {len(facts.classes)} kinds and phases, in other classes than with the stock wheel: "
         f"{', '.join(changed) or 'none'}"
     )
-    explained = "" in reasons or changed.keys() <= reasons.keys()
-    return judged(name, message, "backend-changed", explained, figures, samples)
+    return judged(
+        name, message, "backend-changed", "" in reasons or changed.keys() <= reasons.keys(),
+        figures, samples,
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """
-Kernels that a profiler saw in prefill and in decode steps: a trace of torch's profiler.
+Kernels that a profiler saw in prefill and in decode steps, of one request and of several at once: a
+trace of torch's profiler.
 
 vLLM annotates each step of its model as ``execute_context_1(512)_generation_0(0)``, with the
 requests and tokens of both phases (``annotate_profile`` of ``v1/worker/gpu_worker.py``, 0.20.1 to
@@ -17,6 +18,8 @@ import re
 import secrets
 import zlib
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +27,9 @@ import msgspec
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 
-Phase = Literal["prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
+Phase = Literal["prefill", "decode", "batch prefill", "batch decode"]
+#: A step with a prefill and decodes is a prefill; the last two are of more than one request.
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "batch prefill", "batch decode")
 
 #: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
 LARGEST = 256 * 1024 * 1024
@@ -45,7 +49,7 @@ class KernelTrace(dict[Phase, Counter[str]]):
     Name of each kernel of a phase → microseconds that it took.
 
     Attributes:
-        graphs: How many kernels of decode steps CUDA graphs launched.
+        graphs: How many kernels of decode steps of one request CUDA graphs launched.
     """
 
     graphs: int = 0
@@ -67,18 +71,25 @@ def flags(folder: Path) -> tuple[str, ...]:
     )
 
 
-def record(client: Client, folder: Path) -> Path:
+def record(client: Client, folder: Path, batch: int) -> Path:
     """
-    Return a trace of one request, written to *folder* by a server that was started with `flags`.
+    Return a trace of one request and of a *batch* at once, written to *folder* by a server that was
+    started with `flags`.
 
     Raises:
         ServerInvalid: The server does not profile, does not answer, or wrote nothing.
     """
     before = set(folder.rglob("*.json*"))
-    # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
-    prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
-    with client.profile():
-        client.complete(prompt, max_tokens=8, ignore_eos=True)
+
+    def answer(tokens: int) -> None:
+        # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
+        prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
+        client.complete(prompt, max_tokens=tokens, ignore_eos=True)
+
+    with client.profile(), ThreadPoolExecutor(batch) as pool:
+        answer(8)
+        # The last ones arrive while the first ones are answered.
+        list(pool.map(answer, [16] * batch))
     written = sorted(
         path
         for path in set(folder.rglob("*.json*")) - before
@@ -105,9 +116,9 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def read(path: Path) -> KernelTrace:
+def read(path: Path, phases: Sequence[Phase] = PHASES) -> KernelTrace:
     """
-    Return the kernels of the trace in *path*, by phase.
+    Return the kernels of the trace in *path*, by those of *phases*.
 
     Raises:
         ServerInvalid: It cannot be read, is too large, or its steps are not annotated
@@ -118,7 +129,7 @@ def read(path: Path) -> KernelTrace:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST or data.count(b"{") > MOST_OBJECTS:
             raise ValueError(f"it has more than {LARGEST} bytes or {MOST_OBJECTS} objects")
-        return _phases(msgspec.json.decode(data, type=_Trace).events)
+        return _phases(msgspec.json.decode(data, type=_Trace).events, phases)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ServerInvalid(
             "profile-unreadable",
@@ -126,7 +137,7 @@ def read(path: Path) -> KernelTrace:
         ) from None
 
 
-def _phases(events: list[_Event]) -> KernelTrace:
+def _phases(events: list[_Event], phases: Sequence[Phase]) -> KernelTrace:
     """Return the kernels by phase; raise ValueError if no step is annotated."""
     steps = sorted(
         (event.ts, event.ts + event.dur, int(match[1]), int(match[2]))
@@ -143,13 +154,13 @@ def _phases(events: list[_Event]) -> KernelTrace:
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
-    trace = KernelTrace({phase: Counter() for phase in PHASES})
+    trace = KernelTrace({phase: Counter() for phase in phases})
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
         index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
-        if launched < end and prefills + decodes:
-            phase: Phase = "prefill" if prefills else "decode"
+        phase = PHASES[2 * (prefills + decodes > 1) + (not prefills)]
+        if launched < end and prefills + decodes and phase in trace:
             microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
             trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
             trace.graphs += phase == "decode" and kernel.args.correlation in graphs

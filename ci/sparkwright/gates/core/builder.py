@@ -299,21 +299,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     policies.contract,
                     recipe,
                     server.started,
-                    contract.profile(server.started, self._profiles),
+                    contract.profile(policies.contract, recipe, server.started, self._profiles),
                     server.identity,
                     self._reference(OBSERVED),
                     self._declared,
                 )
             case "G4":
-                against = options.against if self._reference(dirty_text.TEXT) else None
-                return generation.run(
-                    policies.generation,
-                    server.client(),
-                    options.profile,
-                    recipe=recipe,
-                    relaunch=server.without_drafts if options.serve else None,
-                    stock=dirty_text.reference(against, server.identity),
-                )
+                return self._words(quick=False)
             case "G5" if reference := self._reference(LOGPROBS):
                 announced = None
                 if recipe and options.python:
@@ -342,9 +334,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     rules = replace(rules, seconds=recipe.soak_seconds)
                 shortest = min(rules.seconds, rules.shortest)
                 rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
-                words = partial(
-                    generation.run, policies.generation, client, options.profile, quick=True
-                )
+                words = partial(self._words, quick=True)
                 distributions = partial(self._run, "G5") if self._reference(LOGPROBS) else None
                 processes = server.started.processes if options.serve else tuple
                 return soak.run(
@@ -353,6 +343,26 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             case "G8" if options.wheel and options.python and options.baseline:
                 return self._throughput(options.wheel, options.python, options.baseline)
         raise AssertionError(name)
+
+    def _words(self, *, quick: bool) -> tuple[Check, ...]:
+        """Return the checks of G4; with *quick*, those that G7 repeats."""
+        options, server, rules = self._options, self.server, self._policies.generation
+        texts, answers = map(self._reference, (dirty_text.TEXT, generation.ANSWERS))
+        return generation.run(
+            rules,
+            server.client(),
+            options.profile,
+            recipe=self._recipe,
+            relaunch=server.without_drafts if options.serve else None,
+            stock=dirty_text.reference(texts, server.identity),
+            stock_answers=dirty_text.reference(
+                answers,
+                server.identity,
+                generation.ANSWERS_STOCK,
+                generation.shape(rules, options.profile),
+            ),
+            quick=quick,
+        )
 
     def _ended(self) -> Check | None:
         """Return why the server that we started does not run; None if it does."""
@@ -500,6 +510,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         # Two gates need the distributions.
         names = [name for name in ("G5", *GATES) if name in (options.only or GATES)]
         files = dict.fromkeys((PACE, *(GATE_NEEDS[name].recorded for name in names)))
+        if {"G4", "G7"}.intersection(names):
+            files[generation.ANSWERS] = None
         unwanted = {""}
         if self._policies.generation.profiles[options.profile].no_dirty_text:
             unwanted.add(dirty_text.TEXT)
@@ -517,11 +529,15 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if name == LOGPROBS:
             return logprobs.record(policies.logprobs, client, identity)
         if name == OBSERVED:
-            trace = contract.profile(server.started, self._profiles)
+            rules = policies.contract
+            trace = contract.profile(rules, self._recipe, server.started, self._profiles)
             if isinstance(trace, Check):
                 raise ServerInvalid(trace.reason, trace.message)
-            rules = policies.contract
             return contract.observe(rules, server.started, trace, identity, options.recipe)
+        if name == generation.ANSWERS:
+            return generation.record(
+                policies.generation, client, options.profile, self._recipe, identity
+            )
         if name == dirty_text.TEXT:
             wrap = policies.generation.profiles[options.profile].wrap
             return dirty_text.record(policies.generation, client, wrap, self._recipe, identity)

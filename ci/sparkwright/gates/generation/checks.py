@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ from sparkwright.bench.records import Count, Positive, Share
 from sparkwright.bench.server.client import ChatAnswer, Completion, ToolCall
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core.console import one_line
-from sparkwright.gates.core.verdict import Check, Figure, Sample, judged, not_run
+from sparkwright.gates.core.verdict import Check, Figure, Sample, decided, judged, not_run
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,26 +186,42 @@ def text_fault(text: str) -> str:
     return ""
 
 
-def right(
-    name: str,
-    reason: str,
-    prompts: Mapping[str, Prompt],
-    answers: Mapping[str, Completion],
-    least: int,
-) -> Check:
-    """Return whether at least *least* answers contain the expected text."""
-    samples = [
+def wrong(prompts: Mapping[str, Prompt], answers: Mapping[str, Completion]) -> list[Sample]:
+    """Return the *answers* that lack the expected text."""
+    return [
         Sample(case, f"/{prompt.answer}/", one_line(answers[case].text, 160))
         for case, prompt in prompts.items()
         if not _holds(prompt.answer, answers[case].text)
     ]
-    count = len(answers) - len(samples)
-    return judged(
+
+
+def right(
+    name: str,
+    reason: str,
+    samples: Sequence[Sample],
+    asked: int,
+    least: int,
+    stock: Collection[str],
+) -> Check:
+    """
+    Return whether at least *least* answers of those *asked* are right.
+
+    What the model does not know is no fault of the wheel: an answer that is wrong with the stock
+    wheel, too, is not needed. If that is wrong in more than half of them, the rest shows little.
+
+    Args:
+        samples: The wrong answers.
+        stock: The questions that the stock wheel answers wrongly.
+    """
+    count, shared = asked - len(samples), sum(sample.case in stock for sample in samples)
+    unknown = count < least and 2 * len(stock) > asked
+    return decided(
         name,
-        f"{count} of {len(answers)} answers are right; {least} are needed",
-        reason,
-        count >= least,
-        [Figure("right answers", count, count=len(answers), bound=least)],
+        f"{count} of {asked} answers are right; {least - shared} are needed"
+        f"{f', as {shared} are wrong with the stock wheel, too' if shared else ''}",
+        "fail" if count < least - shared else "inconclusive" if unknown else "pass",
+        {"fail": reason, "inconclusive": "stock-wrong-too"},
+        [Figure("right answers", count, count=asked, bound=least - shared)],
         samples,
     )
 
@@ -220,9 +236,13 @@ def corrupted(metrics: Mapping[str, float]) -> Check:
     if count is None:
         message = "VLLM_COMPUTE_NANS_IN_LOGITS=1 is not set, so the server does not count them"
         return not_run(name, message, "counter-absent")
-    message = f"{count:g} requests had NaN logits since the server's start"
-    figure = Figure("corrupted requests", count, bound=0)
-    return judged(name, message, "requests-corrupted", count == 0, [figure])
+    return judged(
+        name,
+        f"{count:g} requests had NaN logits since the server's start",
+        "requests-corrupted",
+        count == 0,
+        [Figure("corrupted requests", count, bound=0)],
+    )
 
 
 class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

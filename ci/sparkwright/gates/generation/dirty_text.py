@@ -82,11 +82,15 @@ class StockText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         shape: A digest of the questions and how they were asked.
+        answers: The sampled ones.
+        wrong: Check → its questions that are answered wrongly; all others of it are answered
+            rightly.
     """
 
     served: ServerIdentity
     shape: str
-    answers: tuple[SampledAnswer, ...]
+    answers: tuple[SampledAnswer, ...] = ()
+    wrong: dict[str, tuple[str, ...]] = {}
 
 
 def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
@@ -356,18 +360,21 @@ NOT_NAMED = not_run(
 )
 
 
-def reference(folder: Path | None, served: ServerIdentity) -> StockText | Check:
+def reference(
+    path: Path | None, served: ServerIdentity, name: str = NOT_NAMED.name, shape: str = ""
+) -> StockText | Check:
     """
-    Return the answers of another wheel in the reference *folder*, or why there are none.
+    Return the answers of another wheel in the file at *path*, or why there are none.
 
     Args:
         served: The identity of the candidate.
+        name: Of the check that says why.
+        shape: That it must have, if it is known.
     """
-    if not folder:
+    if not path:
         return NOT_NAMED
-    name = NOT_NAMED.name
     try:
-        stock = read_recorded(folder / TEXT, StockText, "reference-damaged")
+        stock = read_recorded(path, StockText, "reference-damaged")
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
     if not stock.served.wheel or stock.served.wheel == served.wheel:
@@ -375,4 +382,6 @@ def reference(folder: Path | None, served: ServerIdentity) -> StockText | Check:
         return invalid(name, message, "reference-is-candidate")
     if stock.served.model != served.model:
         return invalid(name, "its answers are of another model", "reference-other-model")
+    if shape and stock.shape != shape:
+        return invalid(name, "the stock wheel was asked otherwise", "reference-other-policy")
     return stock

@@ -8,6 +8,7 @@ counted with and without each switch; for drafts, a second launch may be needed.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,8 +21,10 @@ from sparkwright.bench.recipes.recipe import Ability, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import one_line
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.core import server_facts
 from sparkwright.gates.core.server_facts import Pace
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -50,6 +53,8 @@ ABILITIES: Mapping[Ability, str] = {
     "images": "images",
 }
 
+#: The file of the reference folder, and the check of one that cannot be used.
+ANSWERS, ANSWERS_STOCK = "answers.json", "answers-stock"
 #: The checks of a server that was asked before, as after a soak.
 QUICK = ("answers", "corrupted-requests")
 #: Those of the rate of dirty answers.
@@ -58,6 +63,7 @@ FURTHER = (*ABILITIES.values(), *DIRTY, "deep-decode")
 
 CHECKS = (
     *declare("replies"),
+    *declare(ANSWERS_STOCK, role="reports"),
     *declare(*QUICK, *FURTHER, "context-*", measured=True),
 )
 
@@ -65,6 +71,8 @@ REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     "answers-wrong": "Too many answers lack what a sound model knows: attention, KV cache, "
     "positions, scales or sampling are broken. The samples show it.",
+    "stock-wrong-too": "The stock wheel answers more than half of these questions wrongly, too: "
+    "the model does not know them, or recipe and profile do not fit it.",
     "requests-corrupted": "vLLM counted requests whose logits were not a number.",
     "counter-absent": "The server does not count requests with NaN logits. Start it with "
     "VLLM_COMPUTE_NANS_IN_LOGITS=1.",
@@ -135,6 +143,7 @@ class QuestionedServer(NamedTuple):
         recipe: By which it is served; it declares abilities, speculation and context.
         relaunch: None if the server was not started by the gate.
         limit: The most tokens of a prompt and its completion.
+        stock_wrong: As `StockText.wrong`.
     """
 
     client: Client
@@ -142,6 +151,7 @@ class QuestionedServer(NamedTuple):
     recipe: Recipe | None
     relaunch: Relaunch | None
     limit: int
+    stock_wrong: Mapping[str, Sequence[str]] = {}
 
 
 def run(
@@ -152,6 +162,7 @@ def run(
     recipe: Recipe | None = None,
     relaunch: Relaunch | None = None,
     stock: StockText | Check = dirty_text.NOT_NAMED,
+    stock_answers: StockText | Check = dirty_text.NOT_NAMED,
     quick: bool = False,
 ) -> tuple[Check, ...]:
     """
@@ -160,13 +171,17 @@ def run(
     Args:
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch: As of `QuestionedServer`.
-        stock: The answers of the stock wheel, or why there are none.
+        stock: The sampled answers of the stock wheel, or why there are none.
+        stock_answers: Those that are right or wrong. Without them, each wrong answer counts.
         quick: Make the checks of `QUICK` alone.
     """
     kind, results = policy.profiles[profile], dict[str, Check]()
     results["replies"] = passed("replies", "each reply arrived complete")
+    wrong = stock_answers.wrong if isinstance(stock_answers, StockText) else {}
+    if isinstance(stock_answers, Check) and stock_answers.state == "invalid":
+        results[ANSWERS_STOCK] = stock_answers
     try:
-        server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
+        server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len(), wrong)
         for check in _judged(policy, server, stock, quick):
             results[check.name] = check
     except ServerInvalid as error:
@@ -182,12 +197,17 @@ def _judged(
     policy: GenerationPolicy, server: QuestionedServer, stock: StockText | Check, quick: bool
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
-    client, kind = server.client, server.kind
-    texts = {
-        name: kind.wrap.replace("{prompt}", prompt.text) for name, prompt in policy.prompts.items()
-    }
+    client, kind, prompts = server.client, server.kind, policy.prompts
+    texts = {name: kind.wrap.replace("{prompt}", prompt.text) for name, prompt in prompts.items()}
     answers = _complete(client, texts, policy.tokens)
-    yield checks.right("answers", "answers-wrong", policy.prompts, answers, kind.answers)
+    yield checks.right(
+        "answers",
+        "answers-wrong",
+        checks.wrong(prompts, answers),
+        len(prompts),
+        kind.answers,
+        server.stock_wrong.get("answers", ()),
+    )
     if quick:
         yield checks.corrupted(client.metrics())
         return
@@ -203,6 +223,41 @@ def _judged(
     yield _deep_decode(policy, server)
     if not skipped:
         yield _drafts(server, rates)
+
+
+def record(
+    policy: GenerationPolicy,
+    client: Client,
+    profile: str,
+    recipe: Recipe | None,
+    served: ServerIdentity,
+) -> StockText:
+    """
+    Return which questions *client* answers wrongly, whose identity is *served*.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should.
+    """
+    server = QuestionedServer(
+        client, policy.profiles[profile], recipe, None, client.max_model_len()
+    )
+    answered = itertools.chain(
+        _judged(policy, server, dirty_text.NOT_NAMED, quick=True),
+        _contexts(policy, server),
+        _chats(policy, server),
+    )
+    wrong = {check.name: tuple(sample.case for sample in check.samples) for check in answered}
+    # Chats of a server that ended meanwhile are no wrong answers.
+    client.metrics()
+    return StockText(served, shape(policy, profile), wrong=wrong)
+
+
+def shape(policy: GenerationPolicy, profile: str) -> str:
+    """Return a digest of the questions whose answers are right or wrong."""
+    wrap = policy.profiles[profile].wrap
+    return sha256_bytes(
+        canonical([policy.tokens, policy.prompts, policy.line, policy.facts, policy.chats, wrap])
+    )
 
 
 def _complete(client: Client, texts: Mapping[str, str], tokens: int) -> dict[str, Completion]:
@@ -226,18 +281,24 @@ def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Ch
                 name: wrap.replace("{prompt}", f"{text}{fact.text}")
                 for name, fact in policy.facts.items()
             }
-            answers = _complete(server.client, questions, FACT_TOKENS)
-            yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
+            answers, count = _complete(server.client, questions, FACT_TOKENS), len(policy.facts)
+            yield checks.right(
+                name,
+                "facts-missing",
+                checks.wrong(policy.facts, answers),
+                count,
+                count,
+                server.stock_wrong.get(name, ()),
+            )
 
 
 def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
     """Return the check that did not run, as the server's limit is below, perhaps by design."""
-    designed = server.recipe is not None and server.recipe.plan.max_model_len <= server.limit
     return not_run(
         name,
         f"{tokens} tokens are needed, and --max-model-len is {server.limit}",
         "context-too-short",
-        required=not designed,
+        required=not server.recipe or server.recipe.plan.max_model_len > server.limit,
     )
 
 
@@ -257,14 +318,8 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         chats = {case: chat for case, chat in policy.chats.items() if chat.ability == ability}
         faults = {case: _chat_fault(server.client, chat) for case, chat in chats.items()}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
-        yield judged(
-            name,
-            f"{len(samples)} of {len(chats)} chats failed",
-            f"{name}-wrong",
-            not samples,
-            [Figure("right chats", len(chats) - len(samples), count=len(chats), bound=len(chats))],
-            samples,
-        )
+        known = server.stock_wrong.get(name, ())
+        yield checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), known)
 
 
 def _chat_fault(client: Client, chat: Chat) -> str:
@@ -297,9 +352,13 @@ def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
         return _too_short(name, length + wanted, server)
     prompt = server.client.tokenize(long_text(policy.line, length))[:length]
     depth = _sound_depth(policy.deep, prompt, wanted, server.client)
-    message = f"the first {depth} of {wanted} tokens follow from their text"
-    figure = Figure("sound tokens", depth, "tokens", bound=wanted)
-    return judged(name, message, "deep-damage", depth >= wanted, [figure])
+    return judged(
+        name,
+        f"the first {depth} of {wanted} tokens follow from their text",
+        "deep-damage",
+        depth >= wanted,
+        [Figure("sound tokens", depth, "tokens", bound=wanted)],
+    )
 
 
 def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client) -> int:

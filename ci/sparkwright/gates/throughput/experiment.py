@@ -265,7 +265,7 @@ class Experiment:
     def _contract(self, recipe: recipes.Recipe, side: Side, server: Server) -> tuple[Check, ...]:
         """Profile *server*, and return the checks of the contract of *recipe*."""
         policy, subject = self._contract_policy, self._subjects[side]
-        trace = contract.profile(server, self._profiles)
+        trace = contract.profile(policy, recipe, server, self._profiles)
         checks = contract.check_contract(
             policy, recipe.contract_for(subject.version), server.log, trace
         )
