@@ -189,6 +189,7 @@ def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_th
     assert [detail.rsplit(": ")[:2] for detail in error.value.details] == [
         ["logprobs.json", "server-unreachable"],
         ["text.json", "answer-unreadable"],
+        ["answers.json", "server-unreachable"],
     ]
     assert [path.name for path in folder.iterdir()] == ["pace.json"]
     assert list((tmp_path / "cache").rglob("logprobs.json.server.log"))

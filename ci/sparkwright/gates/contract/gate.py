@@ -181,20 +181,37 @@ def check_contract(
     phases = tuple(trace)
     checks += [_layer(policy, contract, kind, kernels, phases) for kind in contract.serves]
     unjudged = kernel_classes.unjudged(kernels, contract)
-    helpers = kernel_classes.helpers(kernels)
     checks += [
         _bounded(
             "kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown, phases
         ),
-        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers, phases),
+        _bounded(
+            "kernels-helpers",
+            "that only help",
+            kernel_classes.helpers(kernels),
+            kernels,
+            policy.helpers,
+            phases,
+        ),
     ]
     if contract.graphs:
-        what = "kernels of decode steps in CUDA graphs"
-        checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
+        checks.append(
+            _profiled(
+                "profile-graphs",
+                "graphs-unseen",
+                "kernels of decode steps in CUDA graphs",
+                trace.graphs,
+            )
+        )
     if contract.compiled:
-        what = "kernels of torch.compile in decode"
-        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
-        checks.append(_profiled("profile-compile", "compile-unseen", what, count))
+        checks.append(
+            _profiled(
+                "profile-compile",
+                "compile-unseen",
+                "kernels of torch.compile in decode",
+                sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"]),
+            )
+        )
     return tuple(checks)
 
 
@@ -337,16 +354,22 @@ def _observed(facts: ObservedServer) -> Check:
         Figure("tokens found of it", cache.hits, "tokens"),
     ]
     if samples:
-        message = f"{', '.join(sample.case for sample in samples)}: log and replies disagree"
-        return invalid(name, message, "facts-disagree", figures=figures, samples=samples)
+        return invalid(
+            name,
+            f"{', '.join(sample.case for sample in samples)}: log and replies disagree",
+            "facts-disagree",
+            figures=figures,
+            samples=samples,
+        )
     shown = {"served name": (facts.name,), "drafts": (str(facts.drafts),), **facts.lines}
-    texts = [Sample(fact, "", ", ".join(values)[:200]) for fact, values in shown.items()]
-    message = (
+    return passed(
+        name,
         f"vLLM {facts.version} serves {facts.name}, {facts.max_model_len:,} tokens at most; of a "
         f"repeated prompt of {cache.prompt:,} tokens {cache.hits:,} were cached, in blocks of "
-        f"{cache.block}"
+        f"{cache.block}",
+        figures=figures,
+        samples=[Sample(fact, "", ", ".join(values)[:200]) for fact, values in shown.items()],
     )
-    return passed(name, message, figures=figures, samples=texts)
 
 
 def _log(policy: ContractPolicy, log: Path) -> Check:
@@ -402,13 +425,19 @@ def _layer(
     for phase in phases:
         own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
         share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.least_part)
-        what = f"{phase} by {wanted}"
-        figures.append(Figure(what, share, "%", len(own), bound=100 * policy.share))
+        figures.append(
+            Figure(f"{phase} by {wanted}", share, "%", len(own), bound=100 * policy.share)
+        )
         samples += _samples(own[:5], f"{wanted} {pattern}".strip())
     shares = ", ".join(f"{figure.value:.0f} % of {figure.name}" for figure in figures)
-    good = all(figure.value >= 100 * policy.share for figure in figures)
-    reason = "kernel-class" if all(figure.count for figure in figures) else "kernel-unseen"
-    return judged(f"kernels-{kind}", f"time of {kind}: {shares}", reason, good, figures, samples)
+    return judged(
+        f"kernels-{kind}",
+        f"time of {kind}: {shares}",
+        "kernel-class" if all(figure.count for figure in figures) else "kernel-unseen",
+        all(figure.value >= 100 * policy.share for figure in figures),
+        figures,
+        samples,
+    )
 
 
 def _bounded(
@@ -428,9 +457,14 @@ def _bounded(
         share = 100 * kernel_classes.time(own) / max(kernel_classes.time(whole), 1)
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
         samples += _samples(own[:10])
-    message = ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures)
-    good = all(figure.value <= 100 * most for figure in figures)
-    return judged(name, message, name, good, figures, samples)
+    return judged(
+        name,
+        ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures),
+        name,
+        all(figure.value <= 100 * most for figure in figures),
+        figures,
+        samples,
+    )
 
 
 def _backends(

@@ -215,13 +215,18 @@ class DirtyText:
             yield self._compare_switch("dirty-text-cache", CACHED)
         else:
             # Whether that must not be is a matter of G5.
-            message = "no prefix was found in a cache"
-            yield not_run("dirty-text-cache", message, "prefix-cache-unused", required=False)
+            yield not_run(
+                "dirty-text-cache",
+                "no prefix was found in a cache",
+                "prefix-cache-unused",
+                required=False,
+            )
         if isinstance(stock, Check):
             yield stock
         elif stock.shape != self.shape:
-            message = "the stock wheel was asked otherwise"
-            yield invalid("dirty-text-stock", message, "reference-other-policy")
+            yield invalid(
+                "dirty-text-stock", "the stock wheel was asked otherwise", "reference-other-policy"
+            )
         else:
             yield compare_shares(
                 self.rules, "dirty-text-stock", faults, [*map(self._fault, stock.answers)]
@@ -378,8 +383,11 @@ def reference(
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
     if not stock.served.wheel or stock.served.wheel == served.wheel:
-        message = "its answers are of the candidate's own wheel, or of none that it names"
-        return invalid(name, message, "reference-is-candidate")
+        return invalid(
+            name,
+            "its answers are of the candidate's own wheel, or of none that it names",
+            "reference-is-candidate",
+        )
     if stock.served.model != served.model:
         return invalid(name, "its answers are of another model", "reference-other-model")
     if shape and stock.shape != shape:
