@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,41 @@ def test_checkpoint_of_another_model_is_refused(
     monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, **changes))
     with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="cannot be served here"):
         preflight.check(recipe.load(ROOT, name), None, Path("model"), SPARK_MB)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "flags", "changes", "reference"),
+    [
+        (">=0.33,<0.34", ["--moe-backend=triton"], {"scheme": "MXFP4"}, "mxfp4-triton"),
+        (">=0.33,<0.34", ["--moe-backend=triton_unfused"], {"scheme": "MXFP4 (compressed-tensors)"}, "mxfp4-triton"),
+        (">=0.33,<0.34", ["--moe-backend=flashinfer_b12x"], {"experts": (512, 10)}, "b12x-experts"),
+        (">=0.33,<0.34", ["--moe-backend=marlin"], {"scheme": "MXFP4", "experts": (512, 10)}, ""),
+        (">=0.33,<0.34", ["--moe-backend=triton"], {"scheme": "FP8"}, ""),
+        (">=0.33,<0.34", ["--moe-backend=flashinfer_b12x"], {"experts": (256, 8)}, ""),
+        (">=0.20,<0.33", ["--moe-backend=triton"], {"scheme": "MXFP4"}, ""),
+    ],
+)
+def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
+    vllm: str, flags: list[str], changes: dict[str, Any], reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = recipe.load(ROOT, "toy-cpu")
+    asked = replace(
+        toy, model=replace(toy.model, repository="a/b", quantization="none"), plan=replace(toy.plan, weights=0),
+        versions=(recipe.VersionVariant(vllm, tuple(flags)),),
+    )  # fmt: skip
+    monkeypatch.setattr(preflight, "read", lambda _: None)
+    monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, model=toy.model.architecture, bytes=2**20, **{"experts": (8, 2), **changes}))
+    with refusal("recipe-unfit") if reference else contextlib.nullcontext() as caught:
+        preflight.check(asked, None, Path("model"), SPARK_MB)
+    assert not reference or caught.value.details[0].startswith(reference)
+
+
+def test_triton_that_is_refused_is_that_of_the_release_that_is_named() -> None:
+    """A stack with another Triton or vLLM has to look at the rule again."""
+    lock = tomllib.loads((ROOT / "build" / "2026.11" / "pylock.toml").read_text("utf-8"))
+    assert {package["version"] for package in lock["packages"] if package["name"] == "triton"} == {"3.8.0"}
+    stack = yaml.safe_load((ROOT / "forks" / "2026.11" / "stack.yaml").read_text("utf-8"))
+    assert stack["forks"]["vllm"]["sources"]["sdist"]["version"] == preflight.TRITON_3_8
 
 
 @pytest.mark.parametrize(("total", "fits", "two"), [(4_000, False, False), (8_000, True, False), (16_000, True, True)])

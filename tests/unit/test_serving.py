@@ -134,6 +134,17 @@ def test_rule_lets_the_opposite_pass(world: World, given: list[str], drafts: boo
     assert world.plan(model=str(nemotron(world.folder / "nemotron", drafts=drafts)), flags=(PINNED, *given), machine=SPARK)
 
 
+@pytest.mark.parametrize(("backend", "reference"), [("triton", "mxfp4-triton"), ("flashinfer_b12x", "b12x-experts"), ("marlin", "")])
+def test_kernels_that_compute_wrongly_are_refused(world: World, backend: str, reference: str) -> None:
+    """512 experts in MXFP4, as gpt-oss stores them."""
+    name, shape = "model.layers.0.mlp.experts.up", {"num_hidden_layers": 1, "num_experts_per_tok": 4}
+    tensors = [(f"{name}_blocks", "U8", [512, 4, 1, 16]), (f"{name}_scales", "U8", [512, 4, 1])]
+    model = checkpoints.write(world.folder / "experts", {"model_type": "gpt_oss", **shape}, tensors)
+    with refusal("serve-unfit") if reference else contextlib.nullcontext() as caught:
+        world.plan(model=str(model), flags=(PINNED, "--moe-backend", backend), machine=SPARK)
+    assert not reference or caught.value.details[0].startswith(reference)
+
+
 def test_ngram_is_advised_against_where_it_was_measured_to_lose(world: World) -> None:
     for model, loses in ((nemotron(world.folder / "nemotron"), True), (world.model, False)):
         warnings = world.plan(model=str(model), flags=(NGRAM,), machine=DESKTOP).warnings

@@ -194,6 +194,7 @@ def plan(
         checkpoint=modules.audit(model.checkpoint) if model.checkpoint else None,
         weights=weights,
         floor=floor,
+        vllm=environment.vllm,
     )
     needed = weights + (flags.number(words, preflight.CACHE) or 0.0) / GIB
     if recipe:

@@ -70,6 +70,7 @@ def check(
     checkpoint: ModuleAudit | None,
     weights: float,
     floor: float,
+    vllm: str = "",
 ) -> list[str]:
     """
     Return advice about a server with the arguments *words*.
@@ -79,11 +80,14 @@ def check(
         checkpoint: None if its files were not read.
         weights: GiB of the model on one node; 0 if unknown.
         floor: GiB that stay free.
+        vllm: The version that serves; empty if unknown.
 
     Raises:
         serve-unfit: A rule is broken.
     """
-    results = [*_speculation(words, checkpoint)]
+    backend = flags.value(words, "--moe-backend")
+    faults = recipe_preflight.kernel_faults(backend, vllm, checkpoint)
+    results = [*_speculation(words, checkpoint), *faults]
     pin, cache = flags.value(words, CACHE), flags.number(words, CACHE)
     if pin and cache is None:
         message = f"{CACHE}={pin} is no number of bytes; write 20G"

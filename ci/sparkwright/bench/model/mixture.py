@@ -100,11 +100,17 @@ def check(config: Mapping[str, Any], modules: Sequence[Module]) -> None:
         if len(layer.formats) > 1
     ]
     if mixed:
-        what = f"vLLM joins parts that are stored in different formats, in {len(mixed):,} layers."
-        raise ModelError("mixture-joined", what, details=mixed[:SHOWN])
+        raise ModelError(
+            "mixture-joined",
+            f"vLLM joins parts that are stored in different formats, in {len(mixed):,} layers.",
+            details=mixed[:SHOWN],
+        )
     if differing := list(itertools.islice(_differing(config, layers), SHOWN)):
-        what = "vLLM would load layers in another format than they are stored in."
-        raise ModelError("mixture-undeclared", what, details=differing)
+        raise ModelError(
+            "mixture-undeclared",
+            "vLLM would load layers in another format than they are stored in.",
+            details=differing,
+        )
 
 
 def _format(module: Module) -> str:
@@ -158,9 +164,8 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
             names = (joined, *layer.parts)
             choices = {algorithms[part] for part in names if part in algorithms} or {""}
         else:
-            parents = (joined, joined.rpartition(".")[0])
-            inherited = (first_below[parent] for parent in parents if parent in first_below)
-            choices = {algorithms.get(joined) or next(inherited, "")}
+            own = algorithms.get(joined) or first_below.get(joined)
+            choices = {own or first_below.get(joined.rpartition(".")[0], "")}
         table = _LINEAR if layer.parts else _OF_EXPERTS
         if {table.get(choice, "") for choice in choices} != {stored}:
             yield f"{name:.100} is {form}, declared as {' and '.join(sorted(choices)) or 'nothing'}"
@@ -170,12 +175,9 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
 
 def _is_excluded(joined: str, layer: _JoinedLayer, excluded: Sequence[str]) -> bool:
     """Return whether vLLM leaves *layer* plain; a name excludes all that begin with it."""
-    names = (joined, *layer.parts)
-    indices = [bisect.bisect(excluded, name) for name in names]
-    if any(
-        index and name.startswith(excluded[index - 1])
-        for name, index in zip(names, indices, strict=True)
-    ):
-        return True
+    for name in (joined, *layer.parts):
+        index = bisect.bisect(excluded, name)
+        if index and name.startswith(excluded[index - 1]):
+            return True
     # One expert excludes all.
-    return not layer.parts and any(name.startswith(joined) for name in excluded[indices[0] :][:1])
+    return not layer.parts and any(entry.startswith(name) for entry in excluded[index : index + 1])

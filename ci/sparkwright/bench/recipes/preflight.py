@@ -27,7 +27,14 @@ OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT", "none": ""}
 
+#: The release of vLLM whose torch brings Triton 3.8.0.
+TRITON_3_8 = "0.33.0"
+#: Experts of a layer with which FlashInfer's b12x kernels read memory that is not theirs.
+B12X_EXPERTS = 512
+
 REASONS: Mapping[str, str] = {
+    "mxfp4-triton": "Leave --moe-backend out, or set it to marlin.",
+    "b12x-experts": "Set --moe-backend to another one, such as marlin or flashinfer_cutlass.",
     "memory-short": "The plan needs more than the machine has, and a Spark without memory stops "
     "answering. Plan less cache.",
     "memory-utilization": (
@@ -67,9 +74,14 @@ def check(
         model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
+    results = findings(recipe, workloads, total=total, checkpoint=audit)
+    variant = recipe.find_variant(TRITON_3_8)
+    for flag in variant.flags if variant else ():
+        name, _, backend = flag.partition("=")
+        results += kernel_faults(backend, TRITON_3_8, audit) if name == "--moe-backend" else []
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
-        for finding in findings(recipe, workloads, total=total, checkpoint=audit)
+        for finding in results
     ]
     if errors:
         raise RecipeError(
@@ -115,6 +127,22 @@ def findings(
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
         results.append(Reason("speculation-headless", message))
     return list(dict.fromkeys(results))
+
+
+def kernel_faults(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
+    """Yield why vLLM's ``--moe-backend`` of that name computes wrongly with *checkpoint*."""
+    if not checkpoint:
+        return
+    mxfp4 = checkpoint.scheme.startswith("MXFP4") and backend.startswith("triton")
+    if mxfp4 and vllm.startswith(TRITON_3_8):
+        yield Reason(
+            "mxfp4-triton", "Triton 3.8.0 multiplies MXFP4 wrongly on SM 12.x (triton #11733)"
+        )
+    if "b12x" in backend and checkpoint.experts[0] >= B12X_EXPERTS:
+        yield Reason(
+            "b12x-experts",
+            f"b12x ends with {checkpoint.experts[0]} experts (flashinfer #5446, #3170)",
+        )
 
 
 def _other_model(recipe: Recipe, checkpoint: ModuleAudit) -> Iterator[Reason]:
