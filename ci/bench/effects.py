@@ -4,6 +4,7 @@ Measures what the changes of the default stack bring on a GPU: ours with a chang
     effects.py drafts    time per token with drafts: stock, ours, and ours with a draft vocabulary; at concurrency 1 and 4, and equal greedy text
     effects.py graphs    time per token at concurrency 5 and 10, with and without CUDA graphs of these sizes
     effects.py waiting   cores that an idle and a decoding server holds, whose worker is a process of its own; and time per token
+    effects.py reserve   memory of the GPU that stays free beside a server whose KV cache is ordered too large, with and without a reserve of 16 GiB
 
 The unit is a launch: in a round all sides start afresh, stay, and take turns, forth and back. A figure of a round is a ratio of two sides;
 the interval is that of the mean of its logarithm over the rounds, as in `bench`. No round begins that would end after the budget, and a
@@ -21,6 +22,7 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -56,6 +58,7 @@ VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 DRAFTS = 3
 #: Cores below it are not told apart, as CPU time is counted in hundredths of a second.
 LEAST = 0.001
+GIB = 1 << 30
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ class Side(msgspec.Struct, frozen=True):
 
     ours: bool
     flags: list[str]
+    variables: dict[str, str] = {}
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -108,7 +112,11 @@ class Bench:
             for name, side in sides.items():
                 python = self.options.ours if side.ours else self.options.stock
                 plan = LaunchPlan(
-                    python, self.model, tuple(side.flags), VARIABLES, timeout=self.options.patience
+                    python,
+                    self.model,
+                    tuple(side.flags),
+                    VARIABLES | side.variables,
+                    timeout=self.options.patience,
                 )
                 servers[name] = Server(plan, self.logs / f"{self.options.what}-{name}.log")
                 stack.callback(servers[name].stop)
@@ -192,6 +200,18 @@ def sides_of(what: str, model: Path) -> dict[str, Side]:
         # Engine and worker exchange messages as with several GPUs.
         hybrid += [compiled(1, 2, 4, 8, 16), "--distributed-executor-backend=mp"]
         return {"stock": Side(False, hybrid), "ours": Side(True, hybrid)}
+    if what == "reserve":
+        # Whole GiB, so that a later run continues; four stay for what is computed.
+        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        size = ((gpu_free() - weights) // GIB - 4) * GIB
+        ordered = [flag for flag in hybrid if "kv-cache" not in flag] + [
+            f"--kv-cache-memory-bytes={size}",
+            compiled(1, 2, 4, 8, 16),
+        ]
+        return {
+            "without a reserve": Side(True, ordered),
+            "reserve": Side(True, ordered, {"VLLM_MEMORY_RESERVE_GIB": "16"}),
+        }
     if what == "graphs":
         return {
             "as by default": Side(True, [*hybrid, compiled(1, 2, 4, 8, 16)]),
@@ -228,6 +248,12 @@ def waiting_turn(bench: Bench, server: Server, seed: int) -> dict[str, float]:
     return figures
 
 
+def reserve_turn(bench: Bench, server: Server, seed: int) -> dict[str, float]:
+    """Return the memory that is free after a load."""
+    bench.load(server, 10, seed)
+    return {"GiB free on the GPU": gpu_free() / GIB}
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """
     A measurement.
@@ -235,11 +261,13 @@ class Measurement(msgspec.Struct, frozen=True):
     Attributes:
         pairs: Pairs of sides whose ratio is of interest: with the change, and without it.
         equal: Whether all sides have to give the same text.
+        alone: Whether a side is served when the others are gone, one turn each.
     """
 
     turn: Callable[[Bench, Server, int], dict[str, float]]
     pairs: tuple[tuple[str, str], ...]
     equal: bool = False
+    alone: bool = False
 
 
 MEASUREMENTS = {
@@ -250,6 +278,7 @@ MEASUREMENTS = {
     ),
     "graphs": Measurement(loads(5, 10), (("also 5 and 10", "as by default"),), equal=True),
     "waiting": Measurement(waiting_turn, (("ours", "stock"),)),
+    "reserve": Measurement(reserve_turn, (("reserve", "without a reserve"),), alone=True),
 }
 
 
@@ -259,6 +288,12 @@ def one_round(
     """Start all sides, measure them forth and back, and return the values of each."""
     values: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
     order = list(sides) if number % 2 else list(sides)[::-1]
+    if measurement.alone:
+        for name in order:
+            with bench.servers({name: sides[name]}) as servers:
+                figures = measurement.turn(bench, servers[name], 1000 * number)
+                values[name] = {figure: [value] for figure, value in figures.items()}
+        return values
     with bench.servers(sides) as servers:
         if measurement.equal and number == 0:
             texts = {name: bench.texts(server) for name, server in servers.items()}
@@ -305,9 +340,15 @@ def effects_of(rounds: list[Round], pairs: tuple[tuple[str, str], ...]) -> Itera
             )
 
 
-def gpu() -> str:
-    """Return the name of the first GPU that servers may use."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
+def gpu_free() -> int:
+    """Return the bytes that are free on the first GPU that servers may use."""
+    return int(gpu("memory.free").partition(" ")[0]) << 20
+
+
+def gpu(field: str) -> str:
+    """Return what nvidia-smi says of the first GPU that servers may use."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader", f"--id={number}"]
     with contextlib.suppress(OSError):
         return (
             subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
@@ -318,7 +359,7 @@ def gpu() -> str:
 
 def show(effects: list[Effect], options: argparse.Namespace, rounds: int) -> None:
     """Print the table, and the lines for effects.yaml."""
-    machine, today = gpu(), datetime.datetime.now(datetime.UTC).date().isoformat()
+    machine, today = gpu("name"), datetime.datetime.now(datetime.UTC).date().isoformat()
     rows, lines = [], []
     for effect in effects:
         interval = (
