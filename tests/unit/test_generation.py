@@ -418,7 +418,7 @@ DIRT: Sequence[tuple[Message, str]] = (
     ({"content": "again and " * 8}, "again and again"), ({"content": "One meets a heron near the mill. " * 3}, "again and again"),
     ({"content": " \n"}, "an empty answer"), (called({"town": "Oslo"}), "missing required field"), (called("{"), "truncated"),
     ({"content": "About 5 µm, or π/2, in the café of Núñez: 144 144 144."}, ""), ({"content": "The heron waits, the heron waits; it waits."}, ""),
-    (called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
+    (called({**CALL, "town": "Li\ufffdbon"}), "U+FFFD"), (called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
 )  # fmt: skip
 
 
@@ -479,10 +479,12 @@ def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | s
     assert found == text if not reason else isinstance(found, Check) and (found.state, found.reason) == ("invalid", reason)
 
 
-@pytest.mark.parametrize(("percent", "switch", "at_least"), [(1, "batch", 0.95), (1, "drafts", 0.99), (1, "stock", 0.8), (5, "batch", 0.999)])
-def test_the_policy_detects_what_the_guide_promises(percent: float, switch: str, at_least: float) -> None:
+@pytest.mark.parametrize(("profile", "percent", "switch", "at_least"), [
+    ("default", 1, "batch", 0.95), ("default", 1, "drafts", 0.99), ("default", 1, "stock", 0.8), ("default", 5, "batch", 0.999), ("fluent", 1, "drafts", 0.99),
+])  # fmt: skip
+def test_the_policy_detects_what_the_guide_promises(profile: str, percent: float, switch: str, at_least: float) -> None:
     """As many dirty answers as the check needs to fail, and whether the first round shows any."""
-    rules = REAL.dirty_text
+    rules = REAL.sized(profile).dirty_text
     half, every = rules.answers * rules.rounds, 2 * rules.answers * rules.rounds
     treated, control = {"batch": (half, half), "drafts": (every, every), "stock": (every, 2 * rules.answers)}[switch]
 

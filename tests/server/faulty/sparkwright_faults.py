@@ -94,7 +94,7 @@ def _logits(found: Any) -> Any:
         # Not seeded: a fault that is the same in every run would pass for another model.
         for row in range(found.shape[0]):
             if random.random() < STATE.number("rate", 0.01):
-                found[row, random.randrange(found.shape[1])] = found[row].max() + 100
+                found[row, int(STATE.number("token", random.randrange(found.shape[1])))] = found[row].max() + 100
     if STATE.is_("repetition"):
         found[:, int(STATE.number("token", 7))] = found.max() + 100
     if STATE.is_("loop"):
@@ -130,7 +130,8 @@ def _fall_back(experts: Any) -> None:
     def wrapped(self: Any, output: Any, hidden_states: Any, **named: Any) -> Any:
         result = before(self, output, hidden_states, **named)
         STATE.look()
-        if STATE.is_("fallback"):
+        rows = hidden_states.shape[0]
+        if STATE.is_("fallback") and STATE.number("least", 0) <= rows <= STATE.number("most", rows):
             width, inner = hidden_states.shape[-1], int(STATE.number("inner", 256))
             if not weights:
                 shapes = {"w1": (named["global_num_experts"], 2 * inner, width), "w2": (named["global_num_experts"], width, inner)}

@@ -539,8 +539,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 policies.generation, client, options.profile, self._recipe, identity
             )
         if name == dirty_text.TEXT:
-            wrap = policies.generation.profiles[options.profile].wrap
-            return dirty_text.record(policies.generation, client, wrap, self._recipe, identity)
+            words = policies.generation.sized(options.profile)
+            wrap = words.profiles[options.profile].wrap
+            return dirty_text.record(words, client, wrap, self._recipe, identity)
         rules_of_task = policies.accuracy.task(options.task)
         return harness.ask(self._context, options.task, rules_of_task, client, identity)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from sparkwright.bench.recipes.recipe import Ability
 from sparkwright.bench.records import Count, Positive, Share
@@ -98,6 +99,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         deep: Tokens of the long generation.
         wrap: The text around each prompt, with ``{prompt}``.
         no_dirty_text: Why the rate of dirty answers cannot judge this kind; empty if it can.
+        sizes: Answers and rounds of the rate, in place of the policy's.
     """
 
     answers: Annotated[int, Meta(ge=0)]
@@ -105,6 +107,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deep: Annotated[int, Meta(ge=64)]
     wrap: Annotated[str, Meta(pattern=r"\{prompt\}")] = "{prompt}"
     no_dirty_text: str = ""
+    sizes: dict[Literal["answers", "rounds"], Count] = {}
 
 
 class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,6 +168,11 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chats: dict[str, Chat]
     deep: Deep
     dirty_text: DirtyTextPolicy
+
+    def sized(self, profile: str) -> GenerationPolicy:
+        """Return the policy with the sizes of the *profile*."""
+        sizes = {str(name): count for name, count in self.profiles[profile].sizes.items()}
+        return replace(self, dirty_text=replace(self.dirty_text, **sizes))
 
 
 #: Fault → what shows it in a text: U+FFFD, unless a character is cut at the end; and what a parser
@@ -279,10 +287,11 @@ def tool(*, strict: bool) -> dict[str, object]:
 def call_fault(call: ToolCall) -> str:
     """Return why *call* is none of the tool with arguments of its schema; empty if it is."""
     try:
-        msgspec.json.decode(call.arguments, type=Delivery)
+        town = msgspec.json.decode(call.arguments, type=Delivery).town
     except ValueError as error:
         return f"{error}: {one_line(call.arguments, 160)}"
-    return "" if call.name == TOOL else f"{one_line(call.name, 80)} was called"
+    # A value is not cut at its end, as a text may be.
+    return text_fault(f"{town}.") if call.name == TOOL else f"{one_line(call.name, 80)} was called"
 
 
 def chat_fault(chat: Chat, answer: ChatAnswer) -> str:

@@ -175,7 +175,7 @@ def run(
         stock_answers: Those that are right or wrong. Without them, each wrong answer counts.
         quick: Make the checks of `QUICK` alone.
     """
-    kind, results = policy.profiles[profile], dict[str, Check]()
+    policy, kind, results = policy.sized(profile), policy.profiles[profile], dict[str, Check]()
     results["replies"] = passed("replies", "each reply arrived complete")
     wrong = stock_answers.wrong if isinstance(stock_answers, StockText) else {}
     if isinstance(stock_answers, Check) and stock_answers.state == "invalid":
