@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.support.fake_gpu import POLICY
 
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
+from sparkwright.cli import gate as gate_verb
+from sparkwright.gates.core import ladder
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
 from sparkwright.gates.device.gate import CHECKS
@@ -27,6 +30,22 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path, monkeypatch: pytest
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     informing = {check.name for check in checks if not check.required}
     assert informing == {"fp8-moe"}
+
+
+def test_a_failing_driver_is_no_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi is there and fails: the gate, the facts of the host and a request name the driver."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    checks = device.run(POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
+    assert {(check.state, check.reason) for check in checks} == {("not-run", "driver-failing")}
+    assert checks[0].message == "the driver is failing: nvidia-smi ended with status 9."
+    assert ladder.host_facts()["driver"] == checks[0].message
+    assert gate_verb._machine(argparse.Namespace(gpu=None))["gpus"] == [checks[0].message]
+    program.unlink()
+    assert host_info.driver_fault() == ""
 
 
 @pytest.mark.parametrize(("target", "reason"), [("sm_90a", "gpu-foreign"), ("sm_121f", "")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
+from sparkwright.forks.stack import Project
 from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import REASONS, GateOptions
@@ -83,6 +86,25 @@ def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, tmp_pa
     with refusal("measurement-invalid"):
         gate_verb.gate(parse(["gate", "--server", NOBODY, "--only", "G4", *common]))
     assert [path.name for path in output.iterdir()] == ["vllm-1.0-py3-none-any.whl"]
+
+
+def test_the_newest_wheel_is_of_the_stack_the_architecture_and_the_machine(tmp_path: Path) -> None:
+    """Others that lie in the output folder, and were built later, are not taken."""
+    (out := tmp_path / "out").mkdir()
+    names = (
+        "vllm-0.33.0+spark.2026.11.p00000000.cu130-cp38-abi3-linux_aarch64.whl", "vllm-0.33.0+spark.2026.11.p11111111.cu130-cp38-abi3-linux_aarch64.whl",
+        "vllm-0.33.0+spark.2026.11.sm90a.p22222222.cu130-cp38-abi3-linux_aarch64.whl", "vllm-0.33.0+spark.2026.11.p33333333.cu130-cp38-abi3-linux_x86_64.whl",
+        "vllm-0.23.0+spark.r202606.p44444444.cu130-cp38-abi3-linux_aarch64.whl", "vllm-0.33.0-cp38-abi3-linux_aarch64.whl",
+    )  # fmt: skip
+    for second, name in enumerate(names):
+        (out / name).touch()
+        os.utime(out / name, (second, second))
+    context = checkout(parse(["gate", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(out)]))
+    newest = {}
+    for stack, arch, machine in (("2026.11", "", "aarch64"), ("2026.11", "9.0a", "aarch64"), ("2026.11", "", "x86_64"), ("2026.06", "", "x86_64")):
+        path = gate_verb._newest_wheel(dataclasses.replace(context, project=Project(ROOT, stack, arch), target=machine))
+        newest[stack, arch, machine] = path and names.index(path.name)
+    assert [*newest.values()] == [1, 2, 3, None]
 
 
 def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest() -> None:

@@ -379,6 +379,17 @@ def test_half_of_dirty_answers_fail_without_a_stock_wheel(fleet: Fleet) -> None:
     assert (found["dirty-text-stock"].state, found["dirty-text-stock"].required) == ("not-run", True)
 
 
+def test_doubt_is_not_settled_without_time(fleet: Fleet) -> None:
+    """Neither further rounds nor a server without drafts begin; what was not settled is no finding, and the other checks are made."""
+    fleet.server.drafts, fleet.server.talk = True, Talker(fleet.server, 2, lambda *_: True)
+    found = {check.name: check for check in generation.run(POLICY, fleet.server.client, recipe=recipe(), relaunch=fleet.relaunch, stock=stock(), deadline=0.0)}
+
+    assert [(found[name].state, found[name].reason) for name in ("dirty-text", "dirty-text-drafts")] == [("not-run", "budget-spent")] * 2
+    assert fleet.launches == 0
+    assert found["deep-decode"].state == "pass"
+    assert {check.state for check in found.values()} == {"pass", "not-run"}
+
+
 def test_a_server_without_a_chat_template_completes_texts(fleet: Fleet) -> None:
     """The message says so, quoting the server, and answers are counted all the same."""
     fleet.server.template = False

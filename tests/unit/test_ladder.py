@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tests.unit import gates_page
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.records import METRICS
 from sparkwright.core import strict_yaml
+from sparkwright.core.errors import StoreError
 from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line
 from sparkwright.gates.core import policy
@@ -62,8 +64,12 @@ def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
     return Gate(name, "", lambda: (CHECKS[state],), recipe)
 
 
+class Killed(BaseException):
+    """Stands for a kill, behind which nothing of the program runs."""
+
+
 def breaks() -> tuple[Check, ...]:
-    raise RuntimeError("the disk is on fire")
+    raise Killed
 
 
 def run(*gates: Gate, **options: Any) -> Ladder:
@@ -128,7 +134,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
         blocked = Gate("G8", "", tuple, "a", CHECKS["not-run"])
         stored = run(gate("G4", state, "a"), gate("G4", recipe="b"), blocked, file=opened(), keep_going=True)
         assert {one.attempt for one in stored.verdicts} == {attempt}
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         run(Gate("G4", "", breaks, "a"), file=(file := opened()))
     counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
@@ -151,9 +157,47 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
         opened()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/home/me/x"), "disk-full"), (StoreError("disk-full", "There is no room left."), "disk-full"),
+        (KeyError("/home/me"), "program-fault"), (PermissionError(errno.EACCES, "no", "/home/me/x"), "program-fault"),
+    ],
+)  # fmt: skip
+def test_a_full_disk_and_a_fault_of_ours_are_rows_and_charge_no_attempt(
+    error: Exception, reason: str, opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next gate runs; the row names no path, and the log of a fault does."""
+
+    def fails() -> tuple[Check, ...]:
+        raise error
+
+    result = run(Gate("G4", "", fails, "a"), gate("G5", recipe="a"), file=(file := opened()))
+    first, second = result.verdicts
+    assert (first.state, first.checks[0].reason, second.state) == ("not-run", reason, "pass")
+    assert "/home" not in first.checks[0].message
+    stored = file.load()
+    assert stored
+    assert stored.outcomes("G4") == {"a": ["not-run"]}
+    logs = [Path(log) for log in re.findall(r"\S+/sparkwright-fault-\S+\.log", capsys.readouterr().err)]
+    assert (reason == "program-fault") == any(type(error).__name__ in log.read_text() for log in logs)
+    for log in logs:
+        log.unlink()
+
+
+@pytest.mark.parametrize("model", ["1" * 64, ""])
+def test_verdicts_of_a_recipe_are_of_one_model(model: str) -> None:
+    """With other files, or unknown ones, those of before do not add up to a pass; one that did not run takes none away."""
+    before = run(*(msgspec.structs.replace(gate(name, recipe=recipe), model="0" * 64) for name, recipe in (("G4", "a"), ("G5", "a"), ("G5", "b"))))
+    now = run(msgspec.structs.replace(gate("G4", recipe="a"), model=model))
+    assert [(each.label, each.model) for each in merge(before, now).verdicts] == [("G4 a", model), ("G5 b", "0" * 64)]
+    blocked = run(msgspec.structs.replace(gate("G4", "not-run", "a"), model=model))
+    assert merge(before, blocked).verdicts == before.verdicts
+
+
 def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opened) -> None:
     """Interrupted in the middle of writing, the file holds what it held, and the next write adds to it."""
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         run(gate("G0"), Gate("G1", "", breaks), file=(file := opened()))
     assert states(file) == {"G0": "pass"}
     with patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -179,7 +223,7 @@ def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Op
 
 def test_attempts_of_another_machine_travel_in_its_document(opened: Opened, store: Store, tmp_path: Path) -> None:
     """A document without its log, beside the wheel or in the output folder, is counted, and the next attempt continues the number; each line once."""
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         run(Gate("G4", "", breaks, "a"), file=opened())
     run(gate("G4", "fail", "a"), gate("G8", recipe="a"), file=(file := opened()), keep_going=True)
     (beside := tmp_path / "wheel").mkdir()

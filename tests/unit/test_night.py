@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import pty
 import re
 import signal
 import subprocess
@@ -122,6 +124,23 @@ def test_night_names_the_folder_in_which_a_repair_needs_a_precise_reference(
     named = re.search(r"--record\s+(\S+)/precise", capsys.readouterr().err)
     assert named
     assert Path(named[1]).parent == tmp_path / "cache" / "references"
+
+
+def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: Path) -> None:
+    """The terminal is gone, and nothing more can be written to it; the gate is not-run, and no attempt that counts."""
+    command = [sys.executable, "-m", "sparkwright", *words, "--only", "G7"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(command[0], command)
+    seen = b""
+    while b"G7: " not in seen:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    stored = ladder.read_verdicts(document.read_bytes())
+    assert stored.outcomes("G7") == {"toy-cpu": ["not-run"]}
+    assert stored.verdicts[0].checks[0].reason == "interrupted"
 
 
 @pytest.mark.parametrize(("ending", "outcome"), [(signal.SIGKILL, "interrupted"), (signal.SIGTERM, "not-run")])

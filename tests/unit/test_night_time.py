@@ -23,7 +23,7 @@ from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night
 from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.server_facts import Pace
 from sparkwright.gates.core.server_under_test import GateOptions
-from sparkwright.gates.core.verdict import Ladder, Verdict, failed, passed
+from sparkwright.gates.core.verdict import Ladder, Verdict, failed, invalid, passed
 
 #: A Spark with 23 GB of weights.
 SPARK = night.assumed_pace(23)
@@ -90,6 +90,20 @@ def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_p
     assert tonight().estimate("G8")[0] > plan["G8"][0] + 4 * 3 * SPARK.start_s
     (tmp_path / "stock" / "bin" / "python").unlink()
     assert tonight().estimate(ENVIRONMENTS)[0] > 0
+
+
+@pytest.mark.parametrize("reason", ["machine-busy", "gpu-shared", "machine-unsteady", "step-unreachable", "disk-full", "program-fault"])
+def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, tonight: Tonight, tmp_path: Path) -> None:
+    """A kill leaves a night that has not ended, in which a failure of the wheel is finished."""
+    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
+    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    for name, cause in (("G4", "reply-empty"), ("G5", reason)):
+        checks = (passed("legs", ""), invalid("measured", "", cause))
+        verdict = Verdict(name, GATES[name], subject.sha256, "", checks, RECIPE)
+        file.store(Ladder("2026.11", subject, (verdict,)))
+        made._finish(NightStep(name, "invalid", "", 60.0, 60.0, verdict))
+    again = tonight()
+    assert [again.estimate(name)[1] == "done" for name in ("G4", "G5")] == [True, False]
 
 
 @pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later"])

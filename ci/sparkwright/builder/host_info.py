@@ -38,6 +38,16 @@ def gpus() -> tuple[GpuInfo, ...]:
     return tuple(GpuInfo(*map(str.strip, row)) for row in rows if len(row) == 3)
 
 
+def driver_fault() -> str:
+    """Return how nvidia-smi fails; empty if it does not, or is not installed."""
+    try:
+        process.output(("nvidia-smi", "-L"), timeout=PATIENCE)
+    except CommandError as error:
+        if error.reference != "tool-missing":
+            return f"the driver is failing: {error.what}"
+    return ""
+
+
 def processor() -> str:
     """Return the names of the CPU's kinds of core (a GB10 has two)."""
     names = re.findall(r"^\s*Model name:\s*(.+?)\s*$", command_output("lscpu"), re.MULTILINE)

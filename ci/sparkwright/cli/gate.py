@@ -12,7 +12,10 @@ import argparse
 import dataclasses
 import os
 import pwd
+import re
 import signal
+import stat
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -157,8 +160,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             for path in (arguments.wheel, arguments.serve, arguments.model_folder)
         ),
     )
-    # Who ends a gate from outside gives it a verdict, as with Ctrl-C.
+    # Who ends a gate from outside gives it a verdict, as with Ctrl-C; nohup ignores SIGHUP.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _end_session)
     context = options.checkout(arguments)
     arguments.task = arguments.task or _default_task(context, arguments.recipe)
     gate_options = replace(
@@ -195,6 +200,14 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
     return None
+
+
+def _end_session(*_: object) -> None:
+    """End the gates as Ctrl-C does; the terminal is gone, and so are the readers of pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    raise KeyboardInterrupt
 
 
 def _default_task(context: RunContext, names: str) -> str:
@@ -336,6 +349,8 @@ def _machine(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.gpu:
         return {"gpus": [arguments.gpu]}
     gpus = [gpu.capability for gpu in host_info.gpus()]
+    if not gpus and (fault := host_info.driver_fault()):
+        gpus = [fault]
     return {"gpus": gpus, "kernel_log": watchdog.is_readable()}
 
 
@@ -380,7 +395,14 @@ def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = 
 
 
 def _newest_wheel(context: RunContext) -> Path | None:
-    """Return the newest wheel of a grafted fork in the output folder."""
+    """
+    Return the newest wheel of a grafted fork in the output folder, of the stack, architecture and
+    machine of *context*.
+    """
     grafts = [fork for fork in context.forks if context.project.fork(fork).build == "graft"]
-    wheels = [path for fork in grafts for path in list_folder(context.output, f"*{fork}-*.whl")]
+    files = [path for fork in grafts for path in list_folder(context.output, f"*{fork}-*.whl")]
+    # A label of another architecture begins alike.
+    label, machine = re.escape(context.project.spec.label), re.escape(context.machine)
+    own = re.compile(rf"[^-]+-[^-]+\+{label}\.p[0-9a-f]+\..*[-_](any|{machine})\.whl")
+    wheels = [path for path in files if own.fullmatch(path.name)]
     return max(wheels, key=lambda path: path.stat().st_mtime, default=None)

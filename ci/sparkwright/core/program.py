@@ -71,7 +71,7 @@ def _run_and_report(
         console.note("interrupted; what is finished is kept, and the next run continues from here")
         return 130, {"reference": "interrupted"}
     except Exception:  # a bug; the log must allow to find it
-        return 3, {"reference": "fault", "log": _write_log(words)}
+        return 3, {"reference": "fault", "log": write_log(words)}
 
 
 @contextlib.contextmanager
@@ -89,8 +89,10 @@ def _translated_refusals() -> Iterator[None]:
         ) from error
 
 
-def _write_log(words: Sequence[str]) -> str:
-    """Write the log of a fault, and return its path; empty if it cannot be written."""
+def write_log(words: Sequence[str]) -> str:
+    """
+    Write the log of the fault that is handled, and return its path; empty if it cannot be written.
+    """
     versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n"
     text = f"{versions}{platform.platform()}\ncommand: {words[:2]}\n\n{traceback.format_exc()}"
     log = ""

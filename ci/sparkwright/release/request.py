@@ -21,7 +21,7 @@ from sparkwright.client.records import Channel, Missing, line
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.ladder import SERVED, TRANSIENT
+from sparkwright.gates.core.ladder import SERVED, is_transient
 from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.release import policy as release_policy
@@ -131,20 +131,15 @@ def settled(
 ) -> bool:
     """
     Return whether every gate of *request* has one of *verdicts*, whatever its state, and since then
-    neither policy, recipe, machine nor model changed. A gate that only lacked time or a host, or
-    was ended, is tried again.
+    neither policy, recipe, machine nor model changed. A gate that only lacked time or a host, met
+    a busy machine, or was ended, is tried again.
 
     Args:
         host: Facts of this machine.
         models: As of `require`.
     """
     digests = {name: model_digest(model_folder(models, name)) for name in request.recipes}
-    transient = [
-        verdict
-        for verdict in verdicts
-        if verdict.worst_check and verdict.worst_check.reason in TRANSIENT
-    ]
-    verdicts = [verdict for verdict in verdicts if verdict not in transient]
+    verdicts = [verdict for verdict in verdicts if not is_transient(verdict)]
     for gate in policy.file.required:
         # The others may have run on another machine.
         facts = host if policy.file.gates[gate].gpu else {}

@@ -41,6 +41,11 @@ REASONS: Mapping[str, str] = {
     "before the machine hangs.",
 }
 
+#: The reference of a run that the machine's own state spoiled again and again.
+UNSTEADY = "machine-unsteady"
+#: What passes by itself, or with another program.
+PASSING = ("slow-state", "throttled", "too-hot", "machine-busy", "gpu-shared", UNSTEADY)
+
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU and clocks set by an
 #: application are no throttling; a power cap is common under load, and shows in the probe if it
 #: matters.

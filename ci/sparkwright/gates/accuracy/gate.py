@@ -152,9 +152,11 @@ def run(
         part = f"{name}-{PARTS[len(checks)]}"
         make = not_run if error.reason == "task-data-missing" else invalid
         checks.append(make(part, f"{error.message}.", error.reason))
-    message = f"{checks[-1].name} ended the task."
     missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
-    return (*checks, *(not_run(each, message, "not-measured") for each in missing))
+    return (
+        *checks,
+        *(not_run(each, f"{checks[-1].name} ended the task.", "not-measured") for each in missing),
+    )
 
 
 def _judged(

@@ -6,6 +6,7 @@ import contextlib
 import math
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -236,8 +237,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             message = f"to run it, name {'; and '.join(texts)}"
             return not_run(STOPPED[0].name, message, "not-asked")
         if name == "G6" and not (self._recipe and options.task in self._recipe.floors):
-            subject = options.recipe or "a server without --recipe"
-            message = f"{subject} has no floor of {options.task}"
+            message = f"{options.recipe or 'no --recipe'} has no floor of {options.task}"
             return not_run(STOPPED[0].name, message, "floor-missing")
         file = needs.recorded.replace(TASK, options.task)
         if needs.required and options.against and not self._reference(file):
@@ -292,8 +292,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 return numerics.run(trees, policies.numerics, headers, self._scratch / "numerics")
             case "G2" if options.wheel:
                 scratch = Path(tempfile.mkdtemp(dir=self._scratch))
-                target = self._audit.target
-                return device.run(policies.device, scratch, options.wheel, target, options.python)
+                return device.run(
+                    policies.device, scratch, options.wheel, self._audit.target, options.python
+                )
             case "G3" if recipe:
                 return contract.run(
                     policies.contract,
@@ -332,8 +333,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 rules, client = policies.soak, server.client()
                 if recipe and recipe.soak_seconds:
                     rules = replace(rules, seconds=recipe.soak_seconds)
-                shortest = min(rules.seconds, rules.shortest)
-                rules = replace(rules, seconds=max(shortest, min(rules.seconds, self.left_s)))
+                least = max(rules.shortest, self.left_s)
+                rules = replace(rules, seconds=min(rules.seconds, least))
                 words = partial(self._words, quick=True)
                 distributions = partial(self._run, "G5") if self._reference(LOGPROBS) else None
                 processes = server.started.processes if options.serve else tuple
@@ -362,6 +363,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 generation.shape(rules, options.profile),
             ),
             quick=quick,
+            # Without drafts it starts once more, and ours after that.
+            deadline=time.monotonic() + self.left_s - 2 * server.start_s,
         )
 
     def _ended(self) -> Check | None:
@@ -542,8 +545,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             words = policies.generation.sized(options.profile)
             wrap = words.profiles[options.profile].wrap
             return dirty_text.record(words, client, wrap, self._recipe, identity)
-        rules_of_task = policies.accuracy.task(options.task)
-        return harness.ask(self._context, options.task, rules_of_task, client, identity)
+        return harness.ask(
+            self._context, options.task, policies.accuracy.task(options.task), client, identity
+        )
 
 
 def _require(option: str, value: str, choices: Mapping[str, object]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,10 @@ import psutil
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
+from sparkwright.bench.machine import state_checks
 from sparkwright.builder import host_info
-from sparkwright.core.console import console, duration, one_line
+from sparkwright.core import program
+from sparkwright.core.console import NO_ROOM, console, duration, one_line
 from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.core.files import canonical, list_folder, sha256_bytes
 from sparkwright.core.states import State
@@ -59,7 +62,11 @@ SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 
 #: Reasons for which a gate did not begin, or did not end, that another night may not meet.
 BUDGET_SPENT, INTERRUPTED, UNREACHABLE = "budget-spent", "interrupted", "step-unreachable"
-TRANSIENT = (BUDGET_SPENT, INTERRUPTED, UNREACHABLE)
+DISK_FULL, FAULT, DRIVER_FAILING = "disk-full", "program-fault", "driver-failing"
+TRANSIENT = (
+    BUDGET_SPENT, INTERRUPTED, UNREACHABLE, DISK_FULL, FAULT, DRIVER_FAILING,
+    *state_checks.PASSING,
+)  # fmt: skip
 STEP_FAILED = "step-failed"
 
 REASONS: Mapping[str, str] = {
@@ -73,8 +80,14 @@ REASONS: Mapping[str, str] = {
     ),
     BUDGET_SPENT: "The time of --hours was spent, or less was left than the gate takes. Run the "
     "same command again with more hours: what is finished is not repeated.",
-    INTERRUPTED: "Ctrl-C or SIGTERM ended the gate, before it showed a finding; this is no attempt "
-    "that counts. Run the same command again.",
+    INTERRUPTED: "Ctrl-C, SIGTERM or the end of the session ended the gate, before it showed a "
+    "finding; this is no attempt that counts. Run the same command again.",
+    DISK_FULL: "The disk, or this user's share of it, was full. Make room, and run the same "
+    "command again; this is no attempt that counts.",
+    FAULT: "A fault of sparkwright ended the gate; this is no attempt that counts. Please report "
+    "it with the log that the command named.",
+    DRIVER_FAILING: "nvidia-smi is installed and fails, so the GPU cannot be seen. Repair the "
+    "driver, or start the machine again.",
     UNREACHABLE: "What the gate needs is at a host that did not answer. Run the command again "
     "where it does.",
     STEP_FAILED: "What the gate needs could not be made: an environment, the stock wheel's "
@@ -279,8 +292,14 @@ class VerdictFile:
             if line and begun == (verdict.gate, verdict.recipe, verdict.began):
                 worst = verdict.worst_check
                 reason = f"{worst.name} ({worst.reason}): {worst.message}" if worst else ""
-                digest = verdict_digest(verdict)
-                self._log(replace(line, state=verdict.state, reason=reason, verdict=digest))
+                self._log(
+                    replace(
+                        line,
+                        state=verdict.state,
+                        reason=reason,
+                        verdict=verdict_digest(verdict),
+                    )
+                )
             lines = read_attempts([self.path.parent], self._wheel.sha256)
             now = replace(now, attempts=tuple(lines))
             if before := self.load():
@@ -295,7 +314,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: The sha256 of the policy that it judges by; empty if it has none.
-        run: Return its checks; if it raises a `SparkwrightError`, the gate is not-run.
+        run: Return its checks; if it raises an `Exception`, the gate is not-run.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
         model: As `Verdict.model`.
@@ -322,15 +341,35 @@ def host_facts() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
         "kernel": platform.release(),
         "gpu": ", ".join(f"{gpu.name} (SM {gpu.capability})" for gpu in gpus) or "none",
-        "driver": gpus[0].driver if gpus else "none",
+        "driver": gpus[0].driver if gpus else host_info.driver_fault() or "none",
     }
 
 
-def step_failed(error: SparkwrightError) -> Check:
-    """Return that a gate, or what it needs, could not be set up."""
+def is_transient(verdict: Verdict) -> bool:
+    """Return whether *verdict* is no pass for a reason that the next run may not meet."""
+    return bool(verdict.worst_check and verdict.worst_check.reason in TRANSIENT)
+
+
+def step_failed(error: Exception) -> Check:
+    """
+    Return that a gate, or what it needs, could not be set up, or met *error*, which is handled.
+
+    A fault of ours is logged.
+    """
+    if not isinstance(error, SparkwrightError):
+        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        if not full:
+            program.write_log(sys.argv[1:])
+        # A verdict holds no path.
+        return not_run(
+            STOPPED[0].name,
+            f"it ended with {type(error).__name__}",
+            DISK_FULL if full else FAULT,
+        )
     texts = (f"{error.reference}: {error.what}", *error.details[:3], error.todo)
+    reason = DISK_FULL if error.reference == DISK_FULL else STEP_FAILED
     # 5: the network, or an upstream.
-    reason = UNREACHABLE if error.exit_code == 5 else STEP_FAILED
+    reason = UNREACHABLE if error.exit_code == 5 else reason
     return not_run(STOPPED[0].name, one_line(" ".join(texts), LONGEST), reason)
 
 
@@ -371,7 +410,7 @@ def climb(
             try:
                 with console.step(f"{gate.name}: {GATES[gate.name]}"):
                     checks = gate.run()
-            except SparkwrightError as error:
+            except Exception as error:
                 checks = (step_failed(error),)
             except KeyboardInterrupt as error:
                 interruption = error
@@ -410,8 +449,7 @@ def show(ladder: Ladder) -> None:
         console.table(title, ["check", "state", "result"], rows, result=True)
         for check in verdict.checks:
             if check.state in ("fail", "invalid") and check.samples:
-                samples = check.samples[:SHOWN]
-                rows = [[sample.case, sample.expected, sample.actual] for sample in samples]
+                rows = [[each.case, each.expected, each.actual] for each in check.samples[:SHOWN]]
                 title = f"{check.name}, {len(check.samples)} sample(s)"
                 console.table(title, ["case", "expected", "actual"], rows, result=True)
     states = "  ".join(f"{verdict.label} {verdict.state}" for verdict in ladder.verdicts)

@@ -29,7 +29,6 @@ from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
 from sparkwright.bench.server import wheel_identity
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
@@ -119,8 +118,9 @@ def _packages(python: Path) -> list[str]:
     if not python.exists():
         return []
     site = wheel_identity.site_packages(python)
-    installed = metadata.distributions(path=[str(site)])
-    versions = sorted(f"{each.name} {each.version}" for each in installed)
+    versions = sorted(
+        f"{each.name} {each.version}" for each in metadata.distributions(path=[str(site)])
+    )
     return [*versions, *wheel_identity.environment_contents(site).values()]
 
 
@@ -224,9 +224,10 @@ class Night:
 
     def estimate(self, name: str) -> tuple[float, str]:
         """Return the seconds that the step *name* takes, and where that comes from."""
-        environments = all(python.exists() for python in self._pythons)
-        recorded = self._complete.exists() and not self._options.fresh
-        done = {ENVIRONMENTS: environments, REFERENCE: recorded}
+        done = {
+            ENVIRONMENTS: all(python.exists() for python in self._pythons),
+            REFERENCE: self._complete.exists() and not self._options.fresh,
+        }
         if done.get(name, name in self._steps):
             return 0.0, "done"
         if name == ENVIRONMENTS:
@@ -241,8 +242,8 @@ class Night:
             seconds += self._pace.start_s
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
-            load = min(load, self._policies.soak.shortest) if self._hours else load
-            return load + seconds, source
+            shortest = self._policies.soak.shortest if self._hours else load
+            return min(load, shortest) + seconds, source
         return seconds, source if name in SERVED else "docs/rehearsal"
 
     def _gate_seconds(self, name: str) -> float:
@@ -267,8 +268,12 @@ class Night:
             (name, title, f"{seconds / 60:.1f}", source) for name, title, seconds, source in steps
         ]
         total = sum(seconds for _, _, seconds, _ in steps)
-        heads = ("step", "what it does", ">minutes", "by")
-        console.table(f"{self._recipe.name}: what the night does", heads, rows, result=True)
+        console.table(
+            f"{self._recipe.name}: what the night does",
+            ("step", "what it does", ">minutes", "by"),
+            rows,
+            result=True,
+        )
         limit = f"; --hours {self._hours:g}" if self._hours else ""
         end = time.strftime("%H:%M", time.localtime(time.time() + total))
         console.result(f"about {total / 60:.0f} minutes, until {end}{limit}")
@@ -293,14 +298,16 @@ class Night:
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
         # These look at the wheel and its sources; G2 runs in the environment.
-        early = [name for name in self._names if name not in SERVED]
-        self._climb(replace(options, serve=None, recipe=""), early, file)
+        self._climb(
+            replace(options, serve=None, recipe=""),
+            [name for name in self._names if name not in SERVED],
+            file,
+        )
         if self._comparing:
             self._record(replace(options, wheel=stock, python=stock_python))
             options = replace(options, against=self._reference)
-        served = [name for name in self._names if name in SERVED]
         options = replace(options, baseline=stock, baseline_python=stock_python)
-        self._climb(options, served, file)
+        self._climb(options, [name for name in self._names if name in SERVED], file)
         self._save(ended=True)
         return self.report()
 
@@ -339,7 +346,7 @@ class Night:
             state: State = "not-run" if blocked else "pass"
             if not blocked:
                 self._context.store.write(self._complete, b"")
-        except SparkwrightError as error:
+        except Exception as error:
             state = "fail"
             blocked = step_failed(error)
         self._unrecorded = blocked
@@ -360,12 +367,15 @@ class Night:
                 builder.left_s = self.left_s(name)
                 try:
                     gate = builder.gate(name, blocked)
-                except SparkwrightError as error:
+                except Exception as error:
                     gate = builder.gate(name, step_failed(error))
                 (verdict,) = builder.climb([gate], file).verdicts
                 message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
-                seconds = time.monotonic() - began
-                self._finish(NightStep(name, verdict.state, message, seconds, expected, verdict))
+                self._finish(
+                    NightStep(
+                        name, verdict.state, message, time.monotonic() - began, expected, verdict
+                    )
+                )
                 # One that does not answer would be waited for.
                 if name in SERVED and name != "G8" and verdict.state != "invalid":
                     self._own_pace = self._own_pace or builder.pace()
@@ -390,7 +400,8 @@ class Night:
         lasting_steps = {
             name: step
             for name, step in self._steps.items()
-            if step.verdict and step.verdict.measured and (step.state == "pass" or not ended)
+            if step.verdict and step.verdict.measured and not ladder.is_transient(step.verdict)
+            if step.state == "pass" or not ended
         }
         self._context.store.write(self._folder / FINISHED, msgspec.json.encode(lasting_steps))
 

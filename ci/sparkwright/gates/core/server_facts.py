@@ -61,8 +61,10 @@ class Pace(msgspec.Struct, frozen=True):
         A step of n answers takes n**0.4 times as long as a step of one: 32 of them had 8 times the
         throughput of one on a Spark (seed report 000, 60 and 487 tok/s).
         """
-        reading = concurrency * prompt / self.prefill_tokens_s
-        return reading + answer * math.pow(concurrency, 0.4) / self.decode_tokens_s
+        return (
+            concurrency * prompt / self.prefill_tokens_s
+            + answer * math.pow(concurrency, 0.4) / self.decode_tokens_s
+        )
 
 
 def measure_pace(client: Client, start_s: float) -> Pace:

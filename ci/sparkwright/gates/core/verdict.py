@@ -292,9 +292,15 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
     Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
 
     Both are about one wheel and stack, and *now* has all attempts. A verdict that is not-run
-    replaces none but another such.
+    replaces none but another such. Verdicts of a recipe that were reached with another model than
+    its new ones do not stay.
     """
-    verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
+    models = {new.recipe: new.model for new in now.verdicts if new.measured}
+    verdicts = {
+        (old.gate, old.recipe): old
+        for old in before.verdicts
+        if models.get(old.recipe, old.model) == old.model
+    }
     for new in now.verdicts:
         old = verdicts.setdefault((new.gate, new.recipe), new)
         if new.state != "not-run" or old.state == "not-run":

@@ -32,6 +32,7 @@ from sparkwright.core.console import console
 from sparkwright.core.process import Ended, Limits
 from sparkwright.core.store import translate_disk_full
 from sparkwright.core.words import NOT_COMPILED
+from sparkwright.gates.core.ladder import DRIVER_FAILING
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -124,7 +125,9 @@ def run(
     major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
     message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
     if not gpu.name:
-        checks = [not_run(entry.name, "nvidia-smi shows no GPU", "no-gpu") for entry in CHECKS]
+        fault = host_info.driver_fault()
+        message, reason = fault or "nvidia-smi shows no GPU", DRIVER_FAILING if fault else "no-gpu"
+        checks = [not_run(entry.name, message, reason) for entry in CHECKS]
     elif not loads(target, (major, minor)):
         message = f"the wheel is for {target}; the GPU is {message}"
         checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]

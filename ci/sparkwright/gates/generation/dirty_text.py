@@ -11,6 +11,7 @@ Bonferroni's correction.
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 import uuid
 from collections import Counter
@@ -25,7 +26,8 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core.console import console, one_line
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.core.server_facts import CACHE_HITS, cache_block
+from sparkwright.gates.core.ladder import BUDGET_SPENT
+from sparkwright.gates.core.server_facts import CACHE_HITS, DRAFTS, cache_block
 from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.generation import checks
@@ -106,8 +108,9 @@ def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
         marked = letter > "ÿ" and re.match("LATIN .* WITH ", name)
         found.add("LATIN WITH" if marked else re.split("[ -]", name)[0])
     own = {*re.findall(r"\w+", text.lower())}
-    frequent = rules.languages.items()
-    return found | {name for name, its in frequent if len(own.intersection(its)) >= words}
+    return found | {
+        name for name, its in rules.languages.items() if len(own.intersection(its)) >= words
+    }
 
 
 class DirtyText:
@@ -187,17 +190,26 @@ class DirtyText:
                         line.update(line.done + 1)
                         yield (batched, cached), answer
 
-    def judge(self, client: Client, stock: StockText | Check) -> Iterator[Check]:
+    def judge(
+        self, client: Client, stock: StockText | Check, deadline: float = float("inf")
+    ) -> Iterator[Check]:
         """
         Yield the checks of one launch; more than a round is asked if an answer of it is dirty.
 
         Args:
             stock: The answers of the stock wheel, or the check that says why there are none.
+            deadline: The time by which all rounds have to end, by `time.monotonic`.
         """
+        began = time.monotonic()
         hits = client.metrics().get(CACHE_HITS, 0.0)
         self._allow(() if isinstance(stock, Check) else stock.answers)
         self.faults_by_answer = self._ask(client, self.rounds)
         if self.any_dirty:
+            # Drafts are compared with as many rounds without them.
+            rounds = self.rules.rounds * (2 if client.metrics().get(DRAFTS) else 1)
+            if began + rounds * (time.monotonic() - began) > deadline:
+                yield not_settled("dirty-text")
+                return
             self.rounds = range(self.rules.rounds)
             self.faults_by_answer += self._ask(client, self.rounds[1:])
         faults = [fault for _, fault in self.faults_by_answer]
@@ -290,6 +302,15 @@ class DirtyText:
         for cell, fault in self.faults_by_answer:
             sides[cell[switch]].append(fault)
         return compare_shares(self.rules, name, sides[True], sides[False])
+
+
+def not_settled(name: str) -> Check:
+    """Return the check *name*, which did not run as further rounds would last too long."""
+    return not_run(
+        name,
+        "answers of the first round are dirty, and too little time is left to ask again",
+        BUDGET_SPENT,
+    )
 
 
 def compare_shares(

@@ -144,6 +144,7 @@ class QuestionedServer(NamedTuple):
         relaunch: None if the server was not started by the gate.
         limit: The most tokens of a prompt and its completion.
         stock_wrong: As `StockText.wrong`.
+        deadline: The time until which doubt of dirty answers may be settled, by `time.monotonic`.
     """
 
     client: Client
@@ -152,6 +153,7 @@ class QuestionedServer(NamedTuple):
     relaunch: Relaunch | None
     limit: int
     stock_wrong: Mapping[str, Sequence[str]] = {}
+    deadline: float = float("inf")
 
 
 def run(
@@ -164,13 +166,14 @@ def run(
     stock: StockText | Check = dirty_text.NOT_NAMED,
     stock_answers: StockText | Check = dirty_text.NOT_NAMED,
     quick: bool = False,
+    deadline: float = float("inf"),
 ) -> tuple[Check, ...]:
     """
     Return the checks of the gate, which ends at the first reply that does not count.
 
     Args:
         profile: The kind of model, a name of *policy*'s profiles.
-        recipe, relaunch: As of `QuestionedServer`.
+        recipe, relaunch, deadline: As of `QuestionedServer`.
         stock: The sampled answers of the stock wheel, or why there are none.
         stock_answers: Those that are right or wrong. Without them, each wrong answer counts.
         quick: Make the checks of `QUICK` alone.
@@ -181,15 +184,16 @@ def run(
     if isinstance(stock_answers, Check) and stock_answers.state == "invalid":
         results[ANSWERS_STOCK] = stock_answers
     try:
-        server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len(), wrong)
+        server = QuestionedServer(
+            client, kind, recipe, relaunch, client.max_model_len(), wrong, deadline
+        )
         for check in _judged(policy, server, stock, quick):
             results[check.name] = check
     except ServerInvalid as error:
         make = failed if error.reason == "not-a-number" else invalid
         results["replies"] = make("replies", error.message, error.reason)
-    message = "the gate ended before"
     for name in QUICK if quick else (*QUICK, *FURTHER):
-        results.setdefault(name, not_run(name, message, "no-answers"))
+        results.setdefault(name, not_run(name, "the gate ended before", "no-answers"))
     return tuple(results.values())
 
 
@@ -218,7 +222,7 @@ def _judged(
         yield from (not_run(name, skipped, "policy-skips", required=False) for name in DIRTY)
     else:
         rates = DirtyText(policy, client, kind.wrap, server.recipe)
-        yield from rates.judge(client, stock)
+        yield from rates.judge(client, stock, server.deadline)
     yield checks.corrupted(client.metrics())
     yield _deep_decode(policy, server)
     if not skipped:
@@ -401,6 +405,8 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         return not_run(name, message, "no-speculation", required=False)
     if not rates.any_dirty:
         return rates.drafts_check()
+    if len(rates.rounds) < rates.rules.rounds:
+        return dirty_text.not_settled(name)
     if server.relaunch is None:
         return not_run(name, "the gate did not start the server", "not-relaunched")
     with server.relaunch() as plain:

@@ -100,9 +100,10 @@ class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def missing_trees(context: RunContext, policy: NumericsPolicy) -> list[str]:
     """Return the policy's forks whose patched source tree the store does not hold."""
     forks = sorted({unit.fork for unit in policy.units} - {""})
-    store = context.store
     return [
-        fork for fork in forks if store.get("source-tree", context.source_inputs(fork), str) is None
+        fork
+        for fork in forks
+        if context.store.get("source-tree", context.source_inputs(fork), str) is None
     ]
 
 

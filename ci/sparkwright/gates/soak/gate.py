@@ -287,8 +287,7 @@ def drained(client: Client, seconds: float) -> Check:
             metrics = client.metrics()
             running = sum(metrics[name] for name in RUNNING)
         except (ServerInvalid, KeyError):
-            text = "the server does not say what it works on"
-            return not_run("drained", text, "gauges-absent")
+            return not_run("drained", "the server does not state its requests", "gauges-absent")
         if not running or time.monotonic() > end:
             message = f"{running:g} requests are worked on after the load"
             return judged("drained", message, "requests-stuck", not running)

@@ -41,12 +41,7 @@ from sparkwright.gates.core.server_under_test import (
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import RunSpec
-from sparkwright.gates.throughput.runner import (
-    UNSTEADY,
-    ExperimentStart,
-    MeasurementJournal,
-    Runner,
-)
+from sparkwright.gates.throughput.runner import ExperimentStart, MeasurementJournal, Runner
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
 MEASURED_FLAGS = ("--no-enable-prefix-caching",)
@@ -184,10 +179,15 @@ class Experiment:
                 deadline=deadline,
                 contract=partial(self._contract, self._recipe) if gated and self._recipe else None,
             )
-            # The store names a file of prompts by its content.
-            names = sorted(path.name for path in texts.values())
             host = {**ladder.host_facts(), **machine.firmware()}
-            journal = self._journal(resident, model_digest(model), host, generator.name, names)
+            journal = self._journal(
+                resident,
+                model_digest(model),
+                host,
+                generator.name,
+                # The store names a file of prompts by its content.
+                sorted(path.name for path in texts.values()),
+            )
             runner = Runner(spec, self._servers, journal)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
             if hindrances := machine.settle(preheat):
@@ -196,7 +196,7 @@ class Experiment:
                 runner.run()
             result = self._result(spec, journal, runner)
             # A run that the machine spoiled continues where it was, once the machine is better.
-            spoiled = (*state_checks.REASONS, UNSTEADY)
+            spoiled = (*state_checks.REASONS, state_checks.UNSTEADY)
             if not (result.stopped and result.stopped.reference in spoiled):
                 journal.end()
         return result
@@ -239,10 +239,12 @@ class Experiment:
         path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
-        sha256 = subjects["candidate"].sha256
-        number = ladder.attempts(self._context.output, sha256, "G8", options.recipe)
-        start = ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
-        journal = MeasurementJournal(path, start)
+        number = ladder.attempts(
+            self._context.output, subjects["candidate"].sha256, "G8", options.recipe
+        )
+        journal = MeasurementJournal(
+            path, ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
+        )
         if journal.launches:
             console.note(f"continuing after {len(journal.launches)} launches")
         return journal

@@ -64,7 +64,7 @@ REASONS: Mapping[str, str] = {
     **measurement.REASONS,
     runner.CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel "
     "fails.",
-    runner.UNSTEADY: (
+    state_checks.UNSTEADY: (
         "The machine's state spoiled a measurement repeatedly. Look at "
         "temperature, power and other load, and run again; it continues where "
         "it was."

@@ -40,8 +40,6 @@ from sparkwright.gates.core.verdict import worst_check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import RunSpec, measure
 
-#: The reference of a run that the machine's own state spoiled again and again.
-UNSTEADY = "machine-unsteady"
 #: The reference of a candidate whose server ended after it had started.
 CRASHED = "candidate-crashed"
 
@@ -309,7 +307,7 @@ class Runner:
                 self._cool_down(reason)
         text = f"{self._attempts} times in a row: {reason.message} ({reason.reference})"
         passing = reason.reference in state_checks.REASONS
-        raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
+        raise _Stop(Reason(state_checks.UNSTEADY if passing else reason.reference, text))
 
     def _sized(self, cell: WorkloadCell, block: int) -> WorkloadCell:
         """
