@@ -1,6 +1,5 @@
 """
-Thousands of simulated throughput gates at once, under noise of every kind: the rule of the product
-beside that of version 2, which stored A/A blocks and did not wait between turns.
+Thousands of simulated throughput gates at once, under noise of every kind.
 
 Run ``python ci/bench/gate_simulation.py [GATES]`` for the table of
 docs/explanation/throughput.md; 4,000 gates a cell take a few minutes on one core.
@@ -45,22 +44,13 @@ class Rule(NamedTuple):
     How a gate is run.
 
     Attributes:
-        stored: A/A blocks of earlier days, beside the gate's own, with a share *calm* of the noise.
         lag: Longest wait before a turn, in turns; *shuffled*: whether each turn orders its cells.
     """
 
     min_blocks: int = POLICY.min_blocks
     lag: float = POLICY.lag
     shuffled: bool = True
-    stored: int = 0
-    calm: float = 0.5
 
-
-RULES = {
-    "this version": Rule(),
-    "version 2, nothing stored": Rule(3, 0.0, shuffled=False),
-    "version 2, ten A/A blocks of a day half as noisy": Rule(3, 0.0, shuffled=False, stored=10),
-}
 
 #: Returns the machine's noise at times (gates, blocks, turns, series), in spreads of a turn.
 Noise = Callable[[np.random.Generator, Numbers], Numbers]
@@ -139,12 +129,10 @@ def gates(
     coin = rng.choice([-1.0, 1.0], size=(*shape[:2], 1))
     blocks = coin * (turns[:, :, 0] - turns[:, :, 1] - turns[:, :, 2] + turns[:, :, 3]) / 2
     found = np.moveaxis(blocks[:, 1:], 1, 2) + slowdown[:, None]
-    calm = (rule.calm * sigma * SPREADS) ** 2 * rng.chisquare(max(1, rule.stored), (count, series))
-    known = blocks[:, 0] ** 2 + (calm if rule.stored else 0.0)
-    freedom = 1.0 + rule.stored
+    known = blocks[:, 0] ** 2
     limits = DecisionRule(attempt_alpha(POLICY.alpha, 1), rule.min_blocks, POLICY.max_blocks)
-    passing = evidence_path(MARGIN[:, None] - found, known, freedom)
-    failing = evidence_path(found - TOLERATED[:, None], known, freedom)
+    passing = evidence_path(MARGIN[:, None] - found, known, 1.0)
+    failing = evidence_path(found - TOLERATED[:, None], known, 1.0)
     passed, failed = (each for each in crossings(passing, failing, limits))
     last_pass, first_fail, most = passed.max(axis=-1), failed.min(axis=-1), limits.max_blocks
     fails = (first_fail <= most) & (first_fail < last_pass)
@@ -177,24 +165,23 @@ def gross(spread: float, count: int = 2000) -> float:
 def table(count: int) -> list[str]:
     """Return the lines of the table, in % and blocks."""
     lines = [
-        "| noise | rule | wrong passes | wrong fails | an equal wheel passes | 3 % slower fails |",
-        "|---|---|---:|---:|---|---|",
+        "| noise | wrong passes | wrong fails | an equal wheel passes | 3 % slower fails |",
+        "|---|---:|---:|---|---|",
     ]
+    rule = Rule()
 
-    def line(noise: str, name: str, shares: tuple[float, ...], sample: Noise) -> None:
-        good, bad = (gates(RULES[name], sample, effect, count) for effect in (EQUAL, SLOW))
+    def line(noise: str, shares: tuple[float, ...], sample: Noise) -> None:
+        good, bad = (gates(rule, sample, effect, count) for effect in (EQUAL, SLOW))
         cells = [f"{100 * share:.1f}" for share in shares[:2]]
         cells += [f"{100 * good.passed:.0f} in {good.blocks:.1f} blocks"]
         cells += [f"{100 * bad.failed:.0f} in {bad.blocks:.1f}"]
-        lines.append(f"| {noise} | {name} | {' | '.join(cells)} |")
+        lines.append(f"| {noise} | {' | '.join(cells)} |")
 
-    for name, rule in RULES.items():
-        for noise, sample in NOISES.items():
-            line(noise, name, wrong(rule, sample, count), sample)
-        for wave, shape in WAVES.items():
-            passes, fails, period = worst(rule, wave, count)
-            sample = periodic(shape, period, AMPLITUDES[0])
-            line(f"periodic, {wave}", name, (passes, fails), sample)
+    for noise, sample in NOISES.items():
+        line(noise, wrong(rule, sample, count), sample)
+    for wave, shape in WAVES.items():
+        passes, fails, period = worst(rule, wave, count)
+        line(f"periodic, {wave}", (passes, fails), periodic(shape, period, AMPLITUDES[0]))
     for sigma in (0.005, 0.02):
         row = gates(Rule(), iid, EQUAL, count, sigma)
         lines.append(
