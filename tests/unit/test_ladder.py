@@ -301,7 +301,8 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     # Declared from the tables that the emitting code itself runs through.
     computed = {"G8": ("effect-*", *(f"{metric}-*" for metric in METRICS))}
     assert [check for check in stale if check not in computed.get(name, ())] == []
-    assert [one.name for one in declared if one.role != "reports" and not verdicts.names(name, one.name)] == []
+    # Promises of changes name effects, and not every stack has one.
+    assert [one.name for one in declared if one.role != "reports" and one.name != "effect-*" and not verdicts.names(name, one.name)] == []
 
 
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
