@@ -109,3 +109,16 @@ def test_a_cache_that_leaves_the_reserve_is_as_large_as_asked(budgets: list[dict
 def test_a_reserve_beyond_what_is_free_leaves_no_cache(budgets: list[dict[str, float]]) -> None:
     """vLLM refuses to start with such a cache; stock would have frozen the host later."""
     assert budgets[5]["cache"] < 0
+
+
+# An output layer in FP8 by blocks.
+
+#: Vocabulary and number of GPUs; the last would divide a block.
+HEADS = ((1280, 1), (1280, 2), (1300, 1), (1024, 4), (640, 2))
+
+
+def test_a_head_in_fp8_by_blocks_is_loaded_as_it_is_stored(vllm_python: Path, patched: Path) -> None:
+    """Stock ends with an AssertionError for each; a block that would lie on two GPUs is refused."""
+    *differences, refused = json.loads(run_patched(vllm_python, patched, HERE / "head.py", json.dumps(HEADS)).splitlines()[-1])
+    assert differences == [0.0] * 4
+    assert refused == "AssertionError: a block of scales lies in two shards"
