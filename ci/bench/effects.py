@@ -2,7 +2,7 @@
 Measures what the changes of the default stack bring on a GPU: ours with a change against ours without it, or against the official wheel.
 
     effects.py drafts    time per token with drafts: stock, ours, and ours with a draft vocabulary; at concurrency 1 and 4, and equal greedy text
-    effects.py graphs    time per token at concurrency 5 and 10, with and without CUDA graphs of these sizes
+    effects.py graphs    time per token at concurrency 5 and 10, with and without CUDA graphs of all sizes to 32
     effects.py waiting   cores that an idle and a decoding server holds, whose worker is a process of its own; and time per token
     effects.py reserve   memory of the GPU that stays free beside a server whose KV cache is ordered too large, with and without a reserve of 16 GiB
 
@@ -179,12 +179,10 @@ def cpu_seconds(server: Server) -> float:
 
 
 def compiled(*sizes: int) -> str:
-    """Return the flag for CUDA graphs of decode steps of these sizes in tokens, without torch.compile."""
-    config = {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": list(sizes),
-    }
+    """Return the flag for CUDA graphs of decode steps of these sizes in tokens, or of vLLM's, without torch.compile."""
+    config: dict[str, object] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    if sizes:
+        config["cudagraph_capture_sizes"] = sizes
     return f"--compilation-config={json.dumps(config, separators=(',', ':'))}"
 
 
@@ -214,8 +212,8 @@ def sides_of(what: str, model: Path) -> dict[str, Side]:
         }
     if what == "graphs":
         return {
-            "as by default": Side(True, [*hybrid, compiled(1, 2, 4, 8, 16)]),
-            "also 5 and 10": Side(True, [*hybrid, compiled(1, 2, 4, 5, 8, 10, 16)]),
+            "by default": Side(True, [*hybrid, compiled()]),
+            "interactivity": Side(True, [*hybrid, compiled(), "--performance-mode=interactivity"]),
         }
     hybrid.append(compiled(4, 8, 16, 32, 64))
     words = str(model.absolute() / "draft_vocabulary.json")
@@ -276,7 +274,7 @@ MEASUREMENTS = {
         (("draft vocabulary", "stock"), ("draft vocabulary", "ours"), ("ours", "stock")),
         equal=True,
     ),
-    "graphs": Measurement(loads(5, 10), (("also 5 and 10", "as by default"),), equal=True),
+    "graphs": Measurement(loads(5, 10), (("interactivity", "by default"),), equal=True),
     "waiting": Measurement(waiting_turn, (("ours", "stock"),)),
     "reserve": Measurement(reserve_turn, (("reserve", "without a reserve"),), alone=True),
 }

@@ -4,6 +4,7 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
     models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
     models.py moe FOLDER OUTPUT      the same with eight experts, all of its MLP, in NVFP4
     models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
+    models.py wide FOLDER OUTPUT     the hybrid in FOLDER with the head of Qwen3.6-35B-A3B, 1.0 GB
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
 a byte with the first in the low bits, an E4M3 scale for 16 weights, and the divisor of a tensor.
@@ -11,6 +12,7 @@ a byte with the first in the low bits, an E4M3 scale for 16 weights, and the div
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 #: Values of E2M1 by their codes without a sign, and the largest values of E2M1 and E4M3.
 LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -60,6 +63,17 @@ MIXTRAL = {
     "num_local_experts": EXPERTS, "num_experts_per_tok": SELECTED,
     "router_aux_loss_coef": 0.0, "sliding_window": None,
 }  # fmt: skip
+#: Of the head of Qwen3.6-35B-A3B, and words of a draft vocabulary.
+WIDTH, WORDS, DRAFTED, PROMPTS = 2048, 248_320, 32_768, 256
+#: Weights of a Qwen3-Next that read a state, and those that write one or have its length.
+READING = (
+    "q_proj", "k_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "gate_proj", "up_proj",
+    "gate_up_proj", "gate", "shared_expert_gate", "lm_head", "fc",
+)  # fmt: skip
+WRITING = (
+    "o_proj", "out_proj", "down_proj", "fc", "input_layernorm", "post_attention_layernorm",
+    "pre_fc_norm_hidden", "pre_fc_norm_embedding",
+)  # fmt: skip
 #: Where Mixtral has the projections of a Llama's MLP.
 PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
@@ -157,6 +171,51 @@ def drawn(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def widened(tensors: Mapping[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
+    """
+    Return *tensors* of a Qwen3-Next whose states are *times* as long, a power of two, and which
+    computes the same: each state is repeated, and what reads it divides by *times*, which is exact.
+
+    Words that the model does not have get no logit but zero.
+    """
+    return {name: _wider(name, weight, times).contiguous() for name, weight in tensors.items()}
+
+
+def _wider(name: str, weight: torch.Tensor, times: int) -> torch.Tensor:
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    if kind in ("embed_tokens", "lm_head"):
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, WORDS - weight.shape[0]))
+    if kind == "embed_tokens":
+        return torch.cat([weight] * times, 1)
+    if kind in READING:
+        # The projection before a draft reads two states, one behind the other.
+        states = weight.chunk(2, -1) if kind == "fc" else (weight,)
+        weight = torch.cat([state / times for state in states for _ in range(times)], -1)
+    if kind in WRITING or name in ("model.norm.weight", "mtp.norm.weight"):
+        # Experts may be stored as one tensor.
+        weight = torch.cat([weight] * times, 1 if weight.dim() == 3 else 0)
+    return weight
+
+
+def write_drafted(folder: Path, root: Path) -> None:
+    """
+    Write to *folder* the prompts of G4, of the checkout *root*, and a draft vocabulary.
+
+    It has as many words as one of a real model would, so that as much is read.
+    """
+    import yaml
+
+    asked = yaml.safe_load((root / "ci" / "gates" / "generation.yaml").read_text("utf-8"))
+    prompts = [prompt["text"] for prompt in asked["prompts"].values()]
+    lines = [json.dumps({"prompt": prompts[number % len(prompts)]}) for number in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    pairs = sorted(words.items(), key=lambda pair: pair[1])
+    digest = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+    drafted = {"vocab_size": len(pairs), "vocab_sha256": digest, "token_ids": list(range(DRAFTED))}
+    (folder / "draft_vocabulary.json").write_text(json.dumps(drafted), "utf-8")
+
+
 def main() -> None:
     """Make the model that the command line names."""
     kind, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -168,6 +227,10 @@ def main() -> None:
         same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype", "max_position_embeddings")
         config = {**LLAMA, **{name: config[name] for name in same}}
         tensors = drawn(config)
+    elif kind == "wide":
+        tensors = widened(load_file(folder / "model.safetensors"), WIDTH // config["hidden_size"])
+        config |= {"hidden_size": WIDTH, "vocab_size": WORDS}
+        write_drafted(output, Path(__file__).parents[2])
     else:
         tensors = load_file(folder / "model.safetensors")
         if kind == "moe":

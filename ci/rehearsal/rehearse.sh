@@ -32,6 +32,10 @@ case $step in
     # NAME: a type of transformers. The models that know what the gates ask
     rm -rf "$root/models/$name"
     PYTHONPATH=$root/program/ci:$root/program/tests/server python candidate "$trained" "$root/models/$name" "$root/program/ci/gates" 320 "$name" ;;
+  wide)
+    # NAME: the hybrid that `learned` made
+    rm -rf "$root/models/wide"
+    python candidate "$rehearsal/models.py" wide "$root/models/$name" "$root/models/wide" ;;
   lookup)
     rm -rf "$root/models/lookup"
     python candidate "$rehearsal/lookup.py" "$root/models/lookup" ;;
