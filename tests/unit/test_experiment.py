@@ -127,7 +127,7 @@ def test_a_recipe_says_how_both_sides_are_served(place: Path, recipe: str, name:
     for gated, counts in ((True, "1"), (False, None)):
         launch = launch_plan(question(place), plan, one, MEASURED_FLAGS, gated=gated)
         assert (launch.name, launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS")) == (name, counts)
-        assert {"--no-enable-prefix-caching", *plan.flags(plan.variant("0.33.0"))} <= set(launch.flags)
+        assert {"--no-enable-prefix-caching", *plan.flags("0.33.0")} <= set(launch.flags)
     assert launch_plan(question(place, model="mine"), plan, one, (), gated=False).name == "mine"
 
 

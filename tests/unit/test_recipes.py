@@ -24,6 +24,7 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.serving import flags
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
@@ -101,6 +102,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a share above one": {"plan": {**plain()["plan"], "gpu_memory_utilization": 1.5}},
     "three nodes": {"nodes": 3},
     "a blank in a flag of drafts": {"speculation": '{"method": "mtp"}'},
+    "settings of drafts without drafts": {"versions": [{"vllm": ">=0.33,<0.34", "drafting": {"draft_lm_head_quantization": "fp8"}}]},
+    "a draft vocabulary elsewhere": {"speculation": "{}", "versions": [{"vllm": ">=0.33,<0.34", "draft_vocabulary": "../tokens.json"}]},
+    "drafts that are no JSON": {"speculation": "{mtp}"},
     "an unknown field": {"speed": 60},
     "no such cell": {"decides": {"decode": ["rate"]}},
     "another file's name": {"name": "mine"},
@@ -188,6 +192,45 @@ def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], serve
     drafting = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
     found = preflight.findings(drafting, None, total=SPARK_MB, checkpoint=replace(GOOD, **changes), servers=servers)
     assert {finding.reference for finding in found} == references
+
+
+def drafted(**changes: Any) -> Recipe:
+    """Return a recipe with MTP whose only release has *changes*."""
+    mtp = '{"method":"mtp","num_speculative_tokens":2}'
+    return changed(speculation=mtp, versions=[{"vllm": ">=0.33,<0.34", **changes}])
+
+
+def test_a_draft_vocabulary_is_given_to_our_wheels_alone() -> None:
+    """The official wheel ends with an error at an option that it does not know; what it knows it is given, too."""
+    reduced = drafted(draft_vocabulary="tokens.json", drafting={"draft_lm_head_quantization": "fp8"})
+    settings = {version: flags.speculation(reduced.flags(version)) for version in ("0.33.0", "0.33.0+spark.2026.11.p0.cu130")}
+    stock, ours = settings.values()
+    file = Path(ours.pop("draft_vocabulary"))
+
+    assert stock == ours == {"method": "mtp", "num_speculative_tokens": 2, "draft_lm_head_quantization": "fp8"}
+    assert file.is_absolute()
+    assert file.parts[-3:] == ("ci", "recipes", "tokens.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "copied"),
+    [
+        ({}, 0),
+        ({"drafting": {"draft_lm_head_quantization": "fp8"}}, 8),
+        ({"drafting": {"draft_lm_head_quantization": "nvfp4"}}, 4.5),
+        ({"draft_vocabulary": "tokens.json"}, 16),
+    ],
+)
+@pytest.mark.parametrize("group", ["lm_head", "embeddings"])
+def test_a_copy_of_the_head_for_drafts_is_counted(changes: dict[str, Any], copied: float, group: str) -> None:
+    """Of a head of 16 GiB, or of the embeddings in its place; the machine has just what the rest needs, and half a GiB more."""
+    rows = (modules.ModuleRow(group, "head", "BF16", False, 1, 16 << 30, 0.0), modules.ModuleRow("layers", "q", "FP8", True, 1, 44 << 30, 0.0))
+    plan, audit = drafted().plan, replace(GOOD, model="gpt_oss", scheme="MXFP4", bytes=60 << 30, rows=rows)
+    needed = 60 + plan.cache + plan.reserve + plan.floor + copied
+    for spare, short in ((0.5, False), (-0.5, True)):
+        total = round((needed + spare) * 2**30 / 1e6)
+        found = preflight.findings(drafted(**changes), None, total=total, checkpoint=audit)
+        assert ("memory-short" in {finding.reference for finding in found}) == short
 
 
 @pytest.mark.parametrize(

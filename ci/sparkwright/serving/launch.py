@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
+from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.launch import (
@@ -170,8 +171,10 @@ def plan(
     variables = _variables(request, recipe, environment)
     revision = _revision(request, recipe)
     model = models.find(name, revision, {**os.environ, **variables}, download=request.download)
-    weights = model.weights / GIB / nodes
+    checkpoint = modules.audit(model.checkpoint) if model.checkpoint else None
     words = _flags(request, recipe, environment, nodes)
+    copied = recipe_preflight.draft_head(flags.speculation(words), checkpoint)
+    weights = (model.weights + copied) / GIB / nodes
     if machine.unified and not recipe and not flags.value(words, preflight.CACHE):
         cache = preflight.pinned_cache(words, machine, weights)
         words = (*words, f"{preflight.CACHE}={cache}") if cache else words
@@ -191,7 +194,7 @@ def plan(
         words,
         machine,
         recipe=recipe,
-        checkpoint=modules.audit(model.checkpoint) if model.checkpoint else None,
+        checkpoint=checkpoint,
         weights=weights,
         floor=floor,
         vllm=environment.vllm,
@@ -243,7 +246,7 @@ def _flags(
     request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment, nodes: int
 ) -> tuple[str, ...]:
     if recipe:
-        below = recipe.flags(recipe.variant(environment.vllm))
+        below = recipe.flags(environment.vllm)
     else:
         share = [f"--gpu-memory-utilization={SHARE:g}"]
         pinned = flags.value(request.flags, preflight.CACHE)

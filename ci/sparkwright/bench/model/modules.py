@@ -155,6 +155,13 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     weights: float
     rows: tuple[ModuleRow, ...]
 
+    @property
+    def head(self) -> int:
+        """Bytes of the lm_head, or of the embeddings that take its place."""
+        groups = {row.group for row in self.rows}
+        group = "lm_head" if "lm_head" in groups else "embeddings"
+        return sum(row.bytes for row in self.rows if row.group == group)
+
 
 def audit(checkpoint: Checkpoint) -> ModuleAudit:
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,6 +25,9 @@ from sparkwright.bench.records import Reason
 #: Share by which a checkpoint may differ from the plan before it is another one; some plans are
 #: estimates.
 OTHER_MODEL = 0.3
+#: How vLLM quantises the lm_head that drafts share (draft_lm_head_quantization) → its part of the
+#: bytes in bfloat16: a byte, or half of one and an 8-bit scale for 16 weights.
+DRAFT_HEADS = {"fp8": 0.5, "nvfp4": 0.28125}
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT", "none": ""}
 
@@ -95,6 +99,17 @@ def both_fit(recipe: Recipe, model: Path, total: int | None = None) -> bool:
     """
     audit = modules.audit(read(model))
     return not findings(recipe, None, total=total, checkpoint=audit, servers=2)
+
+
+def draft_head(settings: Mapping[str, Any], checkpoint: ModuleAudit | None) -> float:
+    """
+    Return the bytes of the lm_head that vLLM copies for drafts with *settings*; 0 if they share
+    that of the model, or the *checkpoint* is not at hand. A reduced vocabulary counts as a whole
+    one, of which it has a part.
+    """
+    quantization = str(settings.get("draft_lm_head_quantization", ""))
+    share = DRAFT_HEADS.get(quantization, 1.0 if settings.get("draft_vocabulary") else 0.0)
+    return share * checkpoint.head if checkpoint else 0.0
 
 
 def findings(
@@ -172,7 +187,10 @@ def _memory(
 ) -> Iterator[Reason]:
     """Yield what is wrong with the memory plan on a *machine* with so many GiB."""
     plan, share = recipe.plan, recipe.plan.gpu_memory_utilization or 0.0
-    weights = checkpoint.bytes / 2**30 / recipe.nodes if checkpoint else plan.weights
+    weights = plan.weights
+    if checkpoint:
+        copies = [draft_head(recipe.drafting(each), checkpoint) for each in recipe.versions]
+        weights = (checkpoint.bytes + max(copies)) / 2**30 / recipe.nodes
     needed = servers * (weights + plan.cache + plan.reserve) + plan.floor
     if needed > machine:
         yield Reason(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_log import compile_patterns
-from sparkwright.core import strict_yaml
+from sparkwright.core import config, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 from sparkwright.core.files import list_folder
 
@@ -193,6 +193,9 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         variables: Environment variables.
         lacks: What the official wheels of these releases lack, so that only ours serve it; empty
             if they do.
+        drafting: Settings of speculative decoding beside the recipe's.
+        draft_vocabulary: File in ``ci/recipes`` with the tokens that are proposed, for our wheels
+            alone, as the official ones refuse it; empty for all tokens.
         contract: What must serve it, if that differs from the recipe's.
     """
 
@@ -200,6 +203,8 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: tuple[Flag, ...] = ()
     variables: dict[Variable, str] = {}
     lacks: str = ""
+    drafting: dict[str, str] = {}
+    draft_vocabulary: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9._-]*\.json)?$")] = ""
     contract: KernelContract | None = None
 
     def __post_init__(self) -> None:
@@ -266,6 +271,13 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             WorkloadCell.parse(cell)
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
+        try:
+            msgspec.json.decode(self.speculation or "{}")
+        except msgspec.DecodeError as error:
+            raise ValueError(f"speculation: {error}") from None
+        drafted = any(variant.drafting or variant.draft_vocabulary for variant in self.versions)
+        if drafted and not self.speculation:
+            raise ValueError("drafting and draft_vocabulary need a speculation")
 
     def find_variant(self, version: str) -> VersionVariant | None:
         """Return how the release *version* serves it; None if the recipe does not know that."""
@@ -308,14 +320,29 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether the release *version* has a prefix cache by what the recipe states."""
         return Version(version).base_version in SpecifierSet(self.prefix_cache)
 
-    def flags(self, variant: VersionVariant) -> tuple[str, ...]:
-        """Return all arguments of ``vllm serve`` for *variant*."""
+    def drafting(self, variant: VersionVariant, *, ours: bool = True) -> dict[str, Any]:
+        """Return the settings of speculative decoding for *variant*, of *ours* or a stock wheel."""
+        settings = {**msgspec.json.decode(self.speculation or "{}"), **variant.drafting}
+        if variant.draft_vocabulary and ours:
+            file = config.root() / "ci" / "recipes" / variant.draft_vocabulary
+            settings["draft_vocabulary"] = str(file)
+        return settings
+
+    def flags(self, version: str) -> tuple[str, ...]:
+        """
+        Return all arguments of ``vllm serve`` for the release *version*.
+
+        Raises:
+            recipe-unfit: As `variant`.
+        """
+        variant = self.variant(version)
         flags = [*self.plan.flags()]
         if self.nodes > 1:
             nodes = f"--tensor-parallel-size={self.nodes}"
             flags += [nodes, "--distributed-executor-backend=ray"]
         if self.speculation:
-            flags.append(f"--speculative-config={self.speculation}")
+            settings = msgspec.json.encode(self.drafting(variant, ours="+spark." in version))
+            flags.append(f"--speculative-config={settings.decode()}")
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:
@@ -392,7 +419,7 @@ def launch(
     variant = recipe.variant(version)
     return replace(
         plan,
-        flags=(*recipe.flags(variant), *flags),
+        flags=(*recipe.flags(version), *flags),
         variables={**variant.variables, **variables},
         timeout=recipe.patience,
         reserve=round(recipe.plan.floor * 2**30 / 1e6),
