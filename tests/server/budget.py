@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import torch
@@ -61,13 +62,15 @@ class UnifiedMemory:
         accelerator.memory_reserved = lambda device: self.allocated + self.cached
         accelerator.empty_cache = lambda: setattr(self, "cached", 0)
         accelerator.reset_peak_memory_stats = lambda device: setattr(self, "peak", self.allocated)
-        psutil.virtual_memory = lambda: SimpleNamespace(available=self.available)
+        readings: Any = psutil
+        readings.virtual_memory = lambda: SimpleNamespace(available=self.available)
 
 
 def start(reserve: float, share: float | None, size: int | None) -> dict[str, float]:
     """Return GiB of the cache, and the least that was free for the host from then on, tuning included."""
     os.environ["VLLM_MEMORY_RESERVE_GIB"] = str(reserve)
-    memory, tuned = UnifiedMemory(), []
+    memory = UnifiedMemory()
+    tuned: list[bool] = []
     memory.stand_in()
 
     def autotune(runner: object, *, skip_attn: bool = False) -> None:

@@ -11,6 +11,8 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
@@ -18,7 +20,7 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, Sp
 NOTIFY = SpinCondition.notify
 
 
-def read(handle: object, results: multiprocessing.Queue, count: int) -> None:
+def read(handle: object, results: Any, count: int) -> None:
     """Read *count* messages, after one that starts the clock."""
     queue = MessageQueue.create_from_handle(handle, 0)
     queue.wait_until_ready()
@@ -30,7 +32,7 @@ def read(handle: object, results: multiprocessing.Queue, count: int) -> None:
     results.put({"latencies": latencies, "cpu": (time.process_time() - cpu) / (time.monotonic() - start)})
 
 
-def notify(lost: str, last: list[float]):
+def notify(lost: str, last: list[float]) -> Callable[[SpinCondition], None]:
     """Return a notification that loses what *lost* says."""
 
     def lossy(self: SpinCondition) -> None:
@@ -56,7 +58,7 @@ def measure(lost: str, gaps: list[float]) -> dict[str, object]:
     for gap in gaps:
         time.sleep(gap)
         queue.enqueue(time.monotonic())
-    result = results.get(timeout=60)
+    result: dict[str, object] = results.get(timeout=60)
     reader.join()
     return result
 

@@ -32,7 +32,8 @@ def packed(name: str) -> dict[str, list[str]]:
         node.value for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and "packed_modules_mapping" in ast.unparse(node.targets[0]) and isinstance(node.value, ast.Dict)
     ]  # fmt: skip
-    return ast.literal_eval(max(values, key=lambda value: len(ast.unparse(value))))
+    mapping: dict[str, list[str]] = ast.literal_eval(max(values, key=lambda value: len(ast.unparse(value))))
+    return mapping
 
 
 def format_of(config: Any, joined: str) -> str:

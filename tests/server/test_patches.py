@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.serving import HERE, VARIABLES
@@ -54,22 +55,23 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module", name="steps")
-def _steps(vllm_python: Path, patched: Path) -> list[dict[str, object]]:
-    return json.loads(run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS)).splitlines()[-1])
+def _steps(vllm_python: Path, patched: Path) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = json.loads(run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS)).splitlines()[-1])
+    return steps
 
 
-def test_a_reader_between_two_steps_leaves_the_core_to_others(steps: list[dict[str, object]]) -> None:
+def test_a_reader_between_two_steps_leaves_the_core_to_others(steps: list[dict[str, Any]]) -> None:
     """Stock holds all of a core, and 22 % of one where eleven processes wanted two cores."""
     assert steps[0]["cpu"] < 0.12
     assert statistics.median(steps[0]["latencies"]) < 0.005
 
 
-def test_no_wake_up_is_lost_to_what_libzmq_drops_on_arm(steps: list[dict[str, object]]) -> None:
+def test_no_wake_up_is_lost_to_what_libzmq_drops_on_arm(steps: list[dict[str, Any]]) -> None:
     """A reader that sleeps from 2 ms on would miss the second message of a pair until the next pair, 0.3 s later."""
     assert max(steps[1]["latencies"]) < 0.15
 
 
-def test_a_lost_notification_costs_a_part_of_the_silence_before_it(steps: list[dict[str, object]]) -> None:
+def test_a_lost_notification_costs_a_part_of_the_silence_before_it(steps: list[dict[str, Any]]) -> None:
     """Stock sleeps for five seconds at a time, or until the next message."""
     assert steps[2]["latencies"][0] < 0.5
 
@@ -89,7 +91,8 @@ BUDGETS = (
 
 @pytest.fixture(scope="module", name="budgets")
 def _budgets(vllm_python: Path, patched: Path) -> list[dict[str, float]]:
-    return json.loads(run_patched(vllm_python, patched, HERE / "budget.py", json.dumps(BUDGETS)))
+    budgets: list[dict[str, float]] = json.loads(run_patched(vllm_python, patched, HERE / "budget.py", json.dumps(BUDGETS)))
+    return budgets
 
 
 def test_without_a_reserve_the_cache_takes_the_memory_of_tuning_and_host(budgets: list[dict[str, float]]) -> None:

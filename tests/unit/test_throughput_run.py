@@ -382,7 +382,7 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     assert state(outcome) == "pass"
     assert {leg.reasons[0].reference for leg in outcome.measurements if leg.discarded} == {"slow-state"}
     slow = SimulatedServers(Noise(slow=lambda _: True))
-    assert stopped(ran(tmp_path / "k", slow)) == ("invalid", runner.UNSTEADY)
+    assert stopped(ran(tmp_path / "k", slow)) == ("invalid", state_checks.UNSTEADY)
     assert len(slow.seeds) == MACHINE.discards + 1
     assert stopped(ran(tmp_path / "l", breaking(functools.partial(spoiled, prompt_tokens=9), "any", 1, slow, 1))) == ("invalid", "prompt-other")
 
