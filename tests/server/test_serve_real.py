@@ -119,7 +119,7 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
     for name in recipes.names(ROOT):
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
-            flags.check(recipe.flags(variant), environment)
+            flags.check(recipe.flags("0.32.0"), environment)
             check_variables(variant.variables, environment.package)
     with refusal("variable-refused"):
         check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
