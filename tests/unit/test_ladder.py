@@ -160,8 +160,8 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/home/me/x"), "disk-full"), (StoreError("disk-full", "There is no room left."), "disk-full"),
-        (KeyError("/home/me"), "program-fault"), (PermissionError(errno.EACCES, "no", "/home/me/x"), "program-fault"),
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/me/x"), "disk-full"), (StoreError("disk-full", "There is no room left."), "disk-full"),
+        (KeyError("/srv/me"), "program-fault"), (PermissionError(errno.EACCES, "no", "/srv/me/x"), "program-fault"),
     ],
 )  # fmt: skip
 def test_a_full_disk_and_a_fault_of_ours_are_rows_and_charge_no_attempt(

@@ -15,7 +15,6 @@ import pwd
 import re
 import signal
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -204,9 +203,9 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
 
 def _end_session(*_: object) -> None:
     """End the gates as Ctrl-C does; the terminal is gone, and so are the readers of pipes."""
-    for stream in (sys.stdout, sys.stderr):
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    for descriptor in (1, 2):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     raise KeyboardInterrupt
 
 
