@@ -84,8 +84,9 @@ def check(config: Mapping[str, Any], modules: Sequence[Module]) -> None:
     """
     layers: dict[str, _JoinedLayer] = defaultdict(_JoinedLayer)
     for module in modules:
-        # Norms and the like are no matrices, and vision towers are never quantised.
-        if module.group == "vision" or all(len(part.shape) < 2 for part in module.parts.values()):
+        # Vision towers are never quantised, tables have rules of each model, norms are no matrices.
+        table = "embed" in module.name or module.group == "vision"
+        if table or all(len(part.shape) < 2 for part in module.parts.values()):
             continue
         name = _ROOT.sub("", module.name)
         experts = _EXPERTS.match(name)
