@@ -47,7 +47,8 @@ case $step in
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;
-  night) night candidate "$root/dist" "${@:5}" ;;
+  # With a store of its own, as for another profile, a night has its own verdicts, too.
+  night) night candidate "$root/${STORE:-dist}" "${@:5}" ;;
   fault)
     # NAME MODEL FAULT WORDS…: the night of a server that is wrong in one way
     python candidate "$rehearsal/mutants.py" "$root" "$5"
