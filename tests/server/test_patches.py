@@ -130,6 +130,8 @@ def test_a_head_in_fp8_by_blocks_is_loaded_as_it_is_stored(vllm_python: Path, pa
     *differences, refused = json.loads(run_patched(vllm_python, patched, HERE / "head.py", json.dumps(HEADS)).splitlines()[-1])
     assert differences == [0.0] * 4
     assert refused == "AssertionError: a block of scales lies in two shards"
+
+
 # Drafts from a part of the vocabulary.
 
 
