@@ -45,6 +45,7 @@ without tags, aliases or duplicate keys. Verdicts have a [JSON schema](verdict.s
 An index's `metadata/*.json` is [TUF](https://theupdateframework.github.io/specification/latest/) with consistent snapshots; a lock of a
 release is a [pylock.toml](https://packaging.python.org/en/latest/specifications/pylock-toml/). In a prefix, `history.json` lists earlier releases, the latest last;
 `trust/indexes.json` maps an address to its confirmed fingerprint; `releases/NAME/sparkwright-files.json` maps a file to its size, time in s and sha256.
+The guard of `serve` writes `~/.local/state/sparkwright/serving/PID.json`: what it watches, the least memory that it saw, in bytes, and why it ended a server.
 """
 
 #: File → its record, and whether people write it.

@@ -22,7 +22,8 @@ from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
-from sparkwright.core import strict_yaml
+from sparkwright.core import memory, strict_yaml
+from sparkwright.core.memory import MachineMemory
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.serving import flags
 
@@ -30,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
 RULE = WORKLOADS.rule
 NAMES = recipe.names(ROOT)
-#: Memory of a DGX Spark (119.7 GiB in seed reports 000 and 001), as `psutil` counts it.
-SPARK_MB = round(119.7 * 2**30 / 1e6)
+#: A DGX Spark (119.7 GiB in seed reports 000 and 001) on which nothing runs.
+SPARK = MachineMemory(119.7, 119.7, 1, unified=True)
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 
 
@@ -48,7 +49,7 @@ def test_page_of_recipes_lists_each_of_them() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_reviewed_recipe_is_sound(name: str) -> None:
     reviewed = recipe.load(ROOT, name)
-    assert preflight.findings(reviewed, WORKLOADS, total=SPARK_MB) == []
+    assert preflight.findings(reviewed, WORKLOADS, SPARK) == []
     assert bool(reviewed.published) == (reviewed.model.repository != "any")
     for contract in (reviewed.contract, *(variant.contract for variant in reviewed.versions if variant.contract)):
         # Nothing of a contract waits for a machine: `unresolved` kernels made G3 not-run on every Spark.
@@ -99,7 +100,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "half a commit": {"model": {**plain()["model"], "revision": "0123456"}},
     "a path for a repository": {"model": {**plain()["model"], "repository": "../../etc/passwd"}},
     "a cache without size": {"plan": {**plain()["plan"], "cache": None}},
-    "a share above one": {"plan": {**plain()["plan"], "gpu_memory_utilization": 1.5}},
+    "a share typed for one size": {"plan": {**plain()["plan"], "gpu_memory_utilization": 0.5}},
     "three nodes": {"nodes": 3},
     "a blank in a flag of drafts": {"speculation": '{"method": "mtp"}'},
     "settings of drafts without drafts": {"versions": [{"vllm": ">=0.33,<0.34", "drafting": {"draft_lm_head_quantization": "fp8"}}]},
@@ -139,7 +140,6 @@ WRONG: dict[str, tuple[Recipe, str]] = {
     "a cell that is too long": (planned(max_model_len=2048), "cell-too-long"),
     "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
     "no memory left": (planned(weights=110), "memory-short"),
-    "too much at the start": (planned(gpu_memory_utilization=0.95), "memory-utilization"),
     "a short cache": (planned(cache=1), "cache-short"),
     "two settings behind a dot": (changed(**served("--compilation-config.mode=3", "--compilation-config.level=1")), ""),
 }
@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[Recipe, str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_error_of_a_recipe_has_its_reference(case: str) -> None:
     wrong, reference = WRONG[case]
-    assert {finding.reference for finding in preflight.findings(wrong, WORKLOADS, total=SPARK_MB)} == {reference} - {""}
+    assert {finding.reference for finding in preflight.findings(wrong, WORKLOADS, SPARK)} == {reference} - {""}
 
 
 def model(folder: Path, config: dict[str, Any], *tensors: str) -> Path:
@@ -190,7 +190,7 @@ GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10), round(44.2 *
 )
 def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], servers: int, references: set[str]) -> None:
     drafting = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
-    found = preflight.findings(drafting, None, total=SPARK_MB, checkpoint=replace(GOOD, **changes), servers=servers)
+    found = preflight.findings(drafting, None, SPARK, replace(GOOD, **changes), servers=servers)
     assert {finding.reference for finding in found} == references
 
 
@@ -226,10 +226,9 @@ def test_a_copy_of_the_head_for_drafts_is_counted(changes: dict[str, Any], copie
     """Of a head of 16 GiB, or of the embeddings in its place; the machine has just what the rest needs, and half a GiB more."""
     rows = (modules.ModuleRow(group, "head", "BF16", False, 1, 16 << 30, 0.0), modules.ModuleRow("layers", "q", "FP8", True, 1, 44 << 30, 0.0))
     plan, audit = drafted().plan, replace(GOOD, model="gpt_oss", scheme="MXFP4", bytes=60 << 30, rows=rows)
-    needed = 60 + plan.cache + plan.reserve + plan.floor + copied
+    needed = (60 + plan.cache + plan.reserve + copied) / (1 - memory.FLOOR)
     for spare, short in ((0.5, False), (-0.5, True)):
-        total = round((needed + spare) * 2**30 / 1e6)
-        found = preflight.findings(drafted(**changes), None, total=total, checkpoint=audit)
+        found = preflight.findings(drafted(**changes), None, MachineMemory(needed + spare, needed + spare), audit)
         assert ("memory-short" in {finding.reference for finding in found}) == short
 
 
@@ -253,7 +252,7 @@ def test_checkpoint_of_another_model_is_refused(
     monkeypatch.setattr(preflight, "read", lambda _: None)
     monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, **changes))
     with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="cannot be served here"):
-        preflight.check(recipe.load(ROOT, name), None, Path("model"), SPARK_MB)
+        preflight.check(recipe.load(ROOT, name), None, Path("model"), SPARK)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
     monkeypatch.setattr(preflight, "read", lambda _: None)
     monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, model=toy.model.architecture, bytes=2**20, **{"experts": (8, 2), **changes}))
     with refusal("recipe-unfit") if reference else contextlib.nullcontext() as caught:
-        preflight.check(asked, None, Path("model"), SPARK_MB)
+        preflight.check(asked, None, Path("model"), SPARK)
     assert caught is None or caught.value.details[0].startswith(reference)
 
 
@@ -291,12 +290,12 @@ def test_triton_that_is_refused_is_that_of_the_release_that_is_named() -> None:
     assert stack["forks"]["vllm"]["sources"]["sdist"]["version"] == preflight.TRITON_3_8
 
 
-@pytest.mark.parametrize(("total", "fits", "two"), [(4_000, False, False), (8_000, True, False), (16_000, True, True)])
-def test_recipe_that_does_not_fit_is_refused(total: int, fits: bool, two: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("total", "fits", "two"), [(4, False, False), (8, True, False), (16, True, True)])
+def test_recipe_that_does_not_fit_is_refused(total: float, fits: bool, two: bool, tmp_path: Path) -> None:
     toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
     with contextlib.nullcontext() if fits else refusal("recipe-unfit", match="toy-cpu"):
-        preflight.check(toy, WORKLOADS, here, total)
-    assert preflight.both_fit(toy, here, total) == two
+        preflight.check(toy, WORKLOADS, here, MachineMemory(total, total))
+    assert preflight.both_fit(toy, here, MachineMemory(total, total)) == two
 
 
 cells = st.builds(

@@ -11,7 +11,7 @@ import re
 import shutil
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,11 @@ from sparkwright.client.environment import Prefix
 from sparkwright.core import config, http, process
 from sparkwright.core.console import console, size
 from sparkwright.core.http import HttpFailure
+from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, capability, read_lock
+from sparkwright.serving import guard
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -76,9 +78,11 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         environment-broken: An installed release was changed.
     """
+    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here(), guard.servers())]}
+    _show("Serving on this machine", results["serving"])
     if arguments.root is None and config.checkout() is None:
-        return client.doctor(arguments)
-    results = machine(options.checkout(arguments))
+        return results | client.doctor(arguments)
+    results |= machine(options.checkout(arguments))
     if Prefix(Path(arguments.prefix)).installed():
         results |= client.doctor(arguments)
     return results
@@ -96,14 +100,16 @@ def machine(context: RunContext) -> dict[str, Any]:
         upstream = next((context.mirrored(source.url) for source in git if source), "")
     facts = inventory(context.store.root, index, upstream)
     results = [*checks(facts, context.project)]
+    _show(f"This machine and stack {context.project.stack}", results)
+    return {"machine": facts, "stack": context.project.stack, "checks": results}
+
+
+def _show(title: str, results: Sequence[MachineCheck]) -> None:
     rows = []
     for check in results:
         lines = (check.observed, check.meaning, check.remedy and f"→ {check.remedy}")
         rows.append((check.subject, check.state, "\n".join(filter(None, lines))))
-    console.table(
-        f"This machine and stack {context.project.stack}", ("check", "state", ""), rows, result=True
-    )
-    return {"machine": facts, "stack": context.project.stack, "checks": results}
+    console.table(title, ("check", "state", ""), rows, result=True)
 
 
 def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
@@ -246,6 +252,28 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
         ANSWERS[facts["upstream host"]],
         "git sources only through --mirror",
     )
+
+
+def serving(machine: MachineMemory, servers: Sequence[Mapping[str, Any]]) -> Iterator[MachineCheck]:
+    """Yield what *machine* has for a server now, and how the *servers* of this user are watched."""
+    held = ", ".join(f"{each.name} ({each.pid}): {each.gib:.1f}" for each in machine.tenants[:3])
+    yield _check(
+        "memory",
+        machine.free >= machine.total * (1 - 2 * FLOOR),
+        f"{machine.free:.1f} of {machine.total:.1f} GiB are free; {machine.floor():.1f} stay free",
+        f"{held} GiB are held" if held else "",
+    )
+    if machine.failure:
+        text = "nvidia-smi fails; a server is judged by the rules of unified memory all the same"
+        yield MachineCheck("nvidia-smi", "look", machine.failure, text, "sudo reboot")
+    for server in servers:
+        name, guarded = f"server {server['server']}", server["state"] != "unguarded"
+        text = (
+            "" if guarded else "its guard was killed, so nothing ends it before the machine stops"
+        )
+        good = guarded and not server["message"]
+        observed = server["message"] or server["state"]
+        yield _check(name, good, observed, text, "" if guarded else "restart it")
 
 
 def _check(

@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
+from sparkwright.core.memory import (
+    AUTOTUNE,
+    GIB,
+    SPARKS,
+    CacheShape,
+    ServerMemory,
+    refusals,
+)
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
@@ -31,7 +41,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show how the model in a folder is stored, and the speed that memory allows."""
     context = options.checkout(arguments)
-    audit = modules.audit(checkpoint.read(arguments.model))
+    model = checkpoint.read(arguments.model)
+    audit = modules.audit(model)
     measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
     _show(audit)
     ceilings = []
@@ -44,6 +55,12 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     if not measured:
         console.result("this machine's bandwidth: not measured (`bench` and `gate` do)")
+    plain = ServerMemory(audit.bytes / GIB, autotune=AUTOTUNE)
+    shape = CacheShape.of(modules.text_config(model.config))
+    for name, machine in SPARKS.items():
+        server = replace(plain, shape=shape, floor=machine.floor())
+        reasons = [refusal.message for refusal in refusals(server, machine)]
+        console.result(f"a Spark of {name}: {'; '.join(reasons) or server.text(machine)}")
     return {
         "audit": audit,
         "step": audit.weights,

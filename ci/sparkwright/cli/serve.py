@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,8 +20,9 @@ from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
+from sparkwright.core.memory import MachineMemory, ServerMemory
 from sparkwright.serving import environment as environments
-from sparkwright.serving import health, launch, preflight
+from sparkwright.serving import guard, health, launch, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -116,6 +118,23 @@ ALIASES = {
     "MAX_SEQS": "MAX_NUM_SEQS", "GPU_UTIL": "GPU_MEMORY_UTIL", "RAY_HEAD": "RAY_ADDRESS",
     "HEAD_ADDRESS": "RAY_ADDRESS",
 }  # fmt: skip
+#: A unit of systemd. vLLM ends with status 0 when its engine died, and a guard by a signal; the
+#: limits of systemd do not count the memory of a GB10's GPU, which the guard watches.
+UNIT = """\
+[Unit]
+StartLimitIntervalSec=3600
+StartLimitBurst=5
+
+[Service]
+WorkingDirectory={folder}
+ExecStart={command}
+Restart=always
+RestartSec=30
+TimeoutStopSec=60
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target"""
 #: Variables that pass to the server with --environment. None replaces code of the wheel.
 PASSED = (
     "VLLM_", "NCCL_", "GLOO_", "UCX_", "RAY_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "FLASHINFER_",
@@ -169,6 +188,7 @@ _OPTIONS: options.Options = {
     },
     "--download": {**options.FLAG, "help": "let vLLM download a model that is missing"},
     "--dry-run": {**options.FLAG, "help": "check everything, show the command, and start nothing"},
+    "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
     "--health": {
         "nargs": "?",
         "const": "",
@@ -261,6 +281,9 @@ def serve(arguments: argparse.Namespace) -> int:
         address=arguments.node_address or "",
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
+    if arguments.unit:
+        console.result(_unit(sys.argv[1:]))
+        return 0
     return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)
 
 
@@ -313,6 +336,14 @@ def _similar(name: str) -> str:
     return ALIASES.get(name) or "".join(difflib.get_close_matches(name, long, 1, 0.8))
 
 
+def _unit(words: list[str]) -> str:
+    """Return a unit of systemd that runs this program with *words*, but ``--unit``."""
+    command = [sys.executable, "-m", "sparkwright", *(word for word in words if word != "--unit")]
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        command = [word.replace(plain, escaped) for word in command]
+    return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))
+
+
 def _check_health(arguments: argparse.Namespace) -> int:
     host, port = arguments.host or "127.0.0.1", arguments.port or 8000
     url = arguments.health or health.local_url(host, port)
@@ -339,9 +370,10 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
     if arguments.dry_run:
         console.result(shlex.join(command))
         return 0
-    total = preflight.Machine.here().total
-    floor = launch.FLOOR * total if arguments.floor is None else arguments.floor
-    preflight.check_memory(0, floor)
+    machine = MachineMemory.here()
+    worker = ServerMemory(1, cache=0.1, reserve=0.0, floor=machine.floor(arguments.floor))
+    preflight.check((), machine, worker, recipe=None, checkpoint=None)
+    guard.start(worker.floor / 2, Path())
     return _become(command, launch.ray_variables({**variables, "VLLM_HOST_IP": own}))
 
 
@@ -360,7 +392,6 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         console.warn(text)
     console.document(document)
     preflight.check_port(request.host, request.port)
-    preflight.check_memory(plan.needed, plan.floor)
     if dry_run:
         settings = (f"{name}={shlex.quote(v)}" for name, v in document["variables"].items())
         console.result(" ".join([*settings, shlex.join(plan.command)]))
@@ -370,6 +401,8 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         console.note(f"on each other machine: sparkwright serve --ray-worker {address}")
         launch.start_ray_head(command, request.address, ray_port, plan.launch.variables)
         variables = {**launch.ray_variables(variables), "RAY_ADDRESS": address}
+    # Below the floor of the plan it warns, and ends the server before half of that is left.
+    guard.start(plan.memory.floor / 2, plan.model.path)
     return _become(plan.command, variables)
 
 

@@ -30,8 +30,7 @@ class ServeError(SparkwrightError):
         "memory-held": Advice(
             "The machine is large enough, but running programs hold so much memory that the "
             "server would not fit beside them.",
-            "End some of the programs listed above (`ps aux --sort=-rss` lists all), or plan less "
-            "(--kv-cache-memory-bytes, --max-num-seqs).",
+            "Take a remedy that is printed above: each was checked.",
         ),
         "port-taken": Advice(
             "Another program listens on that address and port, or this user may not.",
@@ -50,7 +49,7 @@ class ServeError(SparkwrightError):
         "serve-unfit": Advice(
             "The model cannot be served here with these flags: vLLM would end at its start, "
             "or use memory that must stay free. A Spark without memory stops answering.",
-            "Change what the lines above name.",
+            "Change what the lines above name; a remedy for the memory was checked.",
         ),
         "server-dead": Advice(
             "Nothing serves there: it still loads, it ended, or its engine states that it is dead.",

@@ -108,9 +108,16 @@ def value(words: Sequence[str], name: str) -> str:
 
 
 def number(words: Sequence[str], name: str) -> float | None:
-    """Return the number that the flag *name* sets, such as 0.8, 64k or 20G; None without one."""
-    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kmgKMG]?)", value(words, name))
-    return float(match[1]) * SUFFIXES.get(match[2], 1) if match else None
+    """
+    Return the number that the flag *name* sets, such as 0.8, 64k or 20G; None without one. As vLLM
+    does, it takes no point before a capital suffix.
+    """
+    numbers = r"([0-9]+)([KMG])|([0-9]+\.?[0-9]*|\.[0-9]+)([kmg]?)"
+    match = re.fullmatch(numbers, value(words, name))
+    if match is None:
+        return None
+    whole, capital, decimal, small = match.groups()
+    return float(whole or decimal) * SUFFIXES.get(capital or small, 1)
 
 
 def speculation(words: Sequence[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
-from sparkwright.bench.recipes import preflight as recipe_preflight
+from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.launch import (
@@ -32,18 +32,17 @@ from sparkwright.bench.server.launch import (
     read_variables,
 )
 from sparkwright.core.errors import UsageError
+from sparkwright.core.memory import AUTOTUNE, GIB, CacheShape, MachineMemory, ServerMemory
 from sparkwright.core.process import wrap_with_limits
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
-from sparkwright.serving.preflight import GIB, Machine
 
-#: Share of the memory that vLLM may take for a plain model: seed report 001 leaves a quarter.
-SHARE = 0.75
-#: Share of the memory that stays free for a plain model: 12 GiB of a Spark.
-FLOOR = 0.1
+#: Flags that spread a model over GPUs, and the share of the memory that must be free.
+TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
+SHARE = "--gpu-memory-utilization"
 #: Variable of a patch: GiB that vLLM leaves free when it sizes the KV cache.
 RESERVE = "VLLM_MEMORY_RESERVE_GIB"
 #: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
@@ -91,8 +90,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         launch: Its program, arguments and variables.
-        needed: GiB that it takes on this machine, as far as known.
-        floor: GiB that stay free.
+        memory: What it takes of *machine*, as far as known.
         nodes: Machines that serve together.
         warnings: Sentences for the user.
     """
@@ -102,8 +100,8 @@ class ServingPlan(msgspec.Struct, frozen=True):
     recipe: Recipe | None
     model: LocalModel
     launch: LaunchPlan
-    needed: float
-    floor: float
+    memory: ServerMemory
+    machine: MachineMemory
     nodes: int
     warnings: tuple[str, ...]
 
@@ -131,8 +129,9 @@ class ServingPlan(msgspec.Struct, frozen=True):
                 name: "(set)" if any(part in name for part in secrets) else value
                 for name, value in sorted(self.launch.variables.items())
             },
-            "needed_gib": round(self.needed, 1),
-            "floor_gib": round(self.floor, 1),
+            "memory": self.memory.text(self.machine),
+            "needed_gib": round(self.memory.needed, 1),
+            "floor_gib": round(self.memory.floor, 1),
             "warnings": self.warnings,
         }
 
@@ -142,7 +141,7 @@ def plan(
     python: Path,
     root: Path,
     *,
-    machine: Machine | None = None,
+    machine: MachineMemory | None = None,
     head: bool = False,
 ) -> ServingPlan:
     """
@@ -160,9 +159,9 @@ def plan(
         flag-unknown, variable-refused: The installed vLLM does not know a flag or variable.
         loader-missing: The package that ``--load-format`` needs is not installed.
         library-left-out: The wheel does not hold the library of a backend that is asked for.
-        serve-unfit: As `preflight.check`.
+        serve-unfit, memory-held: As `preflight.check`.
     """
-    machine = machine or Machine.here()
+    machine = machine or MachineMemory.here()
     recipe = recipes.load(root, request.recipe) if request.recipe else None
     name = _model_name(request, recipe)
     environment = environments.examine(python)
@@ -171,39 +170,29 @@ def plan(
     variables = _variables(request, recipe, environment)
     revision = _revision(request, recipe)
     model = models.find(name, revision, {**os.environ, **variables}, download=request.download)
-    checkpoint = modules.audit(model.checkpoint) if model.checkpoint else None
-    words = _flags(request, recipe, environment, nodes)
-    copied = recipe_preflight.draft_head(flags.speculation(words), checkpoint)
-    weights = (model.weights + copied) / GIB / nodes
-    if machine.unified and not recipe and not flags.value(words, preflight.CACHE):
-        cache = preflight.pinned_cache(words, machine, weights)
-        words = (*words, f"{preflight.CACHE}={cache}") if cache else words
+    config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
+    words = _flags(request, recipe, environment, nodes, config)
     if revision and not model.path.exists():
         words = (*words, f"--revision={revision}")
-    parallel = flags.number(words, "--tensor-parallel-size") or 1
-    if not head and (nodes > 1 or (machine.gpus and parallel > machine.gpus)):
-        what = f"{request.recipe or request.model} needs more than this machine."
+    names = (TENSOR, PIPELINE, "--nnodes")
+    tensor, pipeline, hosts = (int(flags.number(words, name) or 1) for name in names)
+    gpus = max(1, machine.gpus) * (nodes if head else hosts)
+    if (nodes > 1 and not head) or (machine.gpus and tensor * pipeline > gpus):
+        name, parts = request.recipe or request.model, max(nodes, tensor * pipeline)
+        what = f"{name} needs {parts} GPUs, and there are {gpus}."
         raise UsageError("usage", what, todo="Start it with --ray-head and --nodes.")
-    floor = FLOOR * machine.total if request.floor is None else request.floor
-    if recipe:
-        recipe = _with_overrides(recipe, words, request.floor)
-        floor = recipe.plan.floor
+    audit = modules.audit(model.checkpoint) if model.checkpoint else None
+    memory = _memory(request, recipe, words, machine, model, audit)
+    drafts = _drafts(request, words, variables) / GIB / tensor
+    memory = replace(memory, weights=memory.weights + drafts)
     if machine.unified and RESERVE in read_variables(environment.package):
-        variables = {RESERVE: f"{floor:g}", **variables}
+        variables = {RESERVE: f"{memory.floor:g}", **variables}
+    words = flags.merge(memory.flags(machine), words)
     advice = preflight.check(
-        words,
-        machine,
-        recipe=recipe,
-        checkpoint=checkpoint,
-        weights=weights,
-        floor=floor,
-        vllm=environment.vllm,
+        words, machine, memory, recipe=recipe, checkpoint=audit, vllm=environment.vllm
     )
-    needed = weights + (flags.number(words, preflight.CACHE) or 0.0) / GIB
-    if recipe:
-        needed = (weights or recipe.plan.weights) + recipe.plan.cache + recipe.plan.reserve
-    if not machine.shared:
-        needed = 0.0
+    if not memory.weights:
+        advice.append("its size is not known before the download, so its cache is small")
     launch = LaunchPlan(
         python.absolute(),
         model.path,
@@ -212,7 +201,17 @@ def plan(
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
     warnings = (*advice, *_provenance(recipe, environment, head=head))
-    return ServingPlan(request, environment, recipe, model, launch, needed, floor, nodes, warnings)
+    return ServingPlan(
+        request,
+        environment,
+        recipe,
+        model,
+        launch,
+        memory.settled(machine),
+        machine,
+        nodes,
+        warnings,
+    )
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
@@ -222,6 +221,20 @@ def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
     what = f"{recipe.name} needs a model." if recipe else "There is no model to serve."
     todo = "Name a recipe or a model (--model; in a container: RECIPE or MODEL)."
     raise UsageError("usage", what, todo=todo)
+
+
+def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[str, str]) -> int:
+    """
+    Return the bytes of the model that drafts, if it is another than the one that is served.
+
+    Raises:
+        model-missing, checkpoint-invalid: As `models.find`.
+    """
+    name = str(flags.speculation(words).get("model") or "")
+    if not name or name == request.model:
+        return 0
+    places = {**os.environ, **variables}
+    return models.find(name, "", places, download=request.download).weights
 
 
 def _revision(request: ServeRequest, recipe: Recipe | None) -> str:
@@ -243,32 +256,63 @@ def _variables(
 
 
 def _flags(
-    request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment, nodes: int
+    request: ServeRequest,
+    recipe: Recipe | None,
+    environment: ServingEnvironment,
+    nodes: int,
+    config: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    if recipe:
-        below = recipe.flags(environment.vllm)
-    else:
-        share = [f"--gpu-memory-utilization={SHARE:g}"]
-        pinned = flags.value(request.flags, preflight.CACHE)
-        ray = [f"--tensor-parallel-size={nodes}", "--distributed-executor-backend=ray"]
-        below = (*([] if pinned else share), *(ray if nodes > 1 else []))
-    words = flags.merge(below, request.flags)
+    """Return the arguments of vLLM, without those of its memory, of a model with *config*."""
+    words = recipe.flags(environment.vllm) if recipe else ()
+    if nodes > 1:
+        heads = config.get("num_attention_heads") or nodes
+        pipeline = flags.number(request.flags, PIPELINE) or (nodes if heads % nodes else 1)
+        tensor = flags.number(request.flags, TENSOR) or max(1, nodes // pipeline)
+        parts = [f"{TENSOR}={tensor:.0f}", "--distributed-executor-backend=ray"]
+        parts += [f"{PIPELINE}={pipeline:.0f}"] if pipeline > 1 else []
+        words = flags.merge(words, parts)
+    words = flags.merge(words, request.flags)
     flags.check(words, environment)
     return words
 
 
-def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None) -> Recipe:
-    """Return *recipe* with the memory plan that the arguments *words* state."""
-    cache = flags.number(words, preflight.CACHE)
-    length = flags.number(words, "--max-model-len")
-    values = {
-        "gpu_memory_utilization": flags.number(words, "--gpu-memory-utilization"),
-        "cache": cache and cache / GIB,
-        "max_model_len": length and int(length),
-        "floor": floor,
-    }
-    overrides = {name: value for name, value in values.items() if value is not None}
-    return replace(recipe, plan=replace(recipe.plan, **overrides))
+def _memory(
+    request: ServeRequest,
+    recipe: Recipe | None,
+    words: tuple[str, ...],
+    machine: MachineMemory,
+    model: LocalModel,
+    audit: ModuleAudit | None,
+) -> ServerMemory:
+    """Return what a server with the arguments *words* takes of each GPU, without a drafter."""
+    tensor = int(flags.number(words, TENSOR) or 1)
+    parts = tensor * (flags.number(words, PIPELINE) or 1)
+    speculation = flags.speculation(words)
+    drafting = "mtp" in str(speculation.get("method"))
+    weights = (audit.loaded(speculation) if audit else model.weights) / GIB / parts
+    config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
+    drafts = int(drafting or bool(speculation.get("model")))
+    shape = CacheShape.of(config, flags.value(words, "--kv-cache-dtype"), tensor, drafts)
+    server = ServerMemory(
+        weights,
+        autotune=AUTOTUNE if machine.gpus else 0.0,
+        length=int(config.get("max_position_embeddings") or 0),
+        floor=machine.floor(request.floor),
+        pinned=machine.unified,
+    )
+    if recipe:
+        server = recipe.memory(machine)
+        floor = server.floor if request.floor is None else machine.floor(request.floor)
+        server = replace(server, weights=weights or server.weights, floor=floor)
+    cache, length = flags.number(words, preflight.CACHE), flags.value(words, "--max-model-len")
+    return replace(
+        server,
+        cache=cache / GIB if cache else server.cache,
+        share=flags.number(words, SHARE),
+        # None and auto leave the length to vLLM.
+        length=int(flags.number(words, "--max-model-len") or 0) if length else server.length,
+        shape=server.shape if server.shape.token else shape,
+    )
 
 
 def _provenance(

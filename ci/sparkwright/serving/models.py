@@ -27,7 +27,7 @@ class LocalModel(msgspec.Struct, frozen=True):
     Attributes:
         path: A folder; its name on the hub if vLLM downloads it.
         commit: Where it was downloaded from; empty if unknown.
-        weights: Bytes of all tensors; 0 if they were not read.
+        weights: Bytes of all tensors, or of their files if those are not read; 0 if unknown.
         checkpoint: Its configuration and tensors; None if they were not read.
     """
 
@@ -94,7 +94,7 @@ def _commit(folder: Path, revision: str) -> str:
 
 def _read(path: Path, commit: str = "") -> LocalModel:
     """
-    Return the model at *path*; weights of formats that are not read count 0 bytes.
+    Return the model at *path*; of weights in formats that are not read, the files are counted.
 
     Raises:
         model-missing: It holds no complete model.
@@ -111,7 +111,7 @@ def _read(path: Path, commit: str = "") -> LocalModel:
     tensors = [path / name for name in names if name.endswith(".safetensors")]
     if "config.json" not in names:
         return LocalModel(path, commit, sum(file.stat().st_size for file in tensors))
-    if not tensors and any(name.endswith(UNREAD) for name in names):
-        return LocalModel(path, commit)
+    if not tensors and (unread := [path / name for name in names if name.endswith(UNREAD)]):
+        return LocalModel(path, commit, sum(file.stat().st_size for file in unread))
     model = checkpoint.read(path)
     return LocalModel(path, commit, sum(t.bytes for t in model.tensors.values()), model)

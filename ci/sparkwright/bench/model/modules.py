@@ -49,6 +49,9 @@ LARGEST_DEPTH = 2048
 #: Groups that writing a token does not read: layers that draft, and parts that see or hear.
 APART = ("mtp", "vision")
 
+#: How vLLM quantises the lm_head that drafts share (draft_lm_head_quantization) → its part of the
+#: bytes in bfloat16: a byte, or half of one and an 8-bit scale for 16 weights.
+DRAFT_HEADS = {"fp8": 0.5, "nvfp4": 0.28125}
 _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
@@ -155,12 +158,19 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     weights: float
     rows: tuple[ModuleRow, ...]
 
-    @property
-    def head(self) -> int:
-        """Bytes of the lm_head, or of the embeddings that take its place."""
-        groups = {row.group for row in self.rows}
-        group = "lm_head" if "lm_head" in groups else "embeddings"
-        return sum(row.bytes for row in self.rows if row.group == group)
+    def loaded(self, drafting: Mapping[str, Any]) -> float:
+        """
+        Return the bytes that vLLM loads with the settings *drafting*: layers that draft only if
+        they are used, and the copy of the lm_head for drafts that do not share the model's. A
+        reduced vocabulary counts as a whole one, of which it has a part.
+        """
+        quantization = str(drafting.get("draft_lm_head_quantization", ""))
+        copied = DRAFT_HEADS.get(quantization, 1.0 if drafting.get("draft_vocabulary") else 0.0)
+        sizes = dict.fromkeys(("mtp", "lm_head", "embeddings"), 0)
+        for row in self.rows:
+            sizes[row.group] = sizes.get(row.group, 0) + row.bytes
+        unused = 0 if "mtp" in str(drafting.get("method")) else sizes["mtp"]
+        return self.bytes - unused + copied * (sizes["lm_head"] or sizes["embeddings"])
 
 
 def audit(checkpoint: Checkpoint) -> ModuleAudit:
@@ -171,7 +181,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
         mixture-joined, mixture-undeclared: vLLM would load a layer wrongly.
     """
-    config = _text_config(checkpoint.config)
+    config = text_config(checkpoint.config)
     layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
     # Nemotron-H states its layers by kind alone, as a list or, before, as a letter each.
     kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
@@ -265,7 +275,7 @@ def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
     return {"I8": "INT8", **dict.fromkeys(_FP8, "FP8")}.get(weight.dtype, "packed")
 
 
-def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}

@@ -18,13 +18,15 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_log import compile_patterns
-from sparkwright.core import config, strict_yaml
+from sparkwright.core import config, memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 from sparkwright.core.files import list_folder
+from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 
 #: One argument, its value behind ``=``; never split at blanks.
 Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
@@ -110,11 +112,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             does that, as on a CPU.
         max_model_len: Tokens of the longest request.
         max_num_seqs: Requests at a time.
-        gpu_memory_utilization: Share of the memory that must be free at the start; None leaves
-            vLLM's default.
         token: Bytes that one token takes in the cache of one node; 0 if unknown.
         reserve: For activations, CUDA graphs, the libraries and the server's own processes.
-        floor: What stays free; below that the server is ended.
+        floor: What stays free; below that the server is ended. None for a tenth of the memory.
     """
 
     weights: Gibibytes
@@ -124,18 +124,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
     reserve: Gibibytes
     pinned: bool = True
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
     token: Annotated[int, Meta(ge=0)] = 0
-    floor: Gibibytes = 12.0
-
-    def flags(self) -> tuple[str, ...]:
-        """Return the arguments of ``vllm serve`` for this plan."""
-        flags = [f"--max-model-len={self.max_model_len}", f"--max-num-seqs={self.max_num_seqs}"]
-        if self.gpu_memory_utilization is not None:
-            flags.append(f"--gpu-memory-utilization={self.gpu_memory_utilization:g}")
-        if self.pinned:
-            flags.append(f"--kv-cache-memory-bytes={round(self.cache * 2**30)}")
-        return tuple(flags)
+    floor: Gibibytes | None = None
 
 
 class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,15 +318,41 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             settings["draft_vocabulary"] = str(file)
         return settings
 
+    def memory(
+        self, machine: MachineMemory, checkpoint: ModuleAudit | None = None, servers: int = 1
+    ) -> ServerMemory:
+        """
+        Return what each of *servers* takes of each node.
+
+        Args:
+            checkpoint: On disk, over all nodes; None for the weights of the plan.
+        """
+        weights = self.plan.weights
+        if checkpoint:
+            sizes = [checkpoint.loaded(self.drafting(each)) for each in self.versions]
+            weights = max(sizes) / GIB / self.nodes
+        plan, flags = self.plan, [flag for variant in self.versions for flag in variant.flags]
+        return ServerMemory(
+            pinned=plan.pinned,
+            weights=weights,
+            cache=plan.cache,
+            reserve=plan.reserve,
+            autotune=memory.AUTOTUNE if "b12x" in " ".join(flags) else 0.0,
+            length=plan.max_model_len,
+            shape=CacheShape(plan.token),
+            floor=machine.floor(plan.floor),
+            servers=servers,
+        )
+
     def flags(self, version: str) -> tuple[str, ...]:
         """
-        Return all arguments of ``vllm serve`` for the release *version*.
+        Return the arguments of ``vllm serve`` for the release *version*, beside those of `memory`.
 
         Raises:
             recipe-unfit: As `variant`.
         """
-        variant = self.variant(version)
-        flags = [*self.plan.flags()]
+        variant, plan = self.variant(version), self.plan
+        flags = [f"--max-model-len={plan.max_model_len}", f"--max-num-seqs={plan.max_num_seqs}"]
         if self.nodes > 1:
             nodes = f"--tensor-parallel-size={self.nodes}"
             flags += [nodes, "--distributed-executor-backend=ray"]
@@ -416,11 +432,12 @@ def launch(
     plan = LaunchPlan(python, model, tuple(flags), dict(variables), name, user=user)
     if recipe is None:
         return plan
-    variant = recipe.variant(version)
+    variant, machine, floor = recipe.variant(version), MachineMemory.here(), recipe.plan.floor
+    reserve = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB
     return replace(
         plan,
-        flags=(*recipe.flags(version), *flags),
+        flags=(*recipe.flags(version), *recipe.memory(machine).flags(machine), *flags),
         variables={**variant.variables, **variables},
         timeout=recipe.patience,
-        reserve=round(recipe.plan.floor * 2**30 / 1e6),
+        reserve=round(reserve / 1e6),
     )

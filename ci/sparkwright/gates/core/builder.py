@@ -163,7 +163,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         _require("--task", options.task, self._policies.accuracy.tasks)
         model = options.serve or options.model_folder
         if self._recipe and model:
-            preflight.check(self._recipe, None, model)
+            preflight.check(self._recipe, None, model, now=bool(options.serve))
         self._stack = contextlib.ExitStack()
         # Gates run at the same time where the GPU has room for the servers of both; two runs of the
         # same gates with one recipe would read each other's server logs.

@@ -151,7 +151,7 @@ class Experiment:
         )
         resident = False
         if self._recipe:
-            preflight.check(self._recipe, self._workloads, model)
+            preflight.check(self._recipe, self._workloads, model, now=not gated)
             resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, model)
         texts = dict[str, Path]()
         for cell in self.cells:

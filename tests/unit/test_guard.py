@@ -1,0 +1,183 @@
+"""The guard of a server: it ends the server and all that came of it in time, and costs nothing else; a guard that is killed is missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support import eater
+from tests.support.processes import until
+from tests.support.standin import Machine, _machine, _standin
+
+from sparkwright.cli import doctor
+from sparkwright.core.memory import MachineMemory
+from sparkwright.serving import guard
+
+__all__ = ["_machine", "_standin"]
+
+GIB = 2**30
+FLOOR = 6 * GIB
+
+
+class Folder:
+    """A folder that stands for ``/proc``, and a process that is guarded by it."""
+
+    def __init__(self, path: Path, available: float = 40.0, free: float = 40.0) -> None:
+        self.path, self.record = path / "proc", path / "record.json"
+        self.path.mkdir()
+        self.set(available, free)
+        self.server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def set(self, available: float, free: float = 40.0) -> None:
+        eater.write(self.path, available * GIB, free * GIB)
+
+    def guard(self, floor: int = FLOOR, model: Path = Path("/nonexistent")) -> guard.Guard:
+        return guard.Guard(self.server.pid, floor, str(self.record), str(model), str(self.path))
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.wait()
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Iterator[Folder]:
+    folder = Folder(tmp_path)
+    yield folder
+    folder.close()
+
+
+@pytest.mark.parametrize("rate", [5e9, 20e9])
+def test_server_that_takes_memory_is_ended_above_the_floor(rate: float, tmp_path: Path) -> None:
+    """With the child that took it, and with what the guard saw. (ci/bench/guard.py does it twenty times, and with real memory.)"""
+    proc, record = tmp_path / "proc", tmp_path / "record.json"
+    proc.mkdir()
+    eater.write(proc, eater.AVAILABLE)
+    command = [sys.executable, "-m", "tests.support.eater", str(proc), str(rate), str(FLOOR)]
+    root = Path(__file__).parents[2]
+    path = f"{root}:{root / 'ci'}"
+    server = subprocess.Popen(command, env={**os.environ, "RECORD": str(record), "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True)
+    _, said = server.communicate(timeout=120)
+    assert server.returncode == -signal.SIGKILL
+    assert float((proc / "least").read_text()) >= FLOOR / GIB
+    until(lambda: json.loads(record.read_text())["state"] == "ended")
+    saw = json.loads(record.read_text())
+    assert FLOOR <= saw["least"] < eater.AVAILABLE
+    assert said.splitlines()[-1] == f"sparkwright guard: {saw['message']}"
+    assert "GiB of memory were available" in said
+    assert "so that 6.0 GiB stay free" in said
+
+
+def test_looks_are_rare_while_there_is_much_and_as_close_as_needed(folder: Folder) -> None:
+    """What takes 20 GB/s passes the floor in no two looks; a cache that is allocated at once, and leaves enough, ends nothing."""
+    watch = folder.guard()
+    for available in (8.01, 8.5, 10, 20, 60, 120):
+        folder.set(available)
+        assert watch.look(10.0) == ""
+        assert watch.period <= guard.LONGEST
+        assert 20e9 * watch.period <= 0.61 * (available - 6) * GIB
+    assert watch.period == guard.LONGEST
+    folder.set(7.9)
+    assert "7.9 GiB of memory were available" in watch.look(10.0)
+
+
+def test_machine_that_stalls_ends_the_server_although_memory_seems_available(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waiting alone, as while a model loads, nor swapping alone does; a kernel that counts neither is no reason."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    (folder.path / "pressure").mkdir()
+
+    def seconds(stalled: float, swapped: float) -> str:
+        watch, reason = folder.guard(), ""
+        for second in range(12):
+            now[0] += 1.0
+            text = f"some avg10=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={round(stalled * second * 1e6)}\n"
+            (folder.path / "pressure" / "memory").write_text(text)
+            (folder.path / "vmstat").write_text(f"pgpgin 5\npswpin {round(swapped * second / os.sysconf('SC_PAGE_SIZE'))}\n")
+            reason = reason or watch.look(1.0)
+        return reason
+
+    assert seconds(0.9, 200e6).startswith("all programs waited for memory for 90%")
+    assert [seconds(0.9, 0), seconds(0.1, 200e6), seconds(0, 0)] == ["", "", ""]
+    (folder.path / "vmstat").unlink()
+    assert folder.guard().look(1.0) == ""
+
+
+def resident(path: Path) -> int:
+    """Return how many pages of the file at *path* are in the page cache."""
+    done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "PAGES", path], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_page_cache_of_the_model_is_dropped_and_the_user_warned_once(folder: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shard = tmp_path / "blob"
+    with shard.open("wb") as stream:
+        stream.write(bytes(8 << 20))
+        os.fsync(stream.fileno())
+    (tmp_path / "model-00001.safetensors").symlink_to(shard)
+    watch = folder.guard(model=tmp_path)
+    shard.read_bytes()
+    watch.relieve()
+    assert resident(shard) > 0
+    folder.set(11.0, free=2.0)
+    assert watch.look(1.0) == ""
+    for _ in range(3):
+        watch.relieve()
+    assert resident(shard) == 0
+    assert capfd.readouterr().err == "sparkwright guard: 11.0 GiB of memory are available; at 8.0 the server ends\n"
+
+
+def test_guard_neither_outlives_its_server_nor_changes_its_end(machine: Machine) -> None:
+    """Signals and status are vLLM's own, and no record is left of a server that ended by itself."""
+    machine.environment["XDG_STATE_HOME"] = str(machine.folder / "state")
+    child = machine.start()
+    machine.until_healthy()
+    records = machine.folder / "state" / "sparkwright" / "serving"
+    record = json.loads(until(lambda: [path.read_text() for path in records.glob("*.json")])[0])
+    watcher = psutil.Process(record["guard"])
+    assert (watcher.ppid(), os.getsid(watcher.pid)) == (child.pid, watcher.pid)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == -signal.SIGTERM
+    psutil.wait_procs([watcher], timeout=60)
+    assert not watcher.is_running()
+    assert list(records.iterdir()) == []
+
+
+def test_guard_that_is_killed_is_missed_and_the_server_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = str(machine.folder / "state")
+    machine.environment["XDG_STATE_HOME"] = state
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    machine.start()
+    machine.until_healthy()
+    (record,) = until(guard.servers)
+    assert record["state"] == "watching"
+    os.kill(record["guard"], signal.SIGKILL)
+    until(lambda: guard.servers()[0]["state"] == "unguarded")
+    machine.until_healthy()
+    (check,) = (each for each in doctor.serving(MachineMemory.here(), guard.servers()) if each.subject.startswith("server"))
+    assert (check.state, check.remedy) == ("look", "restart it")
+    assert "its guard was killed" in check.meaning
+
+
+def test_guard_started_by_another_process_watches_nothing(tmp_path: Path) -> None:
+    began = time.monotonic()
+    guard.main([str(os.getpid()), "0", str(tmp_path / "record"), "/nonexistent"])
+    assert time.monotonic() - began < 5
+    assert not (tmp_path / "record").exists()
+
+
+def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: Machine) -> None:
+    done = machine.run("--unit", "--flag=--seed=5", "--name", "50%_of \"$HOME\"")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
+    assert '"-m" "sparkwright" "serve" "--python"' in line
+    assert line.endswith('"--flag=--seed=5" "--name" "50%%_of \\"$$HOME\\""')
+    assert "Restart=always" in done.stdout
+    assert not machine.record.exists()

@@ -1,0 +1,195 @@
+"""The memory of a server: what this machine has, what is refused, and that every remedy that is printed is admitted, here and by vLLM's rule."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sparkwright.core import memory
+from sparkwright.core.memory import GIB, SPARKS, CacheShape, MachineMemory, ServerMemory, Tenant
+from sparkwright.serving import flags
+
+SHAPE = CacheShape(10240)
+
+#: What nvidia-smi prints of a GB10, of two GPUs with memory of their own, and of the programs on them.
+GB10 = "NVIDIA GB10, [N/A], [N/A]\n"
+H200 = "NVIDIA H200, 143771, 120000\nNVIDIA H200, 143771, 1000\n"
+APPS = "4242, /usr/bin/python3, 59392\n4343, [Not Found], [N/A]\n"
+
+
+@pytest.fixture(name="driver")
+def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for a driver's tool, the first on the PATH, on a machine whose driver shows no GPU."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(memory, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(memory, "PATIENCE", 1.0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def smi(folder: Path, script: str) -> None:
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+
+
+def printing(folder: Path, gpus: str) -> None:
+    smi(folder, f"case $1 in *compute-apps*) printf '{APPS}';; *) printf '{gpus}';; esac")
+
+
+def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GB10 does not state its memory, since it has none of its own."""
+    host = MachineMemory.here()
+    assert (host.gpus, host.shared, host.unified) == (0, True, False)
+    printing(driver, GB10)
+    spark = MachineMemory.here()
+    assert (spark.gpus, spark.unified, spark.total, spark.failure) == (1, True, host.total, "")
+    assert Tenant(4242, "python3", 58.0) in spark.tenants
+    printing(driver, H200)
+    gpu = MachineMemory.here()
+    assert (gpu.gpus, gpu.shared, gpu.total, gpu.free, gpu.floor()) == (2, False, 143771 / 1024, 120000 / 1024, 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert MachineMemory.here().free == 1000 / 1024
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "Failed to initialize NVML: Driver/library version mismatch"),
+        ("exit 9", "nvidia-smi ended with status 9"),
+        ("sleep 60", "nvidia-smi did not end within 1 s"),
+    ],
+)
+def test_unified_memory_stays_unified_when_nvidia_smi_fails(driver: Path, script: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's own folder, or where nothing names the GPU, by the processor."""
+    smi(driver, script)
+    information = driver / "gpus" / "000f:01:00.0" / "information"
+    information.parent.mkdir(parents=True)
+    for text, machine, unified in (("Model: \t NVIDIA GB10\n", "x86_64", True), ("", "aarch64", True), ("Model: NVIDIA RTX\n", "x86_64", False)):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        information.write_text(text)
+        here = MachineMemory.here()
+        assert (here.failure, here.gpus, here.unified) == (says, 1, unified)
+
+
+def vllm_admits(server: ServerMemory, machine: MachineMemory) -> bool:
+    """
+    Return what vLLM 0.33 decides by its own two rules, written down from its sources; tests/server/test_admission.py asks the code itself.
+    """
+    settled = server.settled(machine)
+    asked = math.ceil(machine.total * GIB * (settled.share or 0.0))
+    blocks = math.ceil(server.length / 16) + 1
+    return machine.free * GIB >= asked and (settled.cache or 0.0) * GIB >= blocks * 16 * server.shape.token
+
+
+HELD = (Tenant(7, "python", 58.0), Tenant(8, "gnome", 2.0))
+#: Machines by name: both sizes, sound, with a tenant, and with memory that no process is seen to hold.
+MACHINES = {
+    **SPARKS, "held": replace(SPARKS["128 GB"], free=50.4, tenants=HELD), "lost": replace(SPARKS["128 GB"], free=50.4),
+    "small, held": replace(SPARKS["64 GB"], free=9.0, tenants=(Tenant(9, "ollama", 36.0),)), "GPU": MachineMemory(140.4, 139.0, 1),
+}  # fmt: skip
+#: Servers that something is wrong with, on some of the machines.
+SERVERS = {
+    "share beyond the floor": ServerMemory(20, cache=8, share=0.95, length=65536, shape=SHAPE),
+    "vLLM's default share": ServerMemory(20, cache=20, share=0.92, length=65536, shape=SHAPE),
+    "share of a plain model": ServerMemory(20, share=0.7, length=65536, shape=SHAPE),
+    "cache too large": ServerMemory(44.2, cache=200, length=65536, shape=SHAPE),
+    "cache too short": ServerMemory(22, cache=1, length=262144, shape=SHAPE),
+    "length too long": ServerMemory(30, length=1 << 24, shape=CacheShape(160 << 10, 1 << 28)),
+    "weights too large": ServerMemory(130, length=65536, shape=SHAPE),
+    "weights alone fit": ServerMemory(95, cache=16, length=65536, shape=SHAPE),
+    "two at a time": ServerMemory(44.2, cache=16, length=65536, shape=SHAPE, servers=2),
+    "of unknown shape": ServerMemory(60, cache=70),
+    "not downloaded": ServerMemory(0, cache=300),
+}
+
+
+def applied(server: ServerMemory, machine: MachineMemory, text: str) -> tuple[ServerMemory, MachineMemory]:
+    """Return what a user has who does what *text* says, by reading it as a user does."""
+    words = re.findall(r"--flag=(\S+)", text)
+    if cache := flags.number(words, "--kv-cache-memory-bytes"):
+        server = replace(server, cache=cache / GIB)
+    server = replace(server, share=flags.number(words, "--gpu-memory-utilization"))
+    server = replace(server, length=int(flags.number(words, "--max-model-len") or server.length))
+    for size in re.findall(r"\((?:[^()]*), (\d+\.\d) GiB\)", text):
+        machine = replace(machine, free=min(machine.total, machine.free + float(size)))
+    if free := re.search(r"until (\d+) GiB are free", text):
+        machine = replace(machine, free=float(free[1]))
+    if total := re.search(r"machine with (\d+) GiB", text):
+        floor = machine.floor() / machine.total * int(total[1])
+        machine, server = replace(machine, total=float(total[1]), free=float(total[1])), replace(server, floor=floor)
+    return server, machine
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("case", SERVERS)
+def test_every_printed_remedy_is_admitted_here_and_by_vllm(case: str, name: str) -> None:
+    """From each refusal: at least one remedy is printed, and the user who applies it starts."""
+    machine = MACHINES[name]
+    server = replace(SERVERS[case], floor=machine.floor())
+    broken = [*memory.refusals(server, machine)]
+    remedies = memory.remedies(server, machine)
+    assert bool(broken) == bool(remedies)
+    assert broken or server.servers > 1 or vllm_admits(server, machine)
+    for remedy in remedies:
+        changed, there = applied(server, machine, remedy.text)
+        if remedy.text.startswith("end process"):
+            changed = replace(changed, share=server.share)
+        assert [*memory.refusals(changed, there)] == [], remedy.text
+        assert vllm_admits(changed, there), remedy.text
+        assert (changed.settled(there).needed + changed.floor) <= there.free
+
+
+def test_each_rule_refuses_somewhere() -> None:
+    """The closure above starts from every reference."""
+    references = {
+        refusal.reference
+        for machine in MACHINES.values()
+        for server in SERVERS.values()
+        for refusal in memory.refusals(replace(server, floor=machine.floor()), machine)
+    }
+    assert references == {"memory-short", "memory-utilization", "memory-held", "cache-short"}
+
+
+@given(
+    weights=st.floats(0, 150), cache=st.none() | st.floats(0.01, 150), share=st.none() | st.floats(0.01, 1), length=st.integers(0, 1 << 21),
+    token=st.sampled_from([0, 1000, 10240, 400_000]), total=st.floats(8, 256), part=st.floats(0.02, 1), held=st.floats(0, 100),
+)  # fmt: skip
+def test_what_is_admitted_starts_in_vllm_and_leaves_the_floor(
+    weights: float, cache: float | None, share: float | None, length: int, token: int, total: float, part: float, held: float
+) -> None:
+    machine = MachineMemory(total, total * part, 1, unified=True, tenants=(Tenant(7, "python", held),))
+    server = ServerMemory(weights, cache, share, length=length, shape=CacheShape(token), floor=machine.floor())
+    for each, there in [(server, machine), *((r.server, r.machine) for r in memory.remedies(server, machine))]:
+        if not any(memory.refusals(each, there)):
+            assert vllm_admits(each, there) or not token
+            assert each.settled(there).needed + each.floor <= there.free + 1e-9
+
+
+TEXT = {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "token"),
+    [
+        (TEXT, "auto", 48 * 2 * 2 * 256 * 2),
+        ({**TEXT, "torch_dtype": "float32"}, "auto", 48 * 2 * 2 * 256 * 4),
+        ({**TEXT, "full_attention_interval": 4}, "fp8_e4m3", 12 * 2 * 2 * 256),
+        ({**TEXT, "layer_types": ["sliding_attention", "full_attention"] * 24}, "auto", 24 * 2 * 2 * 256 * 2),
+        ({**TEXT, "hybrid_override_pattern": "M-M*E"}, "auto", 1 * 2 * 2 * 256 * 2),
+        ({**TEXT, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, "auto", 48 * 576 * 2),
+        ({}, "auto", 0), ({**TEXT, "num_attention_heads": "x"}, "auto", 0), ({**TEXT, "num_attention_heads": 0, "head_dim": None}, "auto", 0),
+    ],
+)  # fmt: skip
+def test_token_takes_what_the_layers_that_attend_to_everything_keep(config: dict[str, Any], dtype: str, token: int) -> None:
+    """A field that is missing or wrong makes it unknown, and nothing is judged by it."""
+    shape = CacheShape.of(config, dtype)
+    assert shape.token == token
+    if token:
+        assert shape.request(shape.tokens(4.0)) <= 4.0 < shape.request(shape.tokens(4.0) + 17)
