@@ -60,7 +60,8 @@ class ByteModelServer(loopback.Server):
         damage: Changes the logits of a step.
         sharpen: The temperature that the sampler multiplies with the one it was asked for.
         caches: Whether it says that it has a prefix cache.
-        drafts: Whether tokens are drafted; *acceptance*: the share that is accepted.
+        drafts: Whether tokens are drafted; *acceptance*: the share that is accepted; *careless*: each of so many greedy tokens is a draft that
+            should have been refused, or none if it is 0.
         chats: The message that answers a chat, by its question; the second is how it ends.
         talk: Answers another chat: from the request, its tokens that came from the prefix cache, and the requests that are answered now.
         template: Whether there is a chat template.
@@ -78,7 +79,7 @@ class ByteModelServer(loopback.Server):
         self.answer: Callable[[Message], object] = lambda reply: reply
         self.caches, self.version = True, "0.0.0"
         self.talk, self.template, self.chatted = sound_talk, True, dict[str, str]()
-        self.sharpen, self.drafts, self.acceptance = 1.0, False, 0.8
+        self.sharpen, self.drafts, self.acceptance, self.careless = 1.0, False, 0.8, 0
         self.name, self.limit, self.shift = "bytes", 4096, 0
         self.counts, self.lock = Counter[str](), threading.Lock()
         self.stored: dict[str, list[list[int]]] = {}
@@ -222,7 +223,8 @@ class _Handler(loopback.Handler):
                 chances = np.exp(row / temperature)
                 token = int(draw.choice(256, p=chances / chances.sum()))
             else:
-                token = int(row.argmax())
+                refused = own.careless and len(tokens) % own.careless == own.careless - 1
+                token = _best(row, 2)[1 if refused else 0]
             tokens.append(token)
             if top is not None:
                 names.append({f"token_id:{at}": None if np.isnan(row[at]) else float(row[at]) for at in {token, *_best(row, top)}})

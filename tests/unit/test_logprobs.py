@@ -116,6 +116,15 @@ def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_
     assert {found[check].state for check in sound} <= {"pass"}
 
 
+def test_drafts_that_are_accepted_too_easily_fail(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
+    """Each distribution is right, and so is every check of them; one greedy token of ten is the second best."""
+    server.drafts, server.careless = True, 10
+    found = compared(server, known, tmp_path)
+
+    assert (found["decode-greedy"].state, found["decode-greedy"].reason) == ("fail", "greedy-differs")
+    assert {check.state for name, check in found.items() if name != "decode-greedy"} == {"pass"}
+
+
 def test_cache_that_gives_a_prompt_the_blocks_of_another_fails(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
     """All cached prompts have one salt; under salts of their own, none could get another's."""
 

@@ -116,6 +116,8 @@ REASONS: Mapping[str, str] = {
     ),
     "cache-differs": "After a prefix from the cache the distributions are not those of a cold run: "
     "the prefix cache returns wrong blocks.",
+    "greedy-differs": "Greedy tokens are not the best of their own distributions: drafts are "
+    "accepted that the model does not propose, or the server changes logits (a penalty).",
     "sampling-differs": "Sampled tokens do not follow their own distribution: the sampler or the "
     "rejection of drafts is wrong.",
     "precise-missing": "A patch declares to repair what the stock wheel computes, and the "
@@ -232,7 +234,9 @@ def _judged(
     yield from _compared(policy, expected, measured, floors, precise)
     for name, mode in MODES.items():
         kl, generated = _decode(policy, candidate, policy.prompts(texts), mode)
-        yield _kl_check(policy, name, kl, floors[name])
+        check = _kl_check(policy, name, kl, floors[name])
+        temperature, _ = mode
+        yield check if temperature else _greedy(check, generated)
     for name in CACHED:
         yield _after_cached_blocks(
             policy, reference, candidate, name, floors, served, announces_cache
@@ -569,6 +573,21 @@ def _mean_check(
         reasons,
         [figure],
     )
+
+
+def _greedy(check: Check, generated: Scores) -> Check:
+    """
+    Return *check*, or that greedy tokens are not the best of their own distributions.
+
+    A draft that is accepted too easily has a sound distribution, which its token does not follow.
+    """
+    wrong = int((generated.logprobs < generated.tops[:, 0]).sum())
+    count = len(generated.logprobs)
+    figure = Figure("greedy tokens that are not the best", wrong, "tokens", count, bound=0)
+    if check.state != "pass" or not wrong:
+        return msgspec.structs.replace(check, figures=(*check.figures, figure))
+    message = f"{wrong} of {count} greedy tokens are not the most probable ones."
+    return failed(check.name, message, "greedy-differs", figures=[figure])
 
 
 def _sampling(policy: LogprobsPolicy, sampled: Scores) -> Check:
