@@ -210,6 +210,15 @@ def test_candidate_is_installed_only_from_its_channel(world: World) -> None:
     assert user.run("install").document["release"]["state"] == "there already"
 
 
+def test_candidate_is_proposed_only_where_it_can_be_taken(world: World) -> None:
+    """Of a yanked one, the yank is what counts."""
+    world.publish(ONE, [wheel("demo", "1.0")], channel="candidate")
+    user = world.user()
+    assert user.install().reference == "release-unproved"
+    world.yank(ONE)
+    assert user.install().reference == user.install("--channel", "candidate").reference == "release-yanked"
+
+
 def test_stack_and_channel_select_the_release(world: World) -> None:
     """The newest release is taken: of the stack that is named, else of the current one, else of the latest."""
     world.publish("2026.06.5", [wheel("demo", "0.9")])
@@ -235,6 +244,7 @@ def test_uninstall_removes_a_release(both: User) -> None:
     assert both.listing() == {"history.json": both.listing()["history.json"]}
     commands = ["uninstall", f"uninstall {ONE}", "uninstall ../../etc", "run -- true", "rollback"]
     assert {both.run(*words.split()).reference for words in commands} == {"nothing-installed"}
+    assert str(both.run("uninstall").document["error"]["what"]).endswith("has no current release.")
 
 
 def test_verify_names_the_release_of_a_wheel(both: User, tmp_path: Path) -> None:

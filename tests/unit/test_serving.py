@@ -30,7 +30,9 @@ from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
 from sparkwright.client import environment as client
+from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
+from sparkwright.core.arguments import redact
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
 from sparkwright.serving import flags, health, launch, models, preflight
@@ -364,9 +366,153 @@ def test_dry_run_shows_the_command_and_no_secret(machine: Machine) -> None:
     machine.environment |= {"VLLM_API_KEY": "geheim", "MAX_MODEL_LEN": "512"}
     done = machine.run("--dry-run", "--environment")
     assert done.returncode == 0, done.stderr
-    assert re.search(rf"VLLM_API_KEY='\(set\)'.* -m vllm\.entrypoints\.cli\.main serve {machine.model} .*--max-model-len=512", done.stdout)
+    line = " ".join(done.stdout.replace("\\\n", "").split())
+    assert re.search(rf"'VLLM_API_KEY=\(set\)' .*-m vllm\.entrypoints\.cli\.main serve {machine.model} .*--max-model-len=512", line)
     assert "geheim" not in done.stdout + done.stderr
     assert not machine.record.exists()
+
+
+def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: Machine) -> None:
+    """Its lines have 80 columns; a longer word goes on at the beginning of the next line."""
+    settings = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"x":"it\'s a"}'
+    words = ("--flag=--max-model-len", "--flag=16", f"--flag=--speculative-config={settings}")
+    command = json.loads(machine.run("--dry-run", "--json", *words).stdout)["command"]
+    shown = machine.run("--dry-run", *words).stdout
+    program = shown[shown.index(str(machine.python)) :].replace(str(machine.python), "printf '%s\\n'", 1)
+    assert subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout.splitlines() == command[1:]
+    assert f"--speculative-config={settings}" in command
+    assert max(len(line) for line in shown.splitlines() if str(machine.folder) not in line) <= 80
+
+
+def test_argument_of_vllm_needs_no_option(machine: Machine) -> None:
+    """A misspelt option is no argument of vLLM, and the option is named."""
+    words = ("--max-model-len", "32", "-tp", "1", "--enforce-eager")
+    arguments = main.parse(["serve", "toy-cpu", *words[:2], "--port", "1", *words[2:], "--flag=--seed=1"])
+    assert (arguments.recipe, arguments.port, arguments.flag) == ("toy-cpu", 1, ["--seed=1", *words])
+    assert main.parse(["serve", "--dry", "toy-cpu"]).dry_run
+    error = json.loads(machine.run("--json", "--dry-rn").stdout)["error"]
+    assert (error["reference"], error["details"]) == ("flag-unknown", ["--dry-rn: unknown; perhaps --dry-run"])
+    assert set(flags.OPTIONS) <= {*main.parsers("serve")["serve"]._option_string_actions, "--recipe"}
+
+
+def test_argument_of_vllm_is_refused_with_the_option_that_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.run(["bench", "--recipe", "toy-cpu", "--max-model-len", "32768", "--hf-token", "geheim"])
+    shown = capsys.readouterr().err
+    assert "is given as --flag=--max-model-len --flag=32768 --flag=--hf-token ***" in shown
+    assert "geheim" not in shown
+
+
+SECRET_WORDS = [
+    ["--hf-token=geheim"],
+    ["--hf-token", "geheim"],
+    ["--flag=--hf-token", "--flag=geheim"],
+    ["--variable=HF_TOKEN=geheim"],
+    ["--variable", "AWS_SECRET_ACCESS_KEY=geheim"],
+    ['--flag=--attention-config={"api_key": "geheim", "x": 1}'],
+    ["--variable=HTTPS_PROXY=http://user:geheim@proxy.invalid"],
+]
+
+
+@pytest.mark.parametrize("words", SECRET_WORDS, ids=" ".join)
+def test_secret_is_never_shown(machine: Machine, words: list[str]) -> None:
+    machine.environment["HUGGING_FACE_API_KEY"] = "geheim"
+    for more in (("--dry-run",), ("--dry-run", "--json"), ("--unit",)):
+        done = machine.run(*words, *more)
+        assert "geheim" not in done.stdout + done.stderr
+        assert "flag-unknown" in done.stderr + done.stdout or done.returncode == 0
+
+
+def test_what_counts_tokens_is_no_secret() -> None:
+    words = ["--max-num-batched-tokens=8", "--tokenizer", "/models/toy", '--speculative-config={"num_speculative_tokens":3}', "--hf-overrides.eos_token_id=5"]
+    assert redact(words) == words
+
+
+def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_named(machine: Machine) -> None:
+    """A recipe's own count before them. Caches of another release are no wish of the user."""
+    caches = Path(machine.environment.get("SPARKWRIGHT_PREFIX") or default_prefix()) / "releases" / "old" / "caches"
+    machine.environment |= {
+        "TRITON_PTXAS_PATH": "/opt/ptxas", "NCCL_SOCKET_IFNAME": "enp1s0", "HF_TOKEN": "geheim", "VLLM_USE_V1": "1", "LD_PRELOAD": "",
+        "LD_LIBRARY_PATH": "/opt/lib", "TORCHDYNAMO_DISABLE": "0", "TRITON_CACHE_DIR": str(caches), "UNRELATED": "1",
+    }  # fmt: skip
+    done = machine.run("toy-cpu", "--dry-run", "--json")
+    variables = json.loads(done.stdout)["variables"]
+    assert (variables["TRITON_PTXAS_PATH"], variables["NCCL_SOCKET_IFNAME"], variables["HF_TOKEN"]) == ("/opt/ptxas", "enp1s0", "(set)")
+    assert variables["TORCHDYNAMO_DISABLE"] == "1"
+    assert not {"VLLM_USE_V1", "LD_LIBRARY_PATH", "TRITON_CACHE_DIR", "UNRELATED"} & variables.keys()
+    warning = next(line for line in done.stderr.splitlines() if "not passed to the server" in line)
+    assert "LD_LIBRARY_PATH" in warning
+    assert "VLLM_USE_V1" in warning
+    assert "LD_PRELOAD" not in warning
+
+
+def test_without_a_release_the_way_to_one_is_named(machine: Machine) -> None:
+    machine.environment = {**machine.environment, "SPARKWRIGHT_PREFIX": str(machine.folder / "none"), "VIRTUAL_ENV": str(machine.folder)}
+    done = machine.verb("serve", "toy-cpu", "--model", str(machine.model))
+    assert (done.returncode, "nothing-installed" in done.stderr, "sparkwright install" in done.stderr) == (1, True, True)
+
+
+def test_plan_shows_what_fits_and_what_decided_each_argument(machine: Machine) -> None:
+    done = machine.run("toy-cpu", "--dry-run", "--max-model-len", "512", "--dtype=float32")
+    lines = [re.split(" {2,}", line.strip()) for line in done.stderr.splitlines()]
+    rows = {line[0]: line[1:] for line in lines}
+    assert rows["cache"][0] == "1.0"
+    assert re.fullmatch(r"[\d,]+ tokens fit; a request has 512", rows["cache"][1])
+    assert float(rows["sum"][0]) == sum(float(rows[name][0]) for name in ("weights", "cache", "reserve", "tuning"))
+    assert rows["--max-model-len 512"] == ["you, not the recipe's 1024"]
+    assert rows["--dtype=float32"] == ["you"]
+    assert rows["--enforce-eager"] == ["the recipe"]
+    assert rows["--gpu-memory-utilization=" + re.findall("utilization=([0-9.]+)", done.stdout)[0]][0].startswith("the memory above")
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe"),
+    [
+        ("openai/gpt-oss-120b", "gpt-oss-120b-mxfp4"),
+        ("OpenAI/GPT-OSS-120B", "gpt-oss-120b-mxfp4"),
+        ("gemma-4-31b", "gemma-4-31b-nvfp4"),
+        ("unsloth/gpt-oss-120b", "gpt-oss-120b-mxfp4"),
+        ("toy-cpu", "toy-cpu"),
+    ],
+)
+def test_model_id_or_a_part_of_a_name_finds_its_recipe(text: str, recipe: str) -> None:
+    assert launch.find_recipe(ROOT, text).name == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "details", "todo"),
+    [
+        ("Qwen/Qwen3.6-35B-A3B", ["qwen3.6-35b-a3b-fp8-mtp2", "qwen3.6-35b-a3b-nvfp4-b12x", "qwen3.6-35b-a3b-nvfp4-mtp3"], "Name one of these."),
+        ("gema-4-31b-nvfp4", ["gemma-4-31b-nvfp4"], "Name one of these."),
+        ("org/zzz", [], "Without a recipe: sparkwright serve --model org/zzz"),
+    ],
+)
+def test_name_of_no_single_recipe_lists_those_that_are_near(text: str, details: list[str], todo: str) -> None:
+    with refusal("usage") as caught:
+        launch.find_recipe(ROOT, text)
+    assert {line.partition(":")[0] for line in caught.value.details} >= set(details)
+    assert len(caught.value.details) <= 3
+    assert todo in caught.value.todo
+
+
+def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen: Callable[[Say], Listener]) -> None:
+    """The hub states the size of each file; a model without room is refused. Without an answer the size is not known."""
+    files = [("model-1.safetensors", 3 << 30), ("model-2.safetensors", 1 << 30), ("original/model.safetensors", 9 << 30), ("config.json", 100), ("x.bin", 5 << 30)]
+    sizes = {"siblings": [{"rfilename": name, "size": size, "lfs": None} for name, size in files]}
+    hub = listen(lambda connection, path: connection.sendall(whole(sizes if "org/toy" in path else {"siblings": [{"rfilename": "a.safetensors", "size": 1 << 60}]})))
+    machine.environment |= {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(machine.folder / "hub"), "HF_TOKEN": "geheim"}
+    done = machine.run("--model", "org/toy", "--dry-run", "--max-model-len=64", "--revision", "v1")
+    assert done.returncode == 0, done.stderr
+    assert hub.asked == ["/api/models/org/toy/revision/v1?blobs=true"]
+    assert b"authorization: Bearer geheim" in hub.heads[0].replace(b"Authorization", b"authorization")
+    shown = " ".join(done.stderr.split())
+    assert "download 4.3 GB: 42.9 s at 100.0 MB/s, 7 min 09 s at 10.0 MB/s" in shown
+    assert "weights 4.0 as the hub or the recipe states" in shown
+    assert "--download lets vLLM fetch it" in shown
+    done = machine.run("--model", "org/large", "--download", "--json")
+    assert json.loads(done.stdout)["error"]["reference"] == "disk-full"
+    hub.close()
+    assert "download of unknown size" in " ".join(machine.run("--model", "org/toy", "--dry-run").stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkwright.cli import main
 from sparkwright.cli import serve as serving
-from sparkwright.cli.options import parent
+from sparkwright.cli.options import add_common
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 
@@ -70,7 +70,9 @@ def _meaning(one: argparse.Action) -> str:
 def sections() -> Iterator[str]:
     """Yield the page, piece by piece."""
     yield HEAD
-    common = options(parent(checkout=True))
+    every = argparse.ArgumentParser(add_help=False)
+    add_common(every, checkout=True)
+    common = options(every)
     yield f"\n## Options of every command\n\nAll but `--json` are for the commands that work on a checkout.\n\n{_table(common)}\n"
     for verb, command in main.COMMANDS.items():
         parser = main.parsers(command.module)[verb]

@@ -36,6 +36,11 @@ from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, 
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
 
 _OPTIONS: options.Options = {
+    "--quick": {
+        **options.FLAG,
+        "help": "only a quick look: one launch, the first cell, two minutes from the ready "
+        "server; not a gate",
+    },
     **options.MEASURING,
     "--wheel": {"type": Path, "metavar": "WHEEL", "help": "the wheel that is installed there"},
     "--launches": {
@@ -43,11 +48,6 @@ _OPTIONS: options.Options = {
         "default": 0,
         "metavar": "N",
         "help": "launches of the server; each is one sample (default: 5)",
-    },
-    "--quick": {
-        **options.FLAG,
-        "help": "only a quick look: one launch, the first cell, two minutes from the ready "
-        "server; not a gate",
     },
     "--rate": {
         "type": options.number(float, 0.001, 10_000, "requests"),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sparkwright import __version__
 from sparkwright.cli import options
 from sparkwright.client import COMMANDS as CLIENT_COMMANDS
+from sparkwright.core.arguments import redact
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.core.program import execute
@@ -88,6 +89,8 @@ COMMANDS = {
         "model", "show what is quantised, and the speed that memory allows"
     ),
 }
+#: Commands that give arguments to vLLM; `serve` takes them also without ``--flag``.
+VLLM_COMMANDS = ("serve", "bench", "gate")
 GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 
@@ -115,12 +118,13 @@ def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-            parents=[options.parent(checkout=command.checkout)],
         )
         for name, command in COMMANDS.items()
         if command.module == module
     }
     importlib.import_module(f"sparkwright.cli.{module}").add_arguments(command_parsers)
+    for name, parser in command_parsers.items():
+        options.add_common(parser, checkout=COMMANDS[name].checkout)
     return command_parsers
 
 
@@ -139,7 +143,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         overview.error("the command comes first")
     # A build in a container repeats the words inside it.
     namespace = argparse.Namespace(command=name, words=tuple(words))
-    return parsers(COMMANDS[name].module)[name].parse_args(words[count:], namespace)
+    parser, words = parsers(COMMANDS[name].module)[name], words[count:]
+    if name not in VLLM_COMMANDS:
+        return parser.parse_args(words, namespace)
+    own, others = options.split(parser, words)
+    if others and name != "serve":
+        flags = " ".join(redact([f"--flag={word}" for word in others]))
+        parser.error(f"an argument of vLLM is given as {flags}")
+    arguments = parser.parse_args(own, namespace)
+    arguments.flag = [*arguments.flag, *others]
+    return arguments
 
 
 def run(words: Sequence[str]) -> int:

@@ -6,10 +6,11 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.core.arguments import is_flag
 from sparkwright.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def assignment(text: str) -> tuple[str, str]:
     """Return name and value of ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{name!r:.80} is not the name of NAME=VALUE")
     return name, value
 
 
@@ -108,7 +109,7 @@ SERVER: Options = {
     "--flag": {
         **REPEATED,
         "metavar": "TEXT",
-        "help": "argument of `vllm serve` (--flag=--x); may be repeated",
+        "help": "argument of `vllm serve` (--flag=--x); may be repeated; `serve` takes --x, too",
     },
     "--variable": {
         **REPEATED,
@@ -119,7 +120,6 @@ SERVER: Options = {
 }
 #: Of ``bench`` and ``gate``: recipe, server, workloads and output folder.
 MEASURING: Options = {
-    **SERVER,
     "--recipe": {"metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
     "--serve": {
         "type": Path,
@@ -142,6 +142,7 @@ MEASURING: Options = {
         "metavar": "URL",
         "help": "a running server, instead of --serve",
     },
+    **SERVER,
     "--output": {
         "type": Path,
         "metavar": "DIR",
@@ -174,7 +175,7 @@ MEASURING: Options = {
 }
 
 
-def add(parser: argparse.ArgumentParser, table: Options) -> None:
+def add(parser: argparse._ActionsContainer, table: Options) -> None:
     """Add the options of *table*; plain text is empty by default."""
     for names, settings in table.items():
         plain = settings.keys().isdisjoint(("action", "choices", "default", "nargs", "type"))
@@ -201,11 +202,24 @@ def define(
         add(parsers[name], tables.get(name, {}))
 
 
-def parent(*, checkout: bool) -> argparse.ArgumentParser:
-    """Return the parent parser of a command, whose options include those of a *checkout* or not."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add(parser, {**_CHECKOUT, **_OUTPUT} if checkout else _OUTPUT)
-    return parser
+def add_common(parser: argparse.ArgumentParser, *, checkout: bool) -> None:
+    """Add the options of every command, those of a *checkout* below a heading of their own."""
+    add(parser, _OUTPUT)
+    if checkout:
+        add(parser.add_argument_group("checkout, sources and store"), _CHECKOUT)
+
+
+def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the *words* for *parser*, and the flags that it does not have, with their values."""
+    # argparse takes the beginning of a name for it.
+    names = tuple(parser._option_string_actions)
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    own = True
+    for word in words:
+        if is_flag(word):
+            own = any(name.startswith(word.partition("=")[0]) for name in names)
+        parts[own].append(word)
+    return parts[True], parts[False]
 
 
 def default_cache() -> Path:

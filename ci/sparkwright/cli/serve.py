@@ -17,15 +17,19 @@ import msgspec
 from sparkwright.bench.server.launch import VariableError, check_variables
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
+from sparkwright.client.errors import ClientError
 from sparkwright.core import config
-from sparkwright.core.console import console
+from sparkwright.core.arguments import redact, shell_lines
+from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
-from sparkwright.core.memory import MachineMemory, ServerMemory
+from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
 from sparkwright.serving import environment as environments
 from sparkwright.serving import guard, health, launch, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
+#: Bytes a second of a download, for estimates of its time.
+RATES = (100e6, 10e6)
 #: Failure of each state of health.
 FAILURES = {"garbage": "server-garbage", "stuck": "server-stuck", "dead": "server-dead"}
 
@@ -135,37 +139,32 @@ OOMPolicy=continue
 
 [Install]
 WantedBy=default.target"""
-#: Variables that pass to the server with --environment. None replaces code of the wheel.
+#: Variables of the shell that reach the server. None replaces code of the wheel.
 PASSED = (
-    "VLLM_", "NCCL_", "GLOO_", "UCX_", "RAY_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "FLASHINFER_",
+    "VLLM_API_KEY", "MAX_JOBS", "SAFETENSORS_", "TIKTOKEN_", "NCCL_", "GLOO_", "UCX_", "RAY_",
+    "TORCH", "PYTORCH_", "CUDA_", "OMP_", "FLASHINFER_",
     "TRITON_", "CUTE_DSL_", "B12X_", "HF_", "TRANSFORMERS_", "NVIDIA_", "HTTP_PROXY", "HTTPS_PROXY",
     "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
+#: Those that change how vLLM computes, or which code runs: named, and passed with --variable. With
+#: --environment, those of vLLM pass, too.
+WITHHELD = ("VLLM_", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME")
 
 
 _OPTIONS: options.Options = {
-    **options.SERVER,
     "recipe": {
         "nargs": "?",
         "default": "",
         "metavar": "RECIPE",
-        "help": "recipe of ci/recipes; optional with --model",
+        "help": "name of a recipe or a part of it, or the id of its model; optional with --model",
     },
     "--model": {
         "type": plain_text,
         "metavar": "DIR|NAME",
         "help": "folder of the model, or its name in the model cache (default: the recipe's)",
     },
-    "--revision": {
-        "type": plain_text,
-        "metavar": "COMMIT",
-        "help": "commit or branch of a model named with --model",
-    },
-    "--python": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "Python of the environment (default: the current release's, else the active one's)",
-    },
+    "--download": {**options.FLAG, "help": "let vLLM download a model that is missing"},
+    "--dry-run": {**options.FLAG, "help": "check everything, show the command, and start nothing"},
     "--host": {
         "type": plain_text,
         "metavar": "ADDRESS",
@@ -177,18 +176,7 @@ _OPTIONS: options.Options = {
         "metavar": "NAME",
         "help": "name of the model for clients (default: the recipe's, or the folder's)",
     },
-    "--environment": {
-        **options.FLAG,
-        "help": "read options that are not given from environment variables",
-    },
-    "--floor": {
-        "type": options.number(float, 0, 4096, "GiB"),
-        "metavar": "GIB",
-        "help": "memory to leave free (default: the recipe's, or a tenth)",
-    },
-    "--download": {**options.FLAG, "help": "let vLLM download a model that is missing"},
-    "--dry-run": {**options.FLAG, "help": "check everything, show the command, and start nothing"},
-    "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
+    **options.SERVER,
     "--health": {
         "nargs": "?",
         "const": "",
@@ -200,6 +188,26 @@ _OPTIONS: options.Options = {
         "default": 10,
         "metavar": "SECONDS",
         "help": "time limit of each answer for --health (default: %(default)s)",
+    },
+    "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
+    "--floor": {
+        "type": options.number(float, 0, 4096, "GiB"),
+        "metavar": "GIB",
+        "help": "memory to leave free (default: the recipe's, or a tenth)",
+    },
+    "--revision": {
+        "type": plain_text,
+        "metavar": "COMMIT",
+        "help": "commit or branch of a model named with --model",
+    },
+    "--python": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "Python of the environment (default: the current release's, else the active one's)",
+    },
+    "--environment": {
+        **options.FLAG,
+        "help": "read options that are not given from environment variables",
     },
     "--ray-head": {
         **options.FLAG,
@@ -259,17 +267,20 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.health is not None:
         return _check_health(arguments)
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
-    if not arguments.python and not python.exists() and "VIRTUAL_ENV" in os.environ:
-        python = Path(os.environ["VIRTUAL_ENV"], "bin", "python")
+    if not arguments.python and not python.exists():
+        python = Path(os.environ.get("VIRTUAL_ENV", default_prefix()), "bin", "python")
+        if not python.exists():
+            what = f"There is no release in {default_prefix()}, so there is nothing to serve with."
+            todo = "Run `sparkwright install`, or name the Python of another vLLM with --python."
+            raise ClientError("nothing-installed", what, todo=todo)
     variables = {**passed, **dict(arguments.variable)}
     if arguments.ray_worker is not None:
         return _join(arguments, python, variables)
-    ignored = [n for n in os.environ if n.startswith("VLLM_") and n not in variables]
-    if ignored and not arguments.environment:
-        console.warn(
-            f"{', '.join(sorted(ignored))} of this shell does not reach the server; use --variable "
-            "NAME=VALUE, or --environment for all"
-        )
+    shell = {n: value for n, value in os.environ.items() if value and n not in variables}
+    if withheld := sorted(n for n in shell if n.startswith(WITHHELD) and n not in PASSED):
+        text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
+        console.warn(f"not passed to the server: {text}")
+    releases = f"{default_prefix()}/releases/"
     names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
     values = {name: getattr(arguments, name) for name in names}
     head = arguments.ray_head
@@ -277,7 +288,14 @@ def serve(arguments: argparse.Namespace) -> int:
         **{name: value for name, value in values.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
         variables=variables,
+        # A shell may have the caches.env of another release.
+        shell={
+            name: value
+            for name, value in shell.items()
+            if name.startswith(PASSED) and name not in withheld and not value.startswith(releases)
+        },
         download=bool(arguments.download),
+        dry_run=arguments.dry_run,
         address=arguments.node_address or "",
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
@@ -323,7 +341,7 @@ def _apply_variables(
     return {
         name: value
         for name, value in nonempty.items()
-        if name.startswith(PASSED) and name not in VARIABLES
+        if name.startswith((*PASSED, "VLLM_")) and name not in VARIABLES
     }
 
 
@@ -338,7 +356,10 @@ def _similar(name: str) -> str:
 
 def _unit(words: list[str]) -> str:
     """Return a unit of systemd that runs this program with *words*, but ``--unit``."""
-    command = [sys.executable, "-m", "sparkwright", *(word for word in words if word != "--unit")]
+    words = [word for word in words if word != "--unit"]
+    if (shown := redact(words)) != words:
+        console.warn("a secret is shown as ***; give it with EnvironmentFile= of systemd")
+    command = [sys.executable, "-m", "sparkwright", *shown]
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         command = [word.replace(plain, escaped) for word in command]
     return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))
@@ -368,7 +389,7 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
     command = launch.ray_command(environment, *address)
     console.document({"head": arguments.ray_worker, "command": command})
     if arguments.dry_run:
-        console.result(shlex.join(command))
+        console.result(shell_lines(command))
         return 0
     machine = MachineMemory.here()
     worker = ServerMemory(1, cache=0.1, reserve=0.0, floor=machine.floor(arguments.floor))
@@ -384,17 +405,14 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
     options = ("--head", *own, "--include-dashboard=false")
     command = launch.ray_command(plan.environment, *options) if head else []
     document = {**plan.document(), "ray": command}
-    rows = [
-        (name, str(value)) for name, value in document.items() if isinstance(value, str | float)
-    ]
-    console.table("server", ("", ""), rows)
+    _show(plan)
     for text in plan.warnings:
         console.warn(text)
     console.document(document)
     preflight.check_port(request.host, request.port)
     if dry_run:
-        settings = (f"{name}={shlex.quote(v)}" for name, v in document["variables"].items())
-        console.result(" ".join([*settings, shlex.join(plan.command)]))
+        settings = (f"{name}={value}" for name, value in document["variables"].items())
+        console.result(shell_lines(["env", *settings, *document["command"]]))
         return 0
     variables = plan.launch.environment()
     if head:
@@ -404,6 +422,45 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
     # Below the floor of the plan it warns, and ends the server before half of that is left.
     guard.start(plan.memory.floor / 2, plan.model.path)
     return _become(plan.command, variables)
+
+
+def _show(plan: ServingPlan) -> None:
+    """Show what is served, the memory that it takes, and what decided each argument."""
+    recipe, memory, machine = plan.recipe, plan.memory, plan.machine
+    marker = plan.environment.marker
+    local = plan.model.path.exists()
+    weights = "of the model on this machine" if local else "as the hub or the recipe states"
+    variables = plan.document()["variables"].items()
+    rows = [
+        ("recipe", f"{recipe.name}: {recipe.title}" if recipe else ""),
+        ("release", f"{marker.name + ', ' if marker else ''}vLLM {plan.environment.vllm}"),
+        ("model", f"{plan.model.path} {plan.model.commit}"),
+        ("download", "" if local else _download(memory.weights * GIB)),
+        ("address", f"http://{plan.request.host}:{plan.request.port}/v1, as {plan.launch.name}"),
+        ("machines", str(plan.nodes) if plan.nodes > 1 else ""),
+        ("variables", "\n".join(f"{name}={value}" for name, value in variables)),
+    ]
+    console.table("The server", ("", "plan"), [row for row in rows if row[1]])
+    tokens = f"{memory.shape.tokens(memory.cache or 0.0):,}" if memory.shape.token else "unknown"
+    sizes = [
+        ("weights", memory.weights, weights if memory.weights else "unknown"),
+        ("cache", memory.cache or 0.0, f"{tokens} tokens fit; a request has {memory.length:,}"),
+        ("reserve", memory.reserve, "activations, CUDA graphs, processes"),
+        ("tuning", memory.autotune, "of kernels, at the start"),
+        ("sum", memory.needed, ""),
+        ("stays free", memory.floor, "of what processors and GPU share" * machine.shared),
+        ("free now", machine.free, f"of {machine.total:.1f}"),
+    ]
+    console.table("Memory", ("", ">GiB", "why"), [(n, f"{s:.1f}", why) for n, s, why in sizes])
+    console.table("Arguments of vLLM", ("argument", "decided by"), [*plan.decisions()])
+
+
+def _download(count: float) -> str:
+    """Return how much is fetched first, and how long that takes."""
+    if not count:
+        return "of unknown size"
+    times = (f"{duration(count / rate)} at {size(rate)}/s" for rate in RATES)
+    return f"{size(count)}: {', '.join(times)}"
 
 
 def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:

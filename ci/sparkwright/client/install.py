@@ -77,19 +77,20 @@ def select_release(
             f"{index} has no release {wanted}.",
             details=newest_first(states)[:10],
         )
+    usable = [name for name in names if version or not states[name].yanked]
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
-    if not proved:
+    if usable and not proved:
         raise ClientError(
             "release-unproved",
-            f"{names[0]} is not verified.",
-            details=[f"missing: {', '.join(states[names[0]].missing)}"],
+            f"{usable[0]} is not verified.",
+            details=[f"missing: {', '.join(states[usable[0]].missing)}"],
         )
-    offered = [name for name in proved if version or not states[name].yanked]
+    offered = [name for name in proved if name in usable]
     if not offered:
         raise ClientError(
             "release-yanked",
             "Every release that fits was yanked.",
-            details=[f"{name}: {states[name].yanked}" for name in proved[:10]],
+            details=[f"{name}: {states[name].yanked}" for name in (proved or names)[:10]],
         )
     if reason := states[offered[0]].yanked:
         console.warn(f"{offered[0]} was yanked: {reason}")
@@ -432,6 +433,7 @@ def uninstall(prefix: Prefix, name: str) -> str:
         prefix.recover()
         name = name or prefix.current
         if name not in prefix.environments():
-            raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
+            what = f"no release {name!r:.120}" if name else "no current release"
+            raise ClientError("nothing-installed", f"{prefix.root} has {what}.")
         prefix.remove(name)
     return name

@@ -174,8 +174,11 @@ class Console:
             ) from error
 
     def _say(self, text: str, end: str = "\n") -> None:
-        wipe = "\r\x1b[K" if self.terminal else ""
-        self._write(sys.stderr, f"{wipe}{printable(text)}{end}")
+        text = printable(text)
+        if self.terminal:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            text = "\r\x1b[K" + (_wrap(text, max(columns, 20), "  ") if end else text)
+        self._write(sys.stderr, f"{text}{end}")
 
     def live(self, text: str) -> None:
         """Replace the live line; on anything but a terminal, print it as a line."""
@@ -334,11 +337,24 @@ def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     return widths
 
 
-def _wrap(cell: str, width: int) -> str:
-    """Return *cell* with lines of at most *width*, broken behind words and hyphens if possible."""
+def pieces(text: str, width: int) -> list[str]:
+    """Return *text* in parts of at most *width*, divided behind commas and the like if possible."""
+    pattern = rf".{{1,{width}}}\Z|.{{0,{width - 1}}}[,/=:]|.{{1,{width}}}"
+    return re.findall(pattern, text, re.DOTALL)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> str:
+    """
+    Return *text* in lines of at most *width*, which end behind a word, or within one that is longer
+    behind a comma and the like. Lines that go on begin as they did, and with *indent*.
+    """
     lines = list[str]()
-    for line in cell.split("\n"):
-        lines += [line] if len(line) <= width else textwrap.wrap(line, width)
+    for line in text.split("\n"):
+        begin = line[: len(line) - len(line.lstrip())] + indent
+        for part in textwrap.wrap(
+            line, width, subsequent_indent=begin, break_long_words=False, break_on_hyphens=False
+        ) or [""]:
+            lines += pieces(part, width) or [""]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sparkwright.bench.recipes.recipe import setting
+from sparkwright.core.arguments import is_flag
 from sparkwright.serving.environment import ServingEnvironment
 from sparkwright.serving.errors import ServeError
 
@@ -23,6 +24,7 @@ RESERVED = {
     "--served-model-name": "use --name (SERVED_MODEL_NAME)",
     "--revision": "use --revision (REVISION)",
     "--api-key": "set the variable VLLM_API_KEY, which process lists do not show",
+    "--hf-token": "set the variable HF_TOKEN, which process lists do not show",
     "--config": "use --flag, or a recipe",
     "--uds": "use --host and --port",
     "--fd": "use --host and --port",
@@ -41,10 +43,14 @@ LOADERS = {
 LIBRARIES = {
     "FLASHMLA": "_flashmla_C", "FLASHMLA_SPARSE": "_flashmla_C", "3": "_vllm_fa3_C",
 }  # fmt: skip
+#: Options of `serve` that a flag may be a misspelling of.
+OPTIONS = (
+    "--download", "--dry-run", "--environment", "--floor", "--health", "--name", "--node-address",
+    "--nodes", "--patience", "--python", "--ray-head", "--ray-port", "--ray-worker", "--recipe",
+    "--unit", "--variable",
+)  # fmt: skip
 #: Suffixes of vLLM's numbers.
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-
-_NUMBER = re.compile(r"-[0-9.]+(e-?[0-9]+)?")
 
 
 class VllmArgument(NamedTuple):
@@ -62,11 +68,6 @@ class VllmArgument(NamedTuple):
     key: str
     value: str
     words: tuple[str, ...]
-
-
-def is_flag(word: str) -> bool:
-    """Return whether *word* is a flag, and no value of one."""
-    return word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word)
 
 
 def parse(words: Sequence[str]) -> list[VllmArgument]:
@@ -178,5 +179,5 @@ def _unknown(arguments: Iterable[VllmArgument], flags: frozenset[str]) -> Iterat
         if name in RESERVED:
             yield f"{flag}: {RESERVED[name]}"
         elif flags and name not in flags and not re.match("-(O|cc)", name):
-            similar = difflib.get_close_matches(name, flags, 1, 0.7)
+            similar = difflib.get_close_matches(name, [*flags, *OPTIONS], 1, 0.7)
             yield f"{flag:.80}: unknown" + "".join(f"; perhaps {match}" for match in similar)

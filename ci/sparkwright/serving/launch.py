@@ -9,6 +9,7 @@ the GPUs that it needs, and puts a part of the model on each.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from sparkwright.bench.server.launch import (
     check_variables,
     read_variables,
 )
+from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import AUTOTUNE, GIB, CacheShape, MachineMemory, ServerMemory
 from sparkwright.core.process import wrap_with_limits
@@ -43,6 +45,13 @@ from sparkwright.serving.models import LocalModel
 #: Flags that spread a model over GPUs, and the share of the memory that must be free.
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 SHARE = "--gpu-memory-utilization"
+#: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
+DECIDED = {
+    preflight.CACHE: "the memory above: vLLM would take what is free",
+    SHARE: "the memory above: what is free when vLLM starts",
+    **dict.fromkeys((TENSOR, PIPELINE, "--distributed-executor-backend"), "the machines"),
+    "--revision": "the version of the model",
+}
 #: Variable of a patch: GiB that vLLM leaves free when it sizes the KV cache.
 RESERVE = "VLLM_MEMORY_RESERVE_GIB"
 #: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
@@ -65,7 +74,8 @@ class ServeRequest(msgspec.Struct, frozen=True):
         flags: Further arguments of ``vllm serve``.
         variables: Of the server's environment.
         floor: GiB that stay free.
-        download: Whether vLLM may download the model.
+        shell: Variables of the user's shell, for which a recipe may have others.
+        download: Whether vLLM may download the model. *dry_run*: nothing is started.
         nodes: Machines that serve together, through Ray.
         address: Of this machine on the network of the nodes.
     """
@@ -79,7 +89,9 @@ class ServeRequest(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = ()
     variables: dict[str, str] = {}
     floor: float | None = None
+    shell: dict[str, str] = {}
     download: bool = False
+    dry_run: bool = False
     nodes: int | None = None
     address: str = ""
 
@@ -113,7 +125,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
     def document(self) -> dict[str, Any]:
         """Return the plan for people and programs, without the values of secrets."""
         environment, marker = self.environment, self.environment.marker
-        secrets = ("KEY", "TOKEN", "SECRET", "PASSWORD")
         return {
             "recipe": self.recipe.name if self.recipe else "",
             "vllm": environment.vllm,
@@ -124,9 +135,9 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "commit": self.model.commit,
             "name": self.launch.name,
             "nodes": self.nodes,
-            "command": self.command,
+            "command": redact(self.command),
             "variables": {
-                name: "(set)" if any(part in name for part in secrets) else value
+                name: "(set)" if SECRET.search(name) else redact([value])[0]
                 for name, value in sorted(self.launch.variables.items())
             },
             "memory": self.memory.text(self.machine),
@@ -134,6 +145,18 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "floor_gib": round(self.memory.floor, 1),
             "warnings": self.warnings,
         }
+
+    def decisions(self) -> Iterator[tuple[str, str]]:
+        """Yield each argument of vLLM, and what decided it."""
+        words = self.recipe.flags(self.environment.vllm) if self.recipe else ()
+        stated = {argument.name: argument.value for argument in flags.parse(words)}
+        own = {argument.name for argument in flags.parse(self.request.flags)}
+        for argument in flags.parse(self.launch.flags):
+            reason = DECIDED.get(argument.name, "the recipe")
+            if argument.name in own:
+                other = stated.get(argument.name, argument.value)
+                reason = "you" if other == argument.value else f"you, not the recipe's {other}"
+            yield " ".join(redact(argument.words)), reason
 
 
 def plan(
@@ -162,14 +185,15 @@ def plan(
         serve-unfit, memory-held: As `preflight.check`.
     """
     machine = machine or MachineMemory.here()
-    recipe = recipes.load(root, request.recipe) if request.recipe else None
+    recipe = find_recipe(root, request.recipe) if request.recipe else None
     name = _model_name(request, recipe)
     environment = environments.examine(python)
     nodes = request.nodes or (recipe.nodes if recipe else 1)
     recipe = replace(recipe, nodes=nodes) if recipe else None
     variables = _variables(request, recipe, environment)
     revision = _revision(request, recipe)
-    model = models.find(name, revision, {**os.environ, **variables}, download=request.download)
+    download = request.download or request.dry_run
+    model = models.find(name, revision, {**os.environ, **variables}, download=download)
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
     words = _flags(request, recipe, environment, nodes, config)
     if revision and not model.path.exists():
@@ -200,6 +224,10 @@ def plan(
         variables,
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
+    if not (request.download or model.path.exists()):
+        advice.append("the model is not on this machine: --download lets vLLM fetch it")
+    if machine.failure:
+        advice.append(f"nvidia-smi fails: {machine.failure}")
     warnings = (*advice, *_provenance(recipe, environment, head=head))
     return ServingPlan(
         request,
@@ -212,6 +240,30 @@ def plan(
         nodes,
         warnings,
     )
+
+
+def find_recipe(root: Path, text: str) -> Recipe:
+    """
+    Return the recipe of the repository at *root* with the name *text*, or else the only one of
+    which that is a part: of its name, or of its model's.
+
+    Raises:
+        UsageError: There is none, or more than one.
+    """
+    with contextlib.suppress(UsageError):
+        return recipes.load(root, text)
+    offered = {name: recipes.load(root, name) for name in recipes.names(root)}
+    part = text.casefold().rpartition("/")[2]
+    fitting = [n for n in offered if part in f"{n} {offered[n].model.repository.casefold()}"]
+    if len(fitting) == 1:
+        return offered[fitting[0]]
+    names = fitting or difflib.get_close_matches(part, offered, 3, 0.5)
+    todo = "Name one of these." if names else f"Choose from: {', '.join(offered)}."
+    if "/" in text and not fitting:
+        todo += f" Without a recipe: sparkwright serve --model {text:.200}"
+    details = [f"{name}: {offered[name].title}" for name in names]
+    what = f"{len(fitting) or 'No'} recipes are for {text!r:.80}."
+    raise UsageError("usage", what, details=details, todo=todo)
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
@@ -250,7 +302,8 @@ def _variables(
 ) -> dict[str, str]:
     own = recipe.variant(environment.vllm).variables if recipe else {}
     derived = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
-    variables = {**own, **request.variables, **{name: v for name, v in derived.items() if v}}
+    given = {name: value for name, value in derived.items() if value}
+    variables = {**request.shell, **own, **request.variables, **given}
     check_variables(variables, environment.package)
     return variables
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from sparkwright.bench.model import checkpoint
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
+from sparkwright.core.console import size
+from sparkwright.core.errors import StoreError
+from sparkwright.core.http import HttpFailure, request
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -18,6 +23,17 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 PARTIAL = (".incomplete", ".part", ".aria2")
 #: Formats of weights whose sizes are not read.
 UNREAD = (".bin", ".pt", ".pth")
+#: Seconds until the hub must state the size of a model.
+PATIENCE = 10.0
+
+
+class _HubFile(msgspec.Struct, frozen=True):
+    rfilename: str
+    size: int = 0
+
+
+class _HubModel(msgspec.Struct, frozen=True):
+    siblings: list[_HubFile] = []
 
 
 class LocalModel(msgspec.Struct, frozen=True):
@@ -69,12 +85,39 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
     partial = sorted(folder.glob("blobs/*.incomplete"))[:3]
     absent = not commit or not snapshot.is_dir()
     if download and (absent or partial):
-        return LocalModel(Path(text), commit)
+        return LocalModel(Path(text), commit, _bytes_to_fetch(text, revision or "main", variables))
     if absent:
         what = f"{text} is not in the model cache of this machine."
         details = [f"folder: {folder}", f"revision: {revision or 'main'}"]
-        raise ModelError("model-missing", what, details=details)
+        todo = "Add --download, and vLLM fetches it; --dry-run shows before what that takes."
+        raise ModelError("model-missing", what, details=details, todo=todo)
     return _read(snapshot, commit)
+
+
+def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> int:
+    """
+    Return the bytes of the weights that vLLM fetches, as the hub states them; 0 if it does not.
+
+    Raises:
+        disk-full: The model cache has no room for them.
+    """
+    hub = (variables.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    address = f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}?blobs=true"
+    needed = 0
+    with contextlib.suppress(HttpFailure, msgspec.MsgspecError):
+        token = variables.get("HF_TOKEN", "")
+        reply = request("GET", address, token=token, redirects=True, seconds=PATIENCE)
+        for file in msgspec.json.decode(reply.body, type=_HubModel).siblings:
+            # vLLM leaves out what is stored in the format of the model's makers.
+            if re.fullmatch(r"(?!original/).*\.safetensors", file.rfilename):
+                needed += file.size
+    cache = cache_folder(variables)
+    free = shutil.disk_usage(next(filter(Path.exists, (cache, *cache.parents)))).free
+    if needed > free:
+        what = f"{name} has {size(needed)}, and {size(free)} are free in {cache}."
+        todo = "Free some space, or choose another disk with HF_HUB_CACHE."
+        raise StoreError("disk-full", what, todo=todo)
+    return needed
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
