@@ -729,12 +729,12 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
         for name, rule in spark.file.gates.items()
     }
     assert {name: checks for name, checks in lacking.items() if checks} == FEWER
-    recipes = {path.stem for path in (wheels.ROOT / "ci" / "recipes").glob("rehearsal-*.yaml")}
-    assert {name for names in other.file.recipes.values() for name in names} == recipes - {
+    rehearsals = {name for name in recipes.files(wheels.ROOT) if name.startswith("rehearsal-")}
+    assert {name for names in other.file.recipes.values() for name in names} == rehearsals - {
         # The official wheel fails their soak, too; and the dense one is for throughput alone.
         "rehearsal-nvfp4-marlin", "rehearsal-moe-nvfp4-marlin", "rehearsal-dense",
     }  # fmt: skip
-    assert not recipes & {name for names in spark.file.recipes.values() for name in names}
+    assert not rehearsals & {name for names in spark.file.recipes.values() for name in names}
 
 
 def test_wheels_and_indexes_of_another_gpu_are_refused(

@@ -116,7 +116,7 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
     found = environment.flags()
     assert {"--max-model-len", "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--tool-call-parser", "-tp", "--api-key"} <= found
     assert not {"--swap-space", "--no-such-flag"} & found
-    for name in recipes.names(ROOT):
+    for name in recipes.files(ROOT):
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
             flags.check(recipe.flags("0.32.0"), environment)

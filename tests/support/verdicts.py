@@ -156,7 +156,7 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate != "G8":
         return ()
     rated = [one.name for one in throughput.checks(_result(stock, 0.0, ()))]
-    loaded = [recipes.load(wheels.ROOT, path.stem) for path in (wheels.ROOT / "ci" / "recipes").glob("*.yaml")]
+    loaded = [recipes.load(wheels.ROOT, name) for name in recipes.files(wheels.ROOT)]
     decided = [(cell, metric) for recipe in loaded for cell, metrics in recipe.decides.items() for metric in metrics]
     return (*rated, *sorted({metric + "-" + throughput._UNSAFE.sub("-", cell.lower()).strip("-") for cell, metric in decided}))
 

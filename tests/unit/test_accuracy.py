@@ -192,5 +192,5 @@ def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Pa
 
 def test_floors_are_of_tasks_that_exist() -> None:
     """This project's own task names no code that lm-eval would run."""
-    assert {task for name in recipes.names(ROOT) for task in recipes.load(ROOT, name).floors} <= set(POLICY.tasks)
+    assert {task for name in recipes.files(ROOT) for task in recipes.load(ROOT, name).floors} <= set(POLICY.tasks)
     assert "!function" not in (ROOT / harness.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")

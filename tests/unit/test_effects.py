@@ -14,6 +14,7 @@ from tests.support.fake_openai_server import Behaviour
 from tests.support.thread_load import ThreadLoad
 from tests.unit import patches_page
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import CellResult, Result, Series, Subject
 from sparkwright.cherry_picks import effects
 from sparkwright.core import strict_yaml
@@ -89,9 +90,10 @@ def test_every_change_of_the_default_stack_has_its_effect() -> None:
     carried = {fork: {patch.name for patch, _ in changes} for fork, changes in patches_page.carried(patches_page.DEFAULT).items() if changes}
     recorded = effects.load_effects(ROOT)[patches_page.DEFAULT]
     assert {fork: set(changes) for fork, changes in recorded.items() if fork != "recipes"} == carried
-    recipes = "".join(path.read_text("utf-8") for path in (ROOT / "ci" / "recipes").glob("*.yaml"))
+    files = recipes.files(ROOT)
+    text = "".join(path.read_text("utf-8") for path in files.values())
     for name, effect in recorded.get("recipes", {}).items():
-        assert name in recipes
+        assert name in text
         assert effect.upstream
         assert effect.drop_when
     for fork in recorded.values():
@@ -99,7 +101,7 @@ def test_every_change_of_the_default_stack_has_its_effect() -> None:
             own, _, test = effect.test.partition("::")
             assert not own or f"def {test}(" in (ROOT / own).read_text("utf-8"), name
             for recipe in effect.promise.recipes if effect.promise else ():
-                assert (ROOT / "ci" / "recipes" / f"{recipe}.yaml").exists(), name
+                assert recipe in files, name
 
 
 def test_the_readme_has_the_table_of_the_default_stack() -> None:

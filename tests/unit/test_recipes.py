@@ -30,7 +30,7 @@ from sparkwright.serving import flags
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
 RULE = WORKLOADS.rule
-NAMES = recipe.names(ROOT)
+NAMES = tuple(recipe.files(ROOT))
 #: A DGX Spark (119.7 GiB in seed reports 000 and 001) on which nothing runs.
 SPARK = MachineMemory(119.7, 119.7, 1, unified=True)
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -56,7 +56,7 @@ def test_reviewed_recipe_is_sound(name: str) -> None:
         assert "unresolved" not in msgspec.json.encode(contract).decode()
         assert {"attention", "linear"} <= set(contract.serves)
         # A recipe of a Spark runs by torch.compile and CUDA graphs, and its gate looks for both.
-        assert (contract.compiled and contract.graphs) or name.startswith(("rehearsal-", "layers-", "toy-"))
+        assert (contract.compiled and contract.graphs) or name not in recipe.names(ROOT)
 
 
 # The releases of the stacks, stock and ours.
@@ -80,10 +80,71 @@ def test_recipe_is_launched_or_refused_for_each_stack(name: str, version: str) -
     assert ("--speculative-config" in flags) == bool(reviewed.speculation)
 
 
-@pytest.mark.parametrize("name", ["", "qwen", "../gates/contract", "README", "toy-cpu.yaml"])
-def test_unknown_recipe_is_refused(name: str) -> None:
-    with refusal("usage", match="no recipe"):
+@pytest.mark.parametrize("name", ["", "qwen", "../gates/contract", "README", "toy-cpu.yaml", "rehearsal/toy-cpu", "classes/qwen3-next", "qwen3-next"])
+def test_unknown_recipe_is_refused_and_those_for_a_spark_are_offered(name: str) -> None:
+    """A rehearsal is found by its name; nobody who owns a Spark is offered one."""
+    with refusal("usage", match="no recipe") as caught:
         recipe.load(ROOT, name)
+    offered = caught.value.todo.removeprefix("Choose from: ").removesuffix(".").split(", ")
+    assert set(offered) == {path.stem for path in (ROOT / "ci" / "recipes").glob("*.yaml")}
+    assert not [rehearsal for rehearsal in offered if rehearsal.startswith(("rehearsal", "layers", "toy", "compiled"))]
+    assert recipe.load(ROOT, "rehearsal-bf16").model.repository == "any"
+
+
+CLASS = {"workloads": ["quick"], "plan": {"cache": 8, "reserve": 2, "max_num_seqs": 4}, "contract": {"serves": {"attention": "bf16", "linear": "bf16"}}}
+#: Ten lines, of which two say what the model is for.
+TEN = """\
+name: mine
+title: My model
+inherits: hybrid
+why: >-
+  For this test, which asks whether
+  ten lines are enough.
+model: {repository: me/mine, revision: unresolved, quantization: NVFP4}
+plan: {weights: 20, weights_from: "Estimate", max_model_len: 4096, cache: 4}
+versions: [{vllm: ">=0.33,<0.34", flags: [--kv-cache-dtype=fp8]}]
+published: ["unresolved"]
+"""
+
+
+def write_class(root: Path, own: str, **fields: Any) -> None:
+    """Write the recipe `mine` and the class `hybrid` into *root*."""
+    classes = root / "ci" / "recipes" / "classes"
+    classes.mkdir(parents=True, exist_ok=True)
+    (classes / "hybrid.yaml").write_text(yaml.safe_dump({**CLASS, **fields}))
+    (classes.parent / "mine.yaml").write_text(own)
+
+
+def test_recipe_of_ten_lines_inherits_what_it_does_not_state(tmp_path: Path) -> None:
+    write_class(tmp_path, TEN, versions=[{"vllm": ">=0.20"}], tool_parser="hermes")
+    mine = recipe.load(tmp_path, "mine")
+    assert len(TEN.splitlines()) == 10
+    assert (mine.plan.cache, mine.plan.reserve, mine.plan.max_num_seqs, mine.plan.max_model_len) == (4, 2, 4, 4096)
+    assert (mine.tool_parser, mine.workloads, [variant.vllm for variant in mine.versions]) == ("hermes", ("quick",), [">=0.33,<0.34"])
+
+
+@pytest.mark.parametrize(
+    ("inherits", "fields", "details"),
+    [
+        ("other", {}, "classes: hybrid"),
+        ("../hybrid", {}, "classes: hybrid"),
+        ("[hybrid]", {}, "classes: hybrid"),
+        ("hybrid", {"speed": 60}, "speed"),
+        ("hybrid", {"plan": {"cache": "much"}}, "required field"),
+        ("hybrid", {"inherits": "other", "plan": {**CLASS["plan"], "weight": 1}}, "weight"),
+    ],
+)
+def test_class_that_is_missing_or_wrong_is_refused(inherits: str, fields: dict[str, Any], details: str, tmp_path: Path) -> None:
+    write_class(tmp_path, TEN.replace("hybrid", inherits), **fields)
+    with refusal("file-invalid") as caught:
+        recipe.load(tmp_path, "mine")
+    assert details in " ".join(caught.value.details)
+
+
+def test_recipe_for_a_spark_states_its_class() -> None:
+    """And every class has a recipe."""
+    classes = {path.stem for path in (ROOT / "ci" / "recipes" / "classes").glob("*.yaml")}
+    assert {recipe.load(ROOT, name).inherits for name in NAMES} - {""} == classes
 
 
 def served(*arguments: str) -> dict[str, Any]:

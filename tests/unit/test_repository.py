@@ -15,6 +15,7 @@ import pytest
 from tests.unit import errors_page, gates_page
 
 from sparkwright.bench.recipes import preflight as recipe_preflight
+from sparkwright.bench.recipes import recipe
 from sparkwright.cli.main import COMMANDS, parsers
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.ladder import GATES
@@ -219,13 +220,13 @@ def test_every_reference_of_the_pages_exists() -> None:
 
 @pytest.mark.parametrize(("page", "least"), [(FAILURES, {"plan", "serve"}), (SYSTEMS, {"build", "lab image", "model inspect", "patch watch"})])
 def test_every_command_option_recipe_and_workload_of_the_pages_exists(page: str, least: set[str]) -> None:
-    workloads = (ROOT / "ci" / "gates" / "workloads.yaml").read_text()
+    workloads, recipes = (ROOT / "ci" / "gates" / "workloads.yaml").read_text(), recipe.files(ROOT)
     found = [(name, shlex.split(text)) for name, text in COMMAND.findall(page) if name in COMMANDS]
     assert least <= {name for name, _ in found}
     for name, words in found:
         options = {option for action in parsers(COMMANDS[name].module)[name]._actions for option in action.option_strings}
         assert {word for word in words if word.startswith("--")} <= options, (name, words)
-        assert name != "serve" or not words or words[0].startswith("-") or (ROOT / "ci" / "recipes" / f"{words[0]}.yaml").exists(), words
+        assert name != "serve" or not words or words[0].startswith("-") or words[0] in recipes, words
         # A workload, or a cell of its texts.
         assert "--workload" not in words or f"\n  {words[words.index('--workload') + 1].split()[0]}:" in workloads, words
 

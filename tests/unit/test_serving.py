@@ -26,6 +26,7 @@ from tests.support import checkpoints, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
@@ -65,7 +66,7 @@ class World:
 
     def edit(self, recipe: str, **changes: object) -> None:
         """Change fields of a recipe's file."""
-        path = self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml"
+        path = recipes.files(self.folder / "data")[recipe]
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
 
     def install(self, channel: str = "verified") -> None:
@@ -747,7 +748,7 @@ def test_the_wheel_carries_the_reviewed_data_as_a_checkout_has_it(unpacked: Path
     assert "toy-cpu.yaml" in {path.name for path in carried}
     assert all((data / path).read_bytes() == (ROOT / path).read_bytes() for path in carried)
     forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    named = {path for source in forced for path in ([ROOT / source] if (ROOT / source).is_file() else (ROOT / source).iterdir())}
+    named = {path for source in forced for path in (ROOT / source, *(ROOT / source).rglob("*")) if path.is_file()}
     assert {path.relative_to(ROOT) for path in named} == set(carried)
     assert all(target == f"sparkwright/data/{source}" for source, target in forced.items())
 

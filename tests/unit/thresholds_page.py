@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "thresholds.md"
 HEAD = """\
 # Thresholds
 
-<!-- Made by tests/unit/thresholds_page.py from ci/gates/*.yaml and ci/recipes/*.yaml; change those, then run it again. -->
+<!-- Made by tests/unit/thresholds_page.py from ci/gates/*.yaml and ci/recipes/**/*.yaml; change those, then run it again. -->
 
 Every number by which a gate judges or limits itself. Its reason is the comment beside it in the file. *Measured* means that the number, or
 the threshold that it follows, was measured by this project or by the one that is named there. *Proposed* is everything else: a choice that was
@@ -55,13 +55,13 @@ def comment(lines: list[str], at: int) -> str:
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield file, name, value and kind of every threshold."""
-    for path in (*sorted((ROOT / "ci" / "gates").glob("*.yaml")), *sorted((ROOT / "ci" / "recipes").glob("*.yaml"))):
+    for path in (*sorted((ROOT / "ci" / "gates").glob("*.yaml")), *sorted((ROOT / "ci" / "recipes").rglob("*.yaml"))):
         text = path.read_text("utf-8")
         for name, value, line in numbers(yaml.compose(text, yaml.SafeLoader)) if path.name not in OTHER else ():
             if path.parent.name == "gates" or name.partition(".")[0] in RECIPE:
                 reason = comment(text.splitlines(), line)
                 kind = "measured" if MEASURED.search(reason) else "proposed"
-                yield f"{path.parent.name}/{path.name}", name, value, kind
+                yield path.relative_to(ROOT / "ci").as_posix(), name, value, kind
 
 
 def render() -> str:

@@ -78,6 +78,11 @@ def parse(text: str, kind: type[T], origin: str) -> T:
         raise FileError(
             "file-invalid", f"{origin} is not readable as YAML.", details=str(error).splitlines()
         ) from error
+    return convert(data, kind, origin)
+
+
+def convert(data: Any, kind: type[T], origin: str) -> T:
+    """Return *data* as a record of type *kind*; raises `file-invalid` as `parse`."""
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:

@@ -2,7 +2,8 @@
 A recipe: a model, how each release of vLLM serves it, the memory that it takes, and its results.
 
 vLLM renames flags and drops variables from release to release, and ignores what it does not know.
-So a recipe states them for each range of releases, and is refused for any other.
+So a recipe states them for each range of releases, and is refused for any other. What models of an
+architecture share is a class, a file of the same fields (``ci/recipes/classes``).
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: Of the file, without ``.yaml``.
         title: For people.
+        inherits: The class whose fields count where the recipe has none; of fields that have parts,
+            such as ``plan``, part by part. Empty for none.
         why: Its purpose, and what is known to be odd about it.
         model: The checkpoint.
         plan: The memory that it takes.
@@ -242,6 +245,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contract: KernelContract
     versions: Annotated[tuple[VersionVariant, ...], Meta(min_length=1)]
     workloads: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    inherits: str = ""
     speculation: Annotated[str, Meta(pattern=r"^(\{\S+\})?$")] = ""
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
@@ -367,8 +371,18 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def names(root: Path) -> tuple[str, ...]:
-    """Return the names of all recipes of the repository at *root*."""
+    """Return the names of the recipes of the repository at *root* that are for a Spark."""
     return tuple(path.stem for path in list_folder(root / "ci" / "recipes", "*.yaml"))
+
+
+def files(root: Path) -> dict[str, Path]:
+    """Return the file of each recipe of the repository at *root*, those of rehearsals included."""
+    folder = root / "ci" / "recipes"
+    return _by_name(folder / "rehearsal") | _by_name(folder)
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in list_folder(folder, "*.yaml")}
 
 
 def load(root: Path, name: str) -> Recipe:
@@ -377,18 +391,38 @@ def load(root: Path, name: str) -> Recipe:
 
     Raises:
         UsageError: There is no recipe of that name.
-        file-invalid: Its file does not follow `Recipe`, or has another name.
+        file-invalid: Its file and that of its class do not follow `Recipe`, there is no such class,
+            or it has another name.
     """
-    if name not in names(root):
+    path = files(root).get(name)
+    if path is None:
         raise UsageError(
             "usage",
             f"There is no recipe {name!r:.80}.",
             todo=f"Choose from: {', '.join(names(root))}.",
         )
-    recipe = strict_yaml.load(root / "ci" / "recipes" / f"{name}.yaml", Recipe)
+    fields = strict_yaml.load(path, dict[str, Any])
+    if "inherits" in fields:
+        fields = _inherit(fields, root / "ci" / "recipes" / "classes", path)
+    recipe = strict_yaml.convert(fields, Recipe, str(path))
     if recipe.name != name:
         raise FileError("file-invalid", f"{name}.yaml says that it is the recipe {recipe.name}.")
     return recipe
+
+
+def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
+    """Return the fields *own* of the recipe at *path* beside those of its class in *folder*."""
+    classes = _by_name(folder)
+    name = str(own["inherits"])
+    if name not in classes:
+        what = f"{path} inherits from {name!r:.80}, which is no class of recipes."
+        raise FileError("file-invalid", what, details=[f"classes: {', '.join(classes)}"])
+    fields = strict_yaml.load(classes[name], dict[str, Any])
+    for field, value in own.items():
+        inherited = fields.get(field)
+        both = isinstance(inherited, dict) and isinstance(value, dict)
+        fields[field] = dict(inherited or {}, **value) if both else value
+    return fields
 
 
 def served_name(recipe: Recipe | None, model: Path) -> str:
