@@ -91,7 +91,7 @@ def test_unknown_recipe_is_refused_and_those_for_a_spark_are_offered(name: str) 
     assert recipe.load(ROOT, "rehearsal-bf16").model.repository == "any"
 
 
-CLASS = {"workloads": ["quick"], "plan": {"cache": 8, "reserve": 2, "max_num_seqs": 4}, "contract": {"serves": {"attention": "bf16", "linear": "bf16"}}}
+CLASS: dict[str, Any] = {"workloads": ["quick"], "plan": {"cache": 8, "reserve": 2, "max_num_seqs": 4}, "contract": {"serves": {"attention": "bf16", "linear": "bf16"}}}
 #: Ten lines, of which two say what the model is for.
 TEN = """\
 name: mine
