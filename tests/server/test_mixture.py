@@ -10,12 +10,6 @@ from pathlib import Path
 import pytest
 from tests.support.mixtures import MIXTURES, Mixture
 
-from sparkwright.cli.options import default_cache
-from sparkwright.core.store import Store
-from sparkwright.forks import fetch
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 pytestmark = pytest.mark.server
@@ -28,15 +22,6 @@ def wrong(mixture: Mixture, joined: str, parts: list[str], answer: str) -> bool:
     families = {form if form == "NVFP4" else "FP8" if "FP8" in form else "" for form in forms}
     lacks = answer == "static FP8" and forms == {"FP8 without scale of inputs"}
     return len(forms) > 1 or families != {answer.removeprefix("static ")} or lacks
-
-
-@pytest.fixture(name="release", scope="module")
-def _release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of the default stack's vLLM, from its locked source archive."""
-    folder = tmp_path_factory.mktemp("release")
-    context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), ("vllm",), folder, source="sdist")
-    context.objects.archive(fetch.fetch(context, "vllm").tree, folder)
-    return folder
 
 
 def test_the_program_judges_mixtures_as_the_vllm_of_the_default_stack_does(vllm_python: Path, release: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from tests.support.standin import Machine, alive
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import check_variables
 from sparkwright.serving import flags
-from sparkwright.serving.environment import examine
+from sparkwright.serving.environment import ServingEnvironment, examine
 
 pytestmark = pytest.mark.server
 
@@ -123,3 +124,29 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
             check_variables(variant.variables, environment.package)
     with refusal("variable-refused"):
         check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
+
+
+def names_in(package: Path, *files: str) -> set[str]:
+    """Return the string constants of *files* of vLLM's *package*."""
+    trees = [ast.parse((package / file).read_bytes()) for file in files]
+    return {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize("name", recipes.names(ROOT))
+def test_recipe_says_what_the_vllm_of_the_default_stack_knows(name: str, release: Path) -> None:
+    """Flags, variables, parsers, ways to draft and kernels that are chosen; a recipe for that release is never refused for one of them."""
+    package = release / "vllm"
+    environment = ServingEnvironment(prefix=release, vllm="0.33.0", ray="", package=package, loaders=frozenset())
+    recipe = recipes.load(ROOT, name)
+    variant = recipe.find_variant("0.33.0")
+    assert variant, "a recipe that the newest release cannot serve is of no use to an owner"
+    version = "0.33.0+spark.2026.11" if variant.lacks else "0.33.0"
+    words = recipe.flags(version)
+    flags.check(words, environment)
+    check_variables(variant.variables, package)
+    assert {recipe.tool_parser} - {""} <= names_in(package, "tool_parsers/__init__.py")
+    assert {recipe.reasoning_parser} - {""} <= names_in(package, "reasoning/__init__.py")
+    drafting = recipe.drafting(variant)
+    assert not drafting or drafting["method"] in names_in(package, "config/speculative.py")
+    kernels = {flags.value(words, "--moe-backend"), flags.value(words, "--linear-backend"), drafting.get("moe_backend", "")}
+    assert kernels - {""} <= names_in(package, "config/kernel.py")

@@ -23,6 +23,10 @@ from uv import find_uv_bin
 
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.cli.options import default_cache
+from sparkwright.core.store import Store
+from sparkwright.forks import fetch
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
 from sparkwright.gates.contract import kernel_trace as profiled
 
 HERE = Path(__file__).parents[1] / "server"
@@ -109,3 +113,12 @@ def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFacto
     with Server(launch(vllm_python, toy, *flags), folder / "server.log") as server:
         assert not server.failure, f"{server.failure}\n{server.log.read_text()[-4000:]}"
         yield server
+
+
+@pytest.fixture(name="release", scope="session")
+def _release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of the default stack's vLLM, from its locked source archive."""
+    folder = tmp_path_factory.mktemp("release")
+    context = RunContext(Project(HERE.parents[1], "2026.11"), Store(default_cache()), ("vllm",), folder, source="sdist")
+    context.objects.archive(fetch.fetch(context, "vllm").tree, folder)
+    return folder

@@ -23,7 +23,7 @@ from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import memory, strict_yaml
-from sparkwright.core.memory import MachineMemory
+from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.serving import flags
 
@@ -37,12 +37,20 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolic
 
 
 def plain() -> dict[str, Any]:
-    """Return a recipe without faults, as its file has it."""
-    return dict(yaml.safe_load((ROOT / "ci" / "recipes" / "gpt-oss-120b-mxfp4.yaml").read_text()))
+    """Return a recipe without faults, and without a class."""
+    return {**msgspec.to_builtins(recipe.load(ROOT, "gpt-oss-120b-mxfp4")), "inherits": ""}
 
 
-def test_page_of_recipes_lists_each_of_them() -> None:
+def fits(name: str) -> str:
+    """Return the smallest Spark that the plan of the recipe *name* fits, as the page says it."""
+    reviewed = recipe.load(ROOT, name)
+    sizes = [size for size in ("64 GB", "128 GB") if not preflight.findings(reviewed, None, SPARKS[size])]
+    return ("2 × " if reviewed.nodes == 2 else "") + sizes[0]
+
+
+def test_page_of_recipes_lists_each_of_them_and_what_it_fits() -> None:
     text = (ROOT / "ci" / "recipes" / "README.md").read_text("utf-8")
+    assert dict(re.findall(r"(?m)^\| `([^`]+)` \|.*\| ([^|]*GB) \|", text)) == {name: fits(name) for name in recipe.names(ROOT)}
     assert set(re.findall(r"`([^`]+)`", text[text.index("| recipe |") : text.index("See [serve]")])) == set(NAMES)
 
 
@@ -144,6 +152,7 @@ def test_class_that_is_missing_or_wrong_is_refused(inherits: str, fields: dict[s
 def test_recipe_for_a_spark_states_its_class() -> None:
     """And every class has a recipe."""
     classes = {path.stem for path in (ROOT / "ci" / "recipes" / "classes").glob("*.yaml")}
+    assert all(recipe.load(ROOT, name).inherits for name in recipe.names(ROOT))
     assert {recipe.load(ROOT, name).inherits for name in NAMES} - {""} == classes
 
 
@@ -198,6 +207,7 @@ def planned(**changes: Any) -> Recipe:
 
 WRONG: dict[str, tuple[Recipe, str]] = {
     "drafts without a head": (changed(speculation='{"method":"mtp"}'), "speculation-headless"),
+    "drafts of another model": (changed(speculation='{"method":"mtp","model":"a/b"}'), ""),
     "a cell that is too long": (planned(max_model_len=2048), "cell-too-long"),
     "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
     "no memory left": (planned(weights=110), "memory-short"),

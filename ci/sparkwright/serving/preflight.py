@@ -79,7 +79,8 @@ def _speculation(words: Sequence[str], checkpoint: ModuleAudit | None) -> Iterat
     """Yield what is wrong with speculative decoding."""
     settings = flags.speculation(words)
     method = str(settings.get("method", ""))
-    if "mtp" in method and checkpoint and not checkpoint.drafts:
+    own = "mtp" in method and not settings.get("model")
+    if own and checkpoint and not checkpoint.drafts:
         message = "the checkpoint has no layers that draft, or its config names none"
         yield Reason("speculation-headless", message)
     drafting = "mtp" in method or settings.get("model")

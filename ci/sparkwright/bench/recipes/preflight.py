@@ -121,7 +121,8 @@ def findings(
     results += _cells(recipe, workloads)
     results += other_model(recipe, checkpoint)
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
-    if "mtp" in recipe.speculation and drafts is False:
+    own = "mtp" in recipe.speculation and '"model":' not in recipe.speculation
+    if own and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
         results.append(Reason("speculation-headless", message))
     return list(dict.fromkeys(results))

@@ -402,7 +402,7 @@ def load(root: Path, name: str) -> Recipe:
             todo=f"Choose from: {', '.join(names(root))}.",
         )
     fields = strict_yaml.load(path, dict[str, Any])
-    if "inherits" in fields:
+    if fields.get("inherits"):
         fields = _inherit(fields, root / "ci" / "recipes" / "classes", path)
     recipe = strict_yaml.convert(fields, Recipe, str(path))
     if recipe.name != name:
