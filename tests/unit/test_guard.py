@@ -166,6 +166,19 @@ def test_guard_that_is_killed_is_missed_and_the_server_goes_on(machine: Machine,
     assert "its guard was killed" in check.meaning
 
 
+def test_records_of_what_is_over_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server whose number another process has now, of one that was ended long ago, and of what is no record."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    guard.records().mkdir(parents=True)
+    own = {"server": os.getpid(), "guard": os.getpid(), "started": guard.start_time(os.getpid()), "time": 0, "state": "watching", "message": ""}
+    later, gone = {**own, "started": "1"}, {**own, "server": 1 << 22}
+    ended = {**own, "state": "ended", "server": 1 << 22}
+    for number, record in enumerate((own, later, gone, ended, {**ended, "time": time.time()}, {}, [])):
+        (guard.records() / f"{number}.json").write_text(json.dumps(record))
+    (guard.records() / "8.json").write_text("{")
+    assert sorted(record["state"] for record in guard.servers()) == ["ended", "watching"]
+
+
 def test_guard_started_by_another_process_watches_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
     guard.main([str(os.getpid()), "0", str(tmp_path / "record"), "/nonexistent"])

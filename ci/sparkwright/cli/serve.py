@@ -394,7 +394,7 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
     machine = MachineMemory.here()
     worker = ServerMemory(1, cache=0.1, reserve=0.0, floor=machine.floor(arguments.floor))
     preflight.check((), machine, worker, recipe=None, checkpoint=None)
-    guard.start(worker.floor / 2, Path())
+    guard.start(worker.floor / 2, Path(os.devnull))
     return _become(command, launch.ray_variables({**variables, "VLLM_HOST_IP": own}))
 
 

@@ -33,6 +33,8 @@ FASTEST = 25e9
 SLACK = 2 << 30
 #: The longest time between two looks, in seconds.
 LONGEST = 1.0
+#: Seconds for which the end of a server is remembered.
+REMEMBERED = 86_400
 #: Seconds over which stalls are judged, between two droppings of the page cache, and two warnings.
 WINDOW, DROPPING, WARNING = 5.0, 2.0, 60.0
 #: Share of the time in which every process waited for memory, and bytes a second that came back
@@ -196,19 +198,23 @@ def records() -> Path:
 
 def servers() -> list[dict[str, Any]]:
     """
-    Return the records of this user's servers that run, or that a guard ended: of one that lost its
-    guard, the state is ``unguarded``.
+    Return the records of this user's servers that run, or that a guard ended within a day: of one
+    that lost its guard, the state is ``unguarded``.
     """
     results = []
     for path in records().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             record = json.loads(path.read_bytes())
+            recent = time.time() - record["time"] < REMEMBERED
             if record["state"] != "ended" and start_time(record["server"]) == record["started"]:
+                recent = True
                 try:
                     start_time(record["guard"])
                 except OSError:
                     record["state"] = "unguarded"
-            results.append(record)
+            elif record["state"] != "ended":
+                continue
+            results += [record] * recent
     return results
 
 
