@@ -91,7 +91,8 @@ def run(rate: float, *, real: bool) -> tuple[float, str, int]:
     """Return the GiB that were left above the floor, what the guard said, and the server's status."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        eater.write(folder, eater.AVAILABLE)
+        # Two seconds of the rate, and more than the guard leaves.
+        eater.write(folder, FLOOR + 4 * GIB + 2 * rate)
         floor = available() - ROOM if real else FLOOR
         variables = {**os.environ, "RECORD": str(folder / "record"), "PYTHONPATH": f"{measure.ROOT}:{measure.ROOT / 'ci'}"}
         command = [sys.executable, "-m", "tests.support.eater", "real" if real else name, str(rate), str(floor)]

@@ -62,7 +62,7 @@ def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.M
     ("script", "says"),
     [
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "Failed to initialize NVML: Driver/library version mismatch"),
-        ("exit 9", "nvidia-smi ended with status 9"),
+        ("exit 9", "nvidia-smi ended by 9"),
         ("sleep 60", "nvidia-smi did not end within 1 s"),
     ],
 )
@@ -170,6 +170,10 @@ def test_what_is_admitted_starts_in_vllm_and_leaves_the_floor(
         if not any(memory.refusals(each, there)):
             assert vllm_admits(each, there) or not token
             assert each.settled(there).needed + each.floor <= there.free + 1e-9
+    # Where a short request fits beside the weights, flags are a remedy.
+    room = min(machine.free, total) - server.fixed - server.floor
+    if any(memory.refusals(server, machine)) and room > 0.26 and server.shape.tokens(room - 0.01) > min(length, memory.SHORTEST) + 16:
+        assert memory.remedies(server, machine)[0].text.startswith("give --flag=")
 
 
 TEXT = {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048}

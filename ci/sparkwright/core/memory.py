@@ -150,11 +150,9 @@ def _query(what: str) -> tuple[list[list[str]], str]:
         ended = process.run_limited(command, Limits(PATIENCE, 1 << 20, 1))
     except CommandError:
         return [], ""
-    if ended.late:
-        return [], f"nvidia-smi did not end within {PATIENCE:g} s"
-    if ended.status:
-        lines = ended.tail.splitlines() or [f"nvidia-smi ended with status {ended.status}"]
-        return [], lines[0][:200]
+    if ended.late or ended.status:
+        how = f"did not end within {PATIENCE:g} s" if ended.late else f"ended by {ended.status}"
+        return [], (ended.tail.splitlines() or [f"nvidia-smi {how}"])[0][:200]
     return [[word.strip() for word in row.split(",")] for row in ended.tail.splitlines()], ""
 
 
@@ -368,12 +366,13 @@ def _flags(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     """Yield other flags; those that change least first."""
     cache, one = server.settled(machine).cache or 0.0, server.shape.request(server.length)
     room = (min(machine.free, machine.total) - server.floor) / server.servers - server.fixed
+    room = math.floor(room * 1024) / 1024
     for size, length in (
         (cache, server.length),
         (math.ceil(one * 1024) / 1024, server.length),
-        (math.floor(room * 1024) / 1024, server.length),
+        (room, server.length),
         (cache, server.shape.tokens(cache)),
-        (math.floor(room * 1024) / 1024, server.shape.tokens(room)),
+        (room, server.shape.tokens(room)),
     ):
         if size < LEAST_CACHE or length < min(SHORTEST, server.length):
             continue
@@ -408,11 +407,11 @@ def _sizes(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     if cache != server.cache:
         without += f"; give --flag=--kv-cache-memory-bytes={math.ceil(cache * 1024)}M"
     if free <= machine.total:
-        text = f"no flag makes it fit: end programs until {free} GiB are free{without}"
+        text = f"end programs until {free} GiB are free{without}"
         yield Remedy(text, whole, replace(machine, free=float(free)))
     # A floor that is a part of the memory grows with it.
     part = FLOOR if math.isclose(server.floor, FLOOR * machine.total) else 0.0
     size = math.ceil(needed / (1 - part) if part else needed + server.floor)
-    text = f"no flag makes it fit: it takes a machine with {size} GiB of memory{without}"
+    text = f"take a machine with {size} GiB of memory{without}"
     larger = replace(whole, floor=part * size or server.floor)
     yield Remedy(text, larger, replace(machine, total=float(size), free=float(size)))
