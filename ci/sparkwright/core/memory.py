@@ -336,7 +336,7 @@ def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[Refusal]:
     if share * total + server.floor > total:
         message = f"{share:g} of {total:.1f} GiB leaves {(1 - share) * total:.1f}; "
         yield Refusal("memory-utilization", f"{message}{server.floor:.1f} must stay free")
-    elif share * total > machine.free:
+    elif share * total > machine.free - 1e-6:  # vLLM rounds it up to a whole byte
         message = f"vLLM asks for {share:g} of {total:.1f} GiB, {share * total:.1f}, at its start; "
         yield Refusal("memory-utilization", f"{message}{machine.free:.1f} are free")
     if needed > machine.free:

@@ -192,7 +192,8 @@ def descendants(process: int) -> list[int]:
 
 def records() -> Path:
     """Return the folder with the records of this user's servers."""
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    home = Path(os.environ.get("HOME") or "/nonexistent")
+    state = os.environ.get("XDG_STATE_HOME") or home / ".local" / "state"
     return Path(state, "sparkwright", "serving")
 
 
