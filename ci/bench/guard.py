@@ -2,7 +2,7 @@
 The guard of a server: what it costs, and how much memory was left when it ended a server that took 1, 5 and 20 GB/s.
 
 The memory of the fast ones is a file that stands for ``/proc/meminfo``. With ``--real`` (root, a memory control group) a server takes 1 GB/s of
-this machine's own memory, in a group that bounds it. Exits with 1 if the guard costs more than promised, or the floor was passed.
+this machine's own memory instead, in a group that bounds it. Exits with 1 if the guard costs more than promised, or the floor was passed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COST = 0.001
 GIB = 2**30
 FLOOR = 6 * GIB
 #: Bytes that a real server may take before the guard ends it, and its group's limit.
-ROOM, LIMIT = 4 * GIB, 5 * GIB
+ROOM, LIMIT = 4 * GIB, 10 * GIB
 #: GiB above the floor → what that is; the promise is not for the last, of which the user was warned.
 DISTANCES = {20.0: "much", 6.1: "as full as a plan admits", 2.1: "the server was warned"}
 
@@ -124,12 +124,12 @@ def main() -> int:
     arguments = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as name:
-        for distance, meaning in DISTANCES.items():
+        for distance, meaning in () if arguments.real else DISTANCES.items():
             share = cost(Path(name), distance, arguments.seconds)
             failed |= share > COST and distance > 6
             console.result(f"{distance:4.1f} GiB above the floor ({meaning}): {share:.4%} of a processor")
-    rates = [(rate, False) for rate in (1e9, 5e9, 20e9)] + ([(1e9, True)] if arguments.real else [])
-    for rate, real in rates:
+    real = arguments.real
+    for rate in [1e9] if real else [1e9, 5e9, 20e9]:
         runs = [run(rate, real=real) for _ in range(arguments.runs)]
         kept = sum(left >= 0 and status == -signal.SIGKILL for left, _, status in runs)
         failed |= kept < len(runs)

@@ -67,7 +67,7 @@ def main() -> None:
     subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, *words], start_new_session=True, stdin=subprocess.DEVNULL)
     time.sleep(0.5)
     subprocess.run([sys.executable, __file__, place, rate, floor, "engine"], check=False)
-    time.sleep(600)
+    time.sleep(10)  # a guard kills this process, too
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ import re
 import shutil
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import psutil
 
 from sparkwright.builder import host_info
 from sparkwright.cli import options
@@ -23,6 +25,8 @@ from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
 from sparkwright.core import config, http, process
 from sparkwright.core.console import console, size
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_json
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import package_index, resolve
@@ -34,6 +38,8 @@ from sparkwright.serving import guard
 #: with an error. ``not-run``: cannot run on this machine.
 CheckState = Literal["ready", "look", "missing", "not-run"]
 
+#: Seconds for which the end of a server by its guard is shown.
+REMEMBERED = 86_400
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
@@ -78,7 +84,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         environment-broken: An installed release was changed.
     """
-    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here(), guard.servers())]}
+    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here())]}
     _show("Serving on this machine", results["serving"])
     if arguments.root is None and config.checkout() is None:
         return results | client.doctor(arguments)
@@ -254,8 +260,8 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     )
 
 
-def serving(machine: MachineMemory, servers: Sequence[Mapping[str, Any]]) -> Iterator[MachineCheck]:
-    """Yield what *machine* has for a server now, and how the *servers* of this user are watched."""
+def serving(machine: MachineMemory) -> Iterator[MachineCheck]:
+    """Yield what *machine* has for a server now, and which servers run without a guard."""
     held = ", ".join(f"{each.name} ({each.pid}): {each.gib:.1f}" for each in machine.tenants[:3])
     yield _check(
         "memory",
@@ -266,14 +272,25 @@ def serving(machine: MachineMemory, servers: Sequence[Mapping[str, Any]]) -> Ite
     if machine.failure:
         text = "nvidia-smi fails; a server is judged by the rules of unified memory all the same"
         yield MachineCheck("nvidia-smi", "look", machine.failure, text, "sudo reboot")
-    for server in servers:
-        name, guarded = f"server {server['server']}", server["state"] != "unguarded"
-        text = (
-            "" if guarded else "its guard was killed, so nothing ends it before the machine stops"
-        )
-        good = guarded and not server["message"]
-        observed = server["message"] or server["state"]
-        yield _check(name, good, observed, text, "" if guarded else "restart it")
+    for server in psutil.process_iter(["cmdline"]):
+        if "vllm.entrypoints.cli.main" in (server.info["cmdline"] or ()):
+            text = "its guard was killed: nothing ends it before the machine stops"
+            yield _check(f"server {server.pid}", _guarded(server), "serves", text, "restart it")
+    for record in guard.records().glob("*.json"):
+        with contextlib.suppress(FileError, OSError):
+            if time.time() - record.stat().st_mtime < REMEMBERED:
+                message = str(read_json(record, dict[str, Any])["message"])
+                yield MachineCheck(f"server {record.stem}", "look", message)
+
+
+def _guarded(server: psutil.Process) -> bool:
+    """Return whether a guard watches *server*."""
+    with contextlib.suppress(psutil.Error):
+        for child in server.children():
+            with contextlib.suppress(psutil.Error):
+                if Path(guard.__file__).name in map(os.path.basename, child.cmdline()):
+                    return True
+    return False
 
 
 def _check(

@@ -59,7 +59,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     shape = CacheShape.of(modules.text_config(model.config))
     for name, machine in SPARKS.items():
         server = replace(plain, shape=shape, floor=machine.floor())
-        reasons = [refusal.message for refusal in refusals(server, machine)]
+        reasons = [message for _, message in refusals(server, machine)]
         console.result(f"a Spark of {name}: {'; '.join(reasons) or server.text(machine)}")
     return {
         "audit": audit,

@@ -304,13 +304,6 @@ class ServerMemory(msgspec.Struct, frozen=True):
         )
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """A rule that a server breaks on a machine; *reference* is stable."""
-
-    reference: str
-    message: str
-
-
 class Remedy(msgspec.Struct, frozen=True):
     """A change, as *text*, to a *server* or a *machine*, after which it is admitted."""
 
@@ -319,8 +312,8 @@ class Remedy(msgspec.Struct, frozen=True):
     machine: MachineMemory
 
 
-def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[Refusal]:
-    """Yield why *machine*, or vLLM on it, does not admit *server*."""
+def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[tuple[str, str]]:
+    """Yield references and messages: why *machine*, or vLLM on it, does not admit *server*."""
     server = server.settled(machine)
     total, cache, share = machine.total, server.cache or 0.0, server.share or 0.0
     needed = server.servers * server.needed + server.floor
@@ -331,19 +324,19 @@ def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[Refusal]:
     parts = f"{server.servers} x ({parts})" if server.servers > 1 else parts
     parts += f" and {server.floor:.1f} that stay free are {needed:.1f}"
     if needed > total:
-        yield Refusal("memory-short", f"{parts}; the machine has {total:.1f}")
+        yield ("memory-short", f"{parts}; the machine has {total:.1f}")
         return
     if share * total + server.floor > total:
         message = f"{share:g} of {total:.1f} GiB leaves {(1 - share) * total:.1f}; "
-        yield Refusal("memory-utilization", f"{message}{server.floor:.1f} must stay free")
+        yield ("memory-utilization", f"{message}{server.floor:.1f} must stay free")
     elif share * total > machine.free - 1e-6:  # vLLM rounds it up to a whole byte
         message = f"vLLM asks for {share:g} of {total:.1f} GiB, {share * total:.1f}, at its start; "
-        yield Refusal("memory-utilization", f"{message}{machine.free:.1f} are free")
+        yield ("memory-utilization", f"{message}{machine.free:.1f} are free")
     if needed > machine.free:
-        yield Refusal("memory-held", f"{parts}; {machine.free:.1f} are free")
+        yield ("memory-held", f"{parts}; {machine.free:.1f} are free")
     if server.shape.token and server.shape.request(server.length) > cache:
         message = f"the cache holds {server.shape.tokens(cache):,} tokens, and a request may have "
-        yield Refusal("cache-short", f"{message}{server.length:,}")
+        yield ("cache-short", f"{message}{server.length:,}")
 
 
 def remedies(server: ServerMemory, machine: MachineMemory, *, flags: bool = True) -> list[Remedy]:

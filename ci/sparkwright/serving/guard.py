@@ -24,17 +24,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 #: Bytes a second that a program can take at most, with a margin: 20 GB/s is what was tried.
 FASTEST = 25e9
-#: Bytes above the floor at which a server is ended; what is left of them at the last look lasts for
-#: 40 ms, in which killed processes stop. A step, such as the allocation of a cache, ends nothing.
+#: Bytes above the floor at which a server is ended. A step, such as the allocation of a cache, ends
+#: nothing above them.
 SLACK = 2 << 30
+#: Seconds in which processes that are killed stop.
+REACTION = 0.04
 #: The longest time between two looks, in seconds.
 LONGEST = 1.0
-#: Seconds for which the end of a server is remembered.
-REMEMBERED = 86_400
 #: Seconds over which stalls are judged, between two droppings of the page cache, and two warnings.
 WINDOW, DROPPING, WARNING = 5.0, 2.0, 60.0
 #: Share of the time in which every process waited for memory, and bytes a second that came back
@@ -50,14 +49,14 @@ class Guard:
 
     Args:
         floor: Bytes that stay available.
-        record: File with what it saw.
+        record: File for what it saw if it ends the server.
         model: Folder of the model, whose files may leave the page cache.
         proc: As ``/proc``; another folder in tests.
     """
 
     def __init__(self, server: int, floor: int, record: str, model: str, proc: str) -> None:
-        self.server, self.floor, self.model, self.proc = server, floor, Path(model), Path(proc)
-        self.path, self.started = record, start_time(server)
+        self.server, self.floor, self.record = server, floor, record
+        self.model, self.proc = Path(model), Path(proc)
         self.meminfo = os.open(self.proc / "meminfo", os.O_RDONLY)
         self.free, self.available = self.read()
         self.least = self.available
@@ -80,8 +79,8 @@ class Guard:
 
     @property
     def period(self) -> float:
-        """Seconds until the next look: no program takes three quarters of what is left before."""
-        return min(LONGEST, 0.75 * max(SLACK, self.available - self.floor) / FASTEST)
+        """Seconds until the next look: what is left then lasts for `REACTION` at least."""
+        return min(LONGEST, max(SLACK, self.available - self.floor) / FASTEST - REACTION)
 
     def stall(self) -> str:
         """Return why the machine hangs, by the kernel's own accounts; empty if it does not."""
@@ -121,63 +120,43 @@ class Guard:
             end = gib(self.floor + SLACK)
             self.say(f"{gib(self.available)} GiB of memory are available; at {end} the server ends")
 
-    def say(self, message: str, state: str = "watching") -> None:
-        """Tell the user and the record, which is all that is told without a *message*."""
-        names = ("server", "started", "floor", "least")
-        values = {name: getattr(self, name) for name in names}
-        values |= {"state": state, "message": message, "time": round(time.time())}
-        values |= {"guard": os.getpid(), "model": str(self.model)}
+    def say(self, message: str) -> None:
+        """Tell the user, who may have closed the stream."""
         with contextlib.suppress(OSError):
-            if message:
-                os.write(2, f"sparkwright guard: {message}\n".encode())
-        with contextlib.suppress(OSError):
-            Path(f"{self.path}.new").write_text(json.dumps({"schema": 1, **values}))
-            Path(f"{self.path}.new").replace(self.path)
+            os.write(2, f"sparkwright guard: {message}\n".encode())
 
     def end(self, reason: str) -> None:
-        """Kill the server and all that came of it, and tell why."""
+        """Kill the server and all that came of it, and tell why; also in the record."""
         for process in [*descendants(self.server), self.server]:
             # The first process of a container is deaf to the former.
             for by in (signal.SIGKILL, signal.SIGTERM):
                 with contextlib.suppress(OSError):
                     os.kill(process, by)
-        kept = f"so that {gib(self.floor)} GiB stay free"
-        self.say(f"{reason}: the server was ended, {kept}", "ended")
+        message = f"{reason}: the server was ended, so that {gib(self.floor)} GiB stay free"
+        names = ("server", "floor", "free", "available", "least")
+        values: dict[str, object] = {name: getattr(self, name) for name in names}
+        values |= {"message": message, "model": str(self.model), "time": round(time.time())}
+        with contextlib.suppress(OSError):
+            Path(self.record).write_text(json.dumps({"schema": 1, **values}))
+        self.say(message)
 
     def run(self) -> None:
         """Watch until the server has ended."""
         alive = select.poll()
         alive.register(os.pidfd_open(self.server), select.POLLIN)
-        self.say("")
         last = time.monotonic()
         while not alive.poll(1000 * self.period):
             now = time.monotonic()
             reason, last = self.look(now - last), now
             if reason:
                 self.end(reason)
-                alive.poll(30_000)
                 return
             self.relieve()
-        with contextlib.suppress(OSError):
-            Path(self.path).unlink()
 
 
 def gib(size: float) -> str:
     """Return *size* bytes in GiB."""
     return f"{size / 2**30:.1f}"
-
-
-def start_time(process: int) -> str:
-    """
-    Return when *process* started, in the kernel's ticks, which tells it from a later one.
-
-    Raises:
-        OSError: It has ended.
-    """
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    if fields[0] == "Z":
-        raise ProcessLookupError(process)
-    return fields[19]
 
 
 def descendants(process: int) -> list[int]:
@@ -191,32 +170,10 @@ def descendants(process: int) -> list[int]:
 
 
 def records() -> Path:
-    """Return the folder with the records of this user's servers."""
+    """Return the folder with what guards saw of servers of this user that they ended."""
     home = Path(os.environ.get("HOME") or "/nonexistent")
     state = os.environ.get("XDG_STATE_HOME") or home / ".local" / "state"
     return Path(state, "sparkwright", "serving")
-
-
-def servers() -> list[dict[str, Any]]:
-    """
-    Return the records of this user's servers that run, or that a guard ended within a day: of one
-    that lost its guard, the state is ``unguarded``.
-    """
-    results = []
-    for path in records().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            record = json.loads(path.read_bytes())
-            recent = time.time() - record["time"] < REMEMBERED
-            if record["state"] != "ended" and start_time(record["server"]) == record["started"]:
-                recent = True
-                try:
-                    start_time(record["guard"])
-                except OSError:
-                    record["state"] = "unguarded"
-            elif record["state"] != "ended":
-                continue
-            results += [record] * recent
-    return results
 
 
 def start(floor: float, model: Path) -> None:

@@ -56,8 +56,7 @@ def check(
         results.append(Reason("cache-unpinned", message))
     if recipe:
         results += recipe_preflight.other_model(recipe, checkpoint)
-    refusals = memory.refusals(server, machine)
-    results += [Reason(refusal.reference, refusal.message) for refusal in refusals]
+    results += [Reason(*refusal) for refusal in memory.refusals(server, machine)]
     texts = {
         finding: f"{finding.reference}: {finding.message}. "
         + recipe_preflight.REASONS.get(finding.reference, "")

@@ -116,8 +116,7 @@ def findings(
         servers: How many run on a node at a time.
     """
     server = recipe.memory(machine, checkpoint, servers)
-    refusals = memory.refusals(server, machine)
-    results = [Reason(each.reference, each.message) for each in refusals]
+    results = [Reason(*refusal) for refusal in memory.refusals(server, machine)]
     results += _cells(recipe, workloads)
     results += other_model(recipe, checkpoint)
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
