@@ -82,7 +82,7 @@ def test_looks_are_rare_while_there_is_much_and_as_close_as_needed(folder: Folde
         folder.set(available)
         assert watch.look(10.0) == ""
         assert watch.period <= guard.LONGEST
-        assert 25e9 * (watch.period + guard.REACTION) <= (available - 6) * GIB + 1
+        assert 25e9 * (watch.period + guard.REACTION) <= (available - 6) * GIB + 1024  # of kB
     assert watch.period == guard.LONGEST
     folder.set(7.9)
     assert "7.9 GiB of memory were available" in watch.look(10.0)
