@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,16 @@ def test_class_that_is_missing_or_wrong_is_refused(inherits: str, fields: dict[s
     with refusal("file-invalid") as caught:
         recipe.load(tmp_path, "mine")
     assert details in " ".join(caught.value.details)
+
+
+def test_recipe_of_the_guide_has_ten_lines_and_is_sound(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "howto" / "write-a-recipe.md").read_text("utf-8")
+    text = textwrap.dedent(guide[guide.index("```yaml\n") + 8 : guide.index("   ```\n")])
+    shutil.copytree(ROOT / "ci" / "recipes" / "classes", tmp_path / "ci" / "recipes" / "classes")
+    name = yaml.safe_load(text)["name"]
+    (tmp_path / "ci" / "recipes" / f"{name}.yaml").write_text(text)
+    assert len(text.splitlines()) == 10
+    assert preflight.findings(recipe.load(tmp_path, name), WORKLOADS, SPARK) == []
 
 
 def test_recipe_for_a_spark_states_its_class() -> None:
