@@ -285,8 +285,8 @@ def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[st
     name = str(flags.speculation(words).get("model") or "")
     if not name or name == request.model:
         return 0
-    places = {**os.environ, **variables}
-    return models.find(name, "", places, download=request.download).weights
+    places, download = {**os.environ, **variables}, request.download or request.dry_run
+    return models.find(name, "", places, download=download).weights
 
 
 def _revision(request: ServeRequest, recipe: Recipe | None) -> str:

@@ -30,7 +30,7 @@ ENDED: Mapping[str, str] = {
     "server-late": "The server did not answer in time. Read its log, and give it more time where "
     "it only loads.",
     "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
-    "Lower --gpu-memory-utilization.",
+    "Plan less cache.",
     "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
     "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
     "cache than there is memory. Pin --kv-cache-memory-bytes and "
