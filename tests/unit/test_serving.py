@@ -379,7 +379,7 @@ def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: M
     """Its lines have 80 columns; a longer word goes on at the beginning of the next line."""
     settings = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"x":"it\'s a"}'
     # A share that is not given follows from what is free, which two runs may find different.
-    words = ("--flag=--max-model-len", "--flag=16", f"--flag=--speculative-config={settings}", "--flag=--gpu-memory-utilization=0.1")
+    words = ("--flag=--max-model-len", "--flag=16", f"--flag=--speculative-config={settings}", "--flag=--gpu-memory-utilization=0.5")
     command = json.loads(machine.run("--dry-run", "--json", *words).stdout)["command"]
     shown = machine.run("--dry-run", *words).stdout
     program = shown[shown.index(str(machine.python)) :].replace(str(machine.python), "printf '%s\\n'", 1)
