@@ -41,7 +41,7 @@ def test_a_failing_driver_is_no_machine_without_a_gpu(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     checks = device.run(POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
     assert {(check.state, check.reason) for check in checks} == {("not-run", "driver-failing")}
-    assert checks[0].message == "the driver is failing: nvidia-smi ended with status 9."
+    assert checks[0].message == "the driver is failing: NVIDIA-SMI has failed"
     assert ladder.host_facts()["driver"] == checks[0].message
     assert gate_verb._machine(argparse.Namespace(gpu=None))["gpus"] == [checks[0].message]
     program.unlink()

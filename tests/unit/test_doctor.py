@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.serving_facts import SERVING
 
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
 from sparkwright.cli.doctor import MachineCheck
+from sparkwright.client.environment import Prefix
+from sparkwright.core import memory
+from sparkwright.core.memory import MachineMemory, Tenant
 from sparkwright.forks.stack import Project
+from sparkwright.serving import gpu_load
 
 SPARK: dict[str, Any] = {
     "machine": "aarch64",
@@ -23,7 +28,6 @@ SPARK: dict[str, Any] = {
     "cores": 20,
     "memory": 128 * 10**9,
     "disk": 900 * 10**9,
-    "gpus": (GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),),
     "git": "2.43.0",
     "g++": "13.3.0",
     "Python headers": "3.12.3",
@@ -56,9 +60,6 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
         ({"disk": 20 * 10**9}, "disk", "look", "--cache-dir"),
         ({"machine": "riscv64"}, "system", "missing", "official wheel"),
         ({"glibc": ""}, "system", "missing", "official wheel"),
-        ({"gpus": ()}, "GPU", "not-run", "only G0 and G1"),
-        ({"gpus": (GpuInfo("NVIDIA H200", "9.0", "580.65.06"),)}, "GPU", "not-run", "SM 12.1"),
-        ({"gpus": (GpuInfo("NVIDIA GB10", "12.1", "570.10"),)}, "GPU", "not-run", "driver 580"),
         ({"g++": ""}, "g++", "missing", "plan, build and demo"),
         ({"ccache": ""}, "ccache", "look", "reuse of units"),
         ({"Python headers": ""}, "Python headers", "missing", "plan and build"),
@@ -110,3 +111,103 @@ def test_a_name_that_is_never_resolved_is_not_waited_for(tmp_path: Path, monkeyp
     assert not doctor.inventory(tmp_path, "http://index.invalid/simple/", "")["package index"]
     over.set()
     assert time.monotonic() - began < 10
+
+
+# Serving.
+
+
+SOUND = MachineMemory(121.7, 110.4, gpus=1, unified=True)
+FAULT = "the GPU stays at 702 MHz under load; disconnect its power for some minutes"
+
+
+def lacks(machine: MachineMemory = SOUND, /, **changes: object) -> dict[str, MachineCheck]:
+    """Return the checks of a Spark with *changes* that are not ready, by subject."""
+    checks = doctor.serving(machine, SERVING | changes)
+    return {check.subject: check for check in checks if check.state != "ready"}
+
+
+def test_a_sound_spark_lacks_nothing_to_serve() -> None:
+    assert lacks() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "state", "words"),
+    [
+        ({"release": ""}, "release", "missing", "→ sparkwright install"),
+        ({"models": []}, "models", "look", "--download"),
+        ({"gpus": (GpuInfo("NVIDIA GB10", "12.1", "570.10"),)}, "GPU", "missing", "driver 580"),
+        ({"load": ("702 of 3,003 MHz, 22 W, 51 °C, 70 GB/s", FAULT)}, "GPU under load", "look", "stays at 702 MHz"),
+        ({"load": ("", "torch sees no GPU")}, "GPU under load", "not-run", "torch sees no GPU"),
+        ({"kernel": "7.0.0-1019-nvidia"}, "kernel", "look", "kho=off"),
+        ({"kernel": "7.0.0-31-generic"}, "kernel", "look", "two Sparks"),
+        ({"swapped": 3 << 30}, "swap", "look", "3.2 GB are in use"),
+        ({"displays": ["card0-HDMI-A-1"]}, "display", "look", "connected: card0-HDMI-A-1"),
+        ({"disk": 64 * 10**9}, "disk for models", "look", "HF_HUB_CACHE"),
+    ],
+)
+def test_what_a_server_lacks_is_explained(changes: dict[str, object], subject: str, state: str, words: str) -> None:
+    (check,) = lacks(SOUND, **changes).values()
+    assert (check.subject, check.state) == (subject, state)
+    assert words in f"{check.observed} {check.meaning} → {check.remedy}"
+
+
+@pytest.mark.parametrize("changes", [{"kernel": "7.0.0-1019-nvidia", "boot": "quiet kho=off"}, {"kernel": "7.0.0-30-generic"}, {"kernel": "7.0.0-310-generic"}])
+def test_a_kernel_that_keeps_no_memory_is_sound(changes: dict[str, object]) -> None:
+    assert lacks(SOUND, **changes) == {}
+
+
+def test_who_holds_memory_and_what_a_failing_driver_says_is_shown() -> None:
+    held = lacks(MachineMemory(121.7, 40.0, 1, True, (Tenant(42, "python3", 58.0),), "Driver/library version mismatch"))
+    assert held["free memory"].meaning == "python3 (42): 58.0 GiB are held"
+    assert (held["nvidia-smi"].state, held["nvidia-smi"].observed) == ("look", "Driver/library version mismatch")
+    assert lacks(MachineMemory(64.0, 63.0), gpus=())["GPU"].state == "not-run"
+
+
+def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a release there is no load on the GPU."""
+    (tmp_path / "models--openai--gpt-oss-20b").mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    facts = doctor.serving_facts(Prefix(tmp_path / "prefix"), busy=False)
+    assert facts.keys() == SERVING.keys()
+    assert (facts["release"], facts["models"], facts["load"][0]) == ("", ["openai/gpt-oss-20b"], "")
+    assert facts["disk"] > 0
+
+
+#: A probe that runs for a second: what its Python is asked, and what it prints.
+PROBE = """#!/bin/sh
+echo "$@" >>"$0.asked"
+sleep 0.4
+echo '{"gpu": true, "bytes": 268000000, "readings": [{"gemv": 0.00116, "copy": 0.0024}]}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("clocks", "state", "fault"),
+    [
+        ("702, 3003, 22.31, 51", "702 of 3,003 MHz, 22 W, 51 °C, 231 GB/s", FAULT),
+        ("2398, 3003, 38.4, 61", "2,398 of 3,003 MHz, 38 W, 61 °C, 231 GB/s", ""),
+        ("2000, 3003, [N/A], 61", "2,000 of 3,003 MHz, 0 W, 61 °C, 231 GB/s", ""),
+    ],
+)
+def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in (("nvidia-smi", f"#!/bin/sh\necho '{clocks}'\n"), ("python", PROBE)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_load, "PERIOD", 0.1)
+    assert gpu_load.under_load(tmp_path / "python") == (state, fault)
+    # Two measurements of five seconds each.
+    assert (tmp_path / "python.asked").read_text().split()[2:] == ["268", "0", "5.0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [("exit 3", "the load did not run: "), ("echo nonsense", "the load did not run: "), ("echo '{\"gpu\": false}'", "torch sees no GPU")],
+)
+def test_a_load_that_does_not_run_is_no_slow_gpu(script: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(gpu_load, "PERIOD", 0.1)
+    monkeypatch.setattr(memory, "query", lambda _: ([], "No devices were found"))
+    state, said = gpu_load.under_load(tmp_path / "python")
+    assert (state, said.startswith(fault)) == ("", True)

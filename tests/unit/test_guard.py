@@ -18,7 +18,6 @@ from tests.support.processes import until
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.cli import doctor
-from sparkwright.core.memory import MachineMemory
 from sparkwright.serving import guard
 
 __all__ = ["_machine", "_standin"]
@@ -137,7 +136,7 @@ def test_page_cache_of_the_model_is_dropped_and_the_user_warned_once(folder: Fol
 def rows(machine: Machine) -> list[doctor.MachineCheck]:
     """Return what doctor says of the servers that were started here, and of those that were ended."""
     pids = {str(child.pid) for child in machine.started}
-    return [check for check in doctor.serving(MachineMemory(64, 60)) if pids & {*check.subject.split()}]
+    return [check for check in doctor.servers() if pids & {*check.subject.split()}]
 
 
 def watcher(server: int) -> psutil.Process:
@@ -179,7 +178,7 @@ def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.
     for number, text in ((11, '{"message": "it took all"}'), (22, '{"message": "long ago"}'), (33, "{")):
         (guard.records() / f"{number}.json").write_text(text)
     os.utime(guard.records() / "22.json", (0, 0))
-    ended = {check.subject: check.observed for check in doctor.serving(MachineMemory(64, 60))}
+    ended = {check.subject: check.observed for check in doctor.servers()}
     assert {name: text for name, text in ended.items() if name in ("server 11", "server 22", "server 33")} == {"server 11": "it took all"}
 
 

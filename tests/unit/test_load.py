@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import processes, refserved
-from tests.support.fake_openai_server import Behaviour, Fault, started
+from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
@@ -31,11 +31,14 @@ from sparkwright.bench.load.vllm_bench import (
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.records import Reason
 from sparkwright.bench.report import output
+from sparkwright.builder import host_info
+from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.serving import gpu_load
 
 ROOT = Path(__file__).parents[2]
 STACK = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy).generator
@@ -208,6 +211,55 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     shown = " ".join(capsys.readouterr().out.split())
     assert "not a gate" in shown
     assert "200 requests per second, any number at a time, answers of natural length" in shown
+
+
+def test_quick_bench_warns_of_a_slow_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same look as `doctor` takes, before the server starts."""
+    (tmp_path / "toy").mkdir()
+    python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
+    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
+    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
+    monkeypatch.setattr(gpu_load, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
+    main.run([
+        "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1",
+    ])  # fmt: skip
+    written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
+    assert "slow-clock: the GPU stays at 702 MHz" in written["quick"]["warnings"]
+    assert "702 of 3,003 MHz" in capsys.readouterr().err
+
+
+def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of two drafts' tokens for each token of an answer: 1.5. Random tokens would be accepted by chance."""
+    files, plain = list[Path | None](), FakeServer.metrics
+
+    class Load(ThreadLoad):
+        def measure(self, spec: LoadSpec) -> LoadResult:
+            files.append(spec.prompt_file)
+            return super().measure(spec)
+
+    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: Load())
+    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
+
+    def metrics(server: FakeServer) -> str:
+        count = server.counts["tokens"]
+        return f"{plain(server)}vllm:spec_decode_num_drafts_total {2 * count}\nvllm:spec_decode_num_accepted_tokens_total {3 * count}\n"
+
+    monkeypatch.setattr(FakeServer, "metrics", metrics)
+    with started(Behaviour(ttft=0.01, tpot=0.001)) as server:
+        main.run([
+            "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+            "--output", str(tmp_path / "out"), "--server", server.url, "--workload", "64/16 c1",
+        ])  # fmt: skip
+    assert "accepted drafts: 1.50 tokens a step, on real text" in capsys.readouterr().out
+    [written] = (tmp_path / "out").rglob("*.quick.json")
+    assert msgspec.json.decode(written.read_bytes())["accepted_drafts"] == 1.5
+    [file] = set(files)
+    assert file is not None
+    assert file.name.startswith("programs-")
 
 
 @pytest.mark.parametrize(("path", "words"), [("", []), ("/v1", []), ("/v1/", ["--model", "acme/odd-name"])])

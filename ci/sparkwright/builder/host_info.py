@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from sparkwright.core import process
+from sparkwright.core import memory, process
 from sparkwright.core.errors import CommandError
 
 #: Seconds until a program, or a host, counts as unanswered.
@@ -33,19 +33,14 @@ def command_output(*command: str, **variables: str) -> str:
 
 def gpus() -> tuple[GpuInfo, ...]:
     """Return the GPUs that the NVIDIA driver shows."""
-    query = ("--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
-    rows = (row.split(",") for row in command_output("nvidia-smi", *query).splitlines())
-    return tuple(GpuInfo(*map(str.strip, row)) for row in rows if len(row) == 3)
+    rows, _ = memory.query("gpu=name,compute_cap,driver_version")
+    return tuple(GpuInfo(*row) for row in rows if len(row) == 3)
 
 
 def driver_fault() -> str:
     """Return how nvidia-smi fails; empty if it does not, or is not installed."""
-    try:
-        process.output(("nvidia-smi", "-L"), timeout=PATIENCE)
-    except CommandError as error:
-        if error.reference != "tool-missing":
-            return f"the driver is failing: {error.what}"
-    return ""
+    _, failure = memory.query("gpu=name")
+    return f"the driver is failing: {failure}" if failure else ""
 
 
 def processor() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -24,16 +24,20 @@ from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.report import output
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
+from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import host_facts
+from sparkwright.gates.core.server_facts import DRAFTS
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
+from sparkwright.gates.throughput.measurement import counter_change
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.serving import gpu_load
 
 _OPTIONS: options.Options = {
     "--quick": {
@@ -114,6 +118,21 @@ def _texts(
     return texts
 
 
+def _slow_clocks(python: Path) -> list[str]:
+    """Show the GPU under load, and return what is wrong with it: a warning, or none."""
+    with console.step("the GPU under load, for ten seconds"):
+        state, fault = gpu_load.under_load(python)
+        console.note(state)
+    return [f"slow-clock: {fault}"] if state and fault else []
+
+
+def _counters(client: Client) -> dict[str, float]:
+    """Return the server's metrics; none if it does not have them."""
+    with suppress(ServerInvalid):
+        return client.metrics()
+    return {}
+
+
 def quick(
     context: RunContext,
     bench_options: GateOptions,
@@ -150,6 +169,7 @@ def quick(
     # A server that runs already may do so on another machine.
     hindrances = machine.settle(0) if launch else ()
     warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
+    warnings += _slow_clocks(python) if python and host_info.gpus() else []
     client = None if launch else Client(bench_options.server, bench_options.model)
     with ExitStack() as stack:
         if launch:
@@ -160,11 +180,13 @@ def quick(
             client = ours.client()
         assert client
         try:
-            name = client.model()
+            name, counters = client.model(), _counters(client)
         except ServerInvalid as error:
             raise GateError(
                 "measurement-invalid", f"{client.url} was not measured.", details=[str(error)]
             ) from None
+        if DRAFTS in counters:
+            texts = texts or prompts.programs(context.store, cell.prompt)
         load = LoadSpec(
             client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
             seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
@@ -175,17 +197,21 @@ def quick(
         except LoadError as error:
             what = f"{name} was not measured."
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
+        change = counter_change(counters, _counters(client))
     for warning in look.warnings:
         console.warn(warning)
-    conditions = [f"{cell.name}: {look.runs} runs of {look.requests} requests"]
-    if look.output_tokens < cell.answer:
-        conditions.append(f"answers cut to {look.output_tokens} tokens")
-    if rate:
-        conditions.append(f"{rate:g} requests per second, any number at a time")
-    if natural:
-        conditions.append("answers of natural length")
-    output.show_quick(look, f"{name}, {', '.join(conditions)}")
+    conditions = (
+        f"{cell.name}: {look.runs} runs of {look.requests} requests",
+        f"answers cut to {look.output_tokens} tokens" if look.output_tokens < cell.answer else "",
+        f"{rate:g} requests per second, any number at a time" if rate else "",
+        "answers of natural length" if natural else "",
+    )
+    output.show_quick(look, f"{name}, {', '.join(filter(None, conditions))}")
+    accepted = change.drafts - 1 if change and change.drafts else None
+    if accepted is not None:
+        console.result(f"accepted drafts: {accepted:.2f} tokens a step, on real text")
     facts = {
+        "accepted_drafts": accepted,
         "quick": look,
         "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},
         "host": {**host_facts(), **machine.firmware()},

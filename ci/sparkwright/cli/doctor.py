@@ -26,13 +26,13 @@ from sparkwright.client.environment import Prefix
 from sparkwright.core import config, http, process
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import read_json
+from sparkwright.core.files import list_folder, read_json
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project, capability, read_lock
-from sparkwright.serving import guard
+from sparkwright.forks.stack import Project, read_lock
+from sparkwright.serving import gpu_load, guard, models
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -41,8 +41,15 @@ CheckState = Literal["ready", "look", "missing", "not-run"]
 #: Seconds for which the end of a server by its guard is shown.
 REMEMBERED = 86_400
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
+#: Bytes of a large model of one Spark, and of swap in use from which memory was short. Proposed.
+LEAST_MODEL, LEAST_SWAPPED = 100_000_000_000, 1 << 30
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
+#: Kernels that keep memory for a successor (KHO), so that none is left to register for RDMA:
+#: DeepSeek-v4.1-Flash-DGX-Sparks#14, DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#259.
+BROKEN_KERNELS = re.compile(r"7\.0\.0-(1019|31)\b")
+#: Models that are named.
+SHOWN = 5
 #: What is shown of a host by whether it answers; None: it was not asked.
 ANSWERS: Mapping[bool | None, str] = {True: "answers", False: "no answer", None: "not asked"}
 #: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
@@ -84,12 +91,15 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         environment-broken: An installed release was changed.
     """
-    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here())]}
+    prefix = Prefix(Path(arguments.prefix))
+    running = [*servers()]
+    facts = serving_facts(prefix, busy=any(check.observed == "serves" for check in running))
+    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here(), facts), *running]}
     _show("Serving on this machine", results["serving"])
     if arguments.root is None and config.checkout() is None:
         return results | client.doctor(arguments)
     results |= machine(options.checkout(arguments))
-    if Prefix(Path(arguments.prefix)).installed():
+    if prefix.installed():
         results |= client.doctor(arguments)
     return results
 
@@ -106,7 +116,7 @@ def machine(context: RunContext) -> dict[str, Any]:
         upstream = next((context.mirrored(source.url) for source in git if source), "")
     facts = inventory(context.store.root, index, upstream)
     results = [*checks(facts, context.project)]
-    _show(f"This machine and stack {context.project.stack}", results)
+    _show(f"Building stack {context.project.stack}", results)
     return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 
@@ -133,7 +143,6 @@ def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
     header = Path(sysconfig.get_path("include"), "Python.h")
     return {
         **{name: _tool_version(name) for name in TOOLS},
-        "gpus": host_info.gpus(),
         "package index": _index_answers(index) if index else None,
         "upstream host": _repository_answers(upstream) if upstream else None,
         "machine": platform.machine(),
@@ -224,19 +233,6 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
         config.install_full(),
         otherwise="missing",
     )
-    if not facts["gpus"]:
-        yield MachineCheck("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
-    target = capability(project.spec.arch)
-    for gpu in facts["gpus"]:
-        current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
-        yield _check(
-            "GPU",
-            current and gpu.capability == target,
-            f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}",
-            f"gates need SM {target} and driver {CUDA13_DRIVER} or newer",
-            "" if current else "sudo ubuntu-drivers install",
-            otherwise="not-run",
-        )
     if project.lock_file.is_file():
         lines = resolve.unresolved(project, read_lock(project))
         yield _check(
@@ -260,11 +256,54 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     )
 
 
-def serving(machine: MachineMemory) -> Iterator[MachineCheck]:
-    """Yield what *machine* has for a server now, and which servers run without a guard."""
+def serving_facts(prefix: Prefix, *, busy: bool) -> dict[str, Any]:
+    """
+    Return facts about this machine that a server meets, by name. Sizes are in bytes.
+
+    Args:
+        busy: A server runs here, so that no load is put on the GPU.
+    """
+    marker, cache = prefix.marker(prefix.current), models.cache_folder(os.environ)
+    gpus, load = host_info.gpus(), ("", "it needs a GPU, an installed release, and no server")
+    if gpus and marker and not busy:
+        with console.step("the GPU under load, for ten seconds"):
+            load = gpu_load.under_load(prefix.root / "current" / "bin" / "python")
+    statuses = Path("/sys/class/drm").glob("*/status")
+    return {
+        "release": f"{marker.name}, {marker.channel}" if marker else "",
+        "models": [path.name[8:].replace("--", "/", 1) for path in list_folder(cache, "models--*")],
+        "cache": str(cache),
+        "disk": shutil.disk_usage(next(filter(Path.exists, (cache, *cache.parents)))).free,
+        "gpus": gpus,
+        "load": load,
+        "kernel": platform.release(),
+        "boot": Path("/proc/cmdline").read_text("utf-8", "replace"),
+        "swapped": psutil.swap_memory().used,
+        "displays": [path.parent.name for path in statuses if path.read_text() == "connected\n"],
+    }
+
+
+def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[MachineCheck]:
+    """Yield what *machine* and its *facts* (`serving_facts`) mean for a server."""
+    names, disk, displays = facts["models"], facts["disk"], ", ".join(facts["displays"])
+    yield _check(
+        "release",
+        facts["release"],
+        facts["release"] or "none is installed",
+        "there is nothing to serve with",
+        "sparkwright install",
+        otherwise="missing",
+    )
+    yield _check(
+        "models",
+        names,
+        f"{len(names)} in {facts['cache']}{': ' if names else ''}{', '.join(names[:SHOWN])}",
+        "a model is fetched first",
+        "sparkwright serve RECIPE --download --dry-run",
+    )
     held = ", ".join(f"{each.name} ({each.pid}): {each.gib:.1f}" for each in machine.tenants[:3])
     yield _check(
-        "memory",
+        "free memory",
         machine.free >= machine.total * (1 - 2 * FLOOR),
         f"{machine.free:.1f} of {machine.total:.1f} GiB are free; {machine.floor():.1f} stay free",
         f"{held} GiB are held" if held else "",
@@ -272,6 +311,55 @@ def serving(machine: MachineMemory) -> Iterator[MachineCheck]:
     if machine.failure:
         text = "nvidia-smi fails; a server is judged by the rules of unified memory all the same"
         yield MachineCheck("nvidia-smi", "look", machine.failure, text, "sudo reboot")
+    for gpu in facts["gpus"]:
+        current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
+        yield _check(
+            "GPU",
+            current,
+            f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}",
+            f"CUDA 13 needs driver {CUDA13_DRIVER} or newer",
+            "sudo ubuntu-drivers install",
+            otherwise="missing",
+        )
+    if not machine.gpus:
+        text = "a release serves nothing without one; of the gates, only G0 and G1 can run"
+        yield MachineCheck("GPU", "not-run", "none", text)
+    observed, fault = facts["load"]
+    state: CheckState = "look" if observed else "not-run"
+    yield _check("GPU under load", not fault, observed or "not tried", fault, otherwise=state)
+    broken = BROKEN_KERNELS.match(facts["kernel"]) and "kho=off" not in facts["boot"].split()
+    yield _check(
+        "kernel",
+        not broken,
+        facts["kernel"],
+        "NCCL cannot register memory with it (ENOMEM), so two Sparks do not serve together",
+        "add kho=off to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, reboot",
+    )
+    yield _check(
+        "swap",
+        facts["swapped"] < LEAST_SWAPPED,
+        f"{size(facts['swapped'])} are in use",
+        "memory was short; what comes back from swap stalls a server",
+        "end programs, then sudo swapoff -a",
+    )
+    if machine.unified:
+        yield _check(
+            "display",
+            not displays,
+            f"connected: {displays}" if displays else "none is connected",
+            "a desktop takes memory of the GPU, beside the 2 GB that firmware keeps for a display",
+            "sudo systemctl isolate multi-user.target",
+        )
+    yield _check(
+        "disk for models",
+        disk >= LEAST_MODEL,
+        f"{size(disk)} free for {facts['cache']}",
+        f"less than {size(LEAST_MODEL)}: choose another disk with HF_HUB_CACHE",
+    )
+
+
+def servers() -> Iterator[MachineCheck]:
+    """Yield which servers run, and without a guard; and which ones their guard ended lately."""
     for server in psutil.process_iter(["cmdline"]):
         if "vllm.entrypoints.cli.main" in (server.info["cmdline"] or ()):
             text = "its guard was killed: nothing ends it before the machine stops"

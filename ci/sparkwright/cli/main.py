@@ -16,7 +16,7 @@ from sparkwright.cli import options
 from sparkwright.client import COMMANDS as CLIENT_COMMANDS
 from sparkwright.core.arguments import redact
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, UsageError
 from sparkwright.core.program import execute
 
 
@@ -134,6 +134,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: A help text or the version was printed, or an argument is wrong.
+        UsageError: An argument of vLLM is given without ``--flag`` to another command than `serve`.
     """
     count = 2 if words and words[0] in GROUPS else 1
     name = " ".join(words[:count])
@@ -144,14 +145,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     # A build in a container repeats the words inside it.
     namespace = argparse.Namespace(command=name, words=tuple(words))
     parser, words = parsers(COMMANDS[name].module)[name], words[count:]
-    if name not in VLLM_COMMANDS:
-        return parser.parse_args(words, namespace)
-    own, others = options.split(parser, words)
+    own, others = options.split(parser, words) if name in VLLM_COMMANDS else (words, ())
     if others and name != "serve":
         flags = " ".join(redact([f"--flag={word}" for word in others]))
-        parser.error(f"an argument of vLLM is given as {flags}")
+        what = f"{name} has no option {others[0].partition('=')[0]:.80}."
+        raise UsageError("usage", what, todo=f"An argument of vLLM is given as: {flags}")
     arguments = parser.parse_args(own, namespace)
-    arguments.flag = [*arguments.flag, *others]
+    if others:
+        arguments.flag = [*arguments.flag, *others]
     return arguments
 
 

@@ -431,11 +431,14 @@ def _show(plan: ServingPlan) -> None:
     local = plan.model.path.exists()
     weights = "of the model on this machine" if local else "as the hub or the recipe states"
     variables = plan.document()["variables"].items()
+    count = memory.weights * GIB
+    times = ", ".join(f"{duration(count / rate)} at {size(rate)}/s" for rate in RATES)
+    download = f"{size(count)}: {times}" if count else "of unknown size"
     rows = [
         ("recipe", f"{recipe.name}: {recipe.title}" if recipe else ""),
         ("release", f"{marker.name + ', ' if marker else ''}vLLM {plan.environment.vllm}"),
         ("model", f"{plan.model.path} {plan.model.commit}"),
-        ("download", "" if local else _download(memory.weights * GIB)),
+        ("download", "" if local else download),
         ("address", f"http://{plan.request.host}:{plan.request.port}/v1, as {plan.launch.name}"),
         ("machines", str(plan.nodes) if plan.nodes > 1 else ""),
         ("variables", "\n".join(f"{name}={value}" for name, value in variables)),
@@ -453,14 +456,6 @@ def _show(plan: ServingPlan) -> None:
     ]
     console.table("Memory", ("", ">GiB", "why"), [(n, f"{s:.1f}", why) for n, s, why in sizes])
     console.table("Arguments of vLLM", ("argument", "decided by"), [*plan.decisions()])
-
-
-def _download(count: float) -> str:
-    """Return how much is fetched first, and how long that takes."""
-    if not count:
-        return "of unknown size"
-    times = (f"{duration(count / rate)} at {size(rate)}/s" for rate in RATES)
-    return f"{size(count)}: {', '.join(times)}"
 
 
 def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:

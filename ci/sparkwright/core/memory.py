@@ -100,7 +100,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
             return replace(machine, free=machine.total, tenants=())
         host = psutil.virtual_memory()
         total, free = host.total / GIB, process.available_megabytes() * 1e6 / GIB
-        rows, failure = _query("gpu=name,memory.total,memory.free")
+        rows, failure = query("gpu=name,memory.total,memory.free")
         files = sorted(DRIVER.glob("*/information"))
         names = [row[0] for row in rows] or [file.read_text("utf-8", "replace") for file in files]
         if not names and not failure:
@@ -132,7 +132,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
 def _tenants(*, gpus: bool = False) -> tuple[Tenant, ...]:
     """Return the processes that hold much memory, resident or of *gpus*; the largest first."""
     sizes, names = defaultdict[int, float](float), dict[int, str]()
-    for pid, name, size in _query("compute-apps=pid,process_name,used_memory")[0] if gpus else ():
+    for pid, name, size in query("compute-apps=pid,process_name,used_memory")[0] if gpus else ():
         if pid.isdecimal() and size.isdecimal():
             sizes[int(pid)], names[int(pid)] = int(size) / 1024, Path(name).name
     for running in psutil.process_iter(["name", "memory_info"]):
@@ -143,7 +143,7 @@ def _tenants(*, gpus: bool = False) -> tuple[Tenant, ...]:
     return tuple(sorted(tenants, key=operator.attrgetter("gib"), reverse=True)[:SHOWN])
 
 
-def _query(what: str) -> tuple[list[list[str]], str]:
+def query(what: str) -> tuple[list[list[str]], str]:
     """Return the rows that nvidia-smi prints of *what*, or why it does not; neither without it."""
     command = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
     try:

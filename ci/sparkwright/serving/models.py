@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta
 
 from sparkwright.bench.model import checkpoint
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
-from sparkwright.core.console import size
-from sparkwright.core.errors import StoreError
 from sparkwright.core.http import HttpFailure, request
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _COMMIT = re.compile("[0-9a-f]{40}")
+#: What vLLM fetches of the weights: nothing in the format of the model's makers.
+_WEIGHTS = re.compile(r"(?!original/).*\.safetensors")
 #: Ends of files of an interrupted download.
 PARTIAL = (".incomplete", ".part", ".aria2")
 #: Formats of weights whose sizes are not read.
@@ -29,7 +30,7 @@ PATIENCE = 10.0
 
 class _HubFile(msgspec.Struct, frozen=True):
     rfilename: str
-    size: int = 0
+    size: Annotated[int, Meta(ge=0)] = 0
 
 
 class _HubModel(msgspec.Struct, frozen=True):
@@ -95,29 +96,15 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
 
 
 def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> int:
-    """
-    Return the bytes of the weights that vLLM fetches, as the hub states them; 0 if it does not.
-
-    Raises:
-        disk-full: The model cache has no room for them.
-    """
+    """Return the bytes of the weights that vLLM fetches, by what the hub states; 0 without that."""
     hub = (variables.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     address = f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}?blobs=true"
-    needed = 0
+    token = variables.get("HF_TOKEN", "")
     with contextlib.suppress(HttpFailure, msgspec.MsgspecError):
-        token = variables.get("HF_TOKEN", "")
         reply = request("GET", address, token=token, redirects=True, seconds=PATIENCE)
-        for file in msgspec.json.decode(reply.body, type=_HubModel).siblings:
-            # vLLM leaves out what is stored in the format of the model's makers.
-            if re.fullmatch(r"(?!original/).*\.safetensors", file.rfilename):
-                needed += file.size
-    cache = cache_folder(variables)
-    free = shutil.disk_usage(next(filter(Path.exists, (cache, *cache.parents)))).free
-    if needed > free:
-        what = f"{name} has {size(needed)}, and {size(free)} are free in {cache}."
-        todo = "Free some space, or choose another disk with HF_HUB_CACHE."
-        raise StoreError("disk-full", what, todo=todo)
-    return needed
+        files = msgspec.json.decode(reply.body, type=_HubModel).siblings
+        return sum(file.size for file in files if _WEIGHTS.fullmatch(file.rfilename))
+    return 0
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
