@@ -29,13 +29,14 @@ def write(folder: Path, available: float, free: float | None = None) -> None:
 
 
 def take(folder: Path, rate: float) -> None:
-    """Take *rate* bytes a second of the file, and write how much was left."""
+    """Take *rate* bytes a second of the file, and write how much was left; nothing for the time in which this process had no turn."""
     words = (folder / "meminfo").read_text().split()
-    most = least = 1024.0 * int(words[words.index("MemAvailable:") + 1])
-    file, begin = os.open(folder / "meminfo", os.O_WRONLY), time.monotonic()
+    least = 1024.0 * int(words[words.index("MemAvailable:") + 1])
+    file, last = os.open(folder / "meminfo", os.O_WRONLY), time.monotonic()
     log = os.open(folder / "least", os.O_WRONLY | os.O_CREAT)
     while least > 0:
-        least = most - rate * (time.monotonic() - begin)
+        now = time.monotonic()
+        least, last = least - rate * min(now - last, 0.005), now
         sizes = (TOTAL, max(0.0, least), max(0.0, least))
         names = ("MemTotal", "MemFree", "MemAvailable")
         rows = (f"{name}:{round(size / 1024):>16} kB\n" for name, size in zip(names, sizes, strict=True))
