@@ -48,8 +48,8 @@ ROOT = Path(__file__).parents[2]
 ANSWER, EQUAL, EQUAL_TOKENS = 256, 24, 96
 #: Seconds after the last request before an idle server is watched, and for how long.
 CALM_S, WATCHED_S = 3.0, 8.0
-#: Requests of a load for each of those at a time.
-REQUESTS = {1: 8, 4: 5, 5: 5, 10: 4}
+#: Requests of a load for each of those at a time: loads of three seconds spread by a fifth on a host that lends its cores.
+REQUESTS = {1: 24, 4: 12, 5: 10, 10: 6}
 #: Flags of all servers: small, and with a KV cache for which none watches the memory while another starts.
 FLAGS = (
     "--max-model-len=2048", "--max-num-seqs=16", "--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=2147483648", "--no-enable-prefix-caching",

@@ -22,7 +22,7 @@ for folder in "$store"/environments/vllm-rs-*; do
 done
 for site in "${sites[@]}"; do
   [ -d "$work/$site" ] && continue
-  uv pip install --quiet --target "$work/$site.part" --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39 \
+  uv pip install --quiet --link-mode copy --target "$work/$site.part" --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39 \
     --requirements "$(ls "$root/ci/rehearsal/requirements/$site$suffix.txt" 2>/dev/null || echo "$root/ci/rehearsal/requirements/$site.txt")"
   # No start needs headers, programs, or the tables of other makers' GPUs.
   rm -rf "$work/$site.part"/torch/{include,share,bin/protoc*} "$work/$site.part"/triton/backends/nvidia/{lib/cupti*,bin/ptxas-blackwell}
