@@ -216,6 +216,13 @@ def test_machines_share_what_divides_and_no_more_gpus_than_there_are(world: Worl
         assert tuple(int(flags.number(words, f"--{name}-parallel-size") or 0) for name in ("tensor", "pipeline")) == parts
 
 
+def test_vllms_own_flags_for_two_machines_are_taken(world: World) -> None:
+    """Without Ray; of more parts than the machines have GPUs, nothing starts."""
+    assert world.plan(flags=("--nnodes=2", "--tensor-parallel-size=2"), machine=SPARK)
+    with refusal("usage", match="needs 4 GPUs, and there are 2"):
+        world.plan(flags=("--nnodes=2", "--tensor-parallel-size=4"), machine=SPARK)
+
+
 def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None:
     """On unified memory, and if it reads the variable, which stock does not; the user's own value stays."""
     name = "VLLM_MEMORY_RESERVE_GIB"
