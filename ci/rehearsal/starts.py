@@ -41,16 +41,24 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM", {"num_local_experts": 16}),
     "gemma-4": ("gemma4_text", "Gemma4ForCausalLM", {"num_hidden_layers": 6}),
     "moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_experts": 16}),
-    "moe (MiniMax-M2)": ("minimax_m2", "MiniMaxM2ForCausalLM", {"num_local_experts": 16}),
-    "mla (GLM-4.7-Flash)": ("glm4_moe_lite", "Glm4MoeLiteForCausalLM", {"n_routed_experts": 16}),
+    "moe (MiniMax-M2)": (
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        {"num_local_experts": 16, "rotary_dim": 64, "scoring_func": "sigmoid"},
+    ),
+    "mla (GLM-4.7-Flash)": (
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        {"n_routed_experts": 16, "first_k_dense_replace": 1, "pad_token_id": 0},
+    ),
     "mla (Mistral 4)": ("mistral4", "MistralLarge3ForCausalLM", {"n_routed_experts": 16}),
     "kda (GLM-5.3)": ("glm5_next_text", "Glm5NextForCausalLM", {"n_routed_experts": 16}),
     "deepseek-v4": ("deepseek_v4", "DeepseekV4ForCausalLM", {"n_routed_experts": 16}),
 }
 BACKEND = re.compile(r"Using '?(\w+)'?([\w ]{0,24}) backend\b")
-#: What vLLM's processes and its reader of arguments say last; the others follow from it.
-ERROR = re.compile(r"(?m)(?:\] |^|  )((?:\w+Error|Value error|Assertion failed)[:,] .+)$")
-FOLLOWS = ("Engine core init", "Error raised in subprocess", "failed to be inspected")
+#: What a process of vLLM, or its reader of arguments, says last; the others follow from it.
+ERROR = re.compile(r"(?m)(?:\] |^|  )((?:\w+Error|Value error|Assertion failed)(?:[:,] .+)?)$")
+FOLLOWS = re.compile("Engine ?[cC]ore|EngineDead|raised in|to be inspected|Worker failed|Called")
 QUESTION = {"model": "m", "prompt": "12+30=", "max_tokens": 4, "temperature": 0}
 
 
@@ -65,6 +73,8 @@ def write_model(name: str, tokenizer: Path, folder: Path) -> None:
     layers = {} if "layers_block_type" in changes else {"num_hidden_layers": 4}
     fields["vocab_size_per_layer_input"] = words["vocab_size"]
     config = AutoConfig.for_model(kind, **{**layers, **changes, **fields}).to_dict()
+    if "first_k_dense_replace" in changes:  # as published, in the place of transformers' own field
+        config.pop("mlp_layer_types", None)
     text = json.dumps({**config, "architectures": [architecture], "dtype": "bfloat16"}, indent=1)
     (folder / "config.json").write_text(text, "utf-8")
 
@@ -96,7 +106,7 @@ def start(name: str, folder: Path, words: list[str]) -> str:
         server.send_signal(signal.SIGTERM)
     text = log.read_text("utf-8", "replace")
     backends = {kernel + kind for kernel, kind in BACKEND.findall(text)}
-    errors = [error for error in ERROR.findall(text) if not any(part in error for part in FOLLOWS)]
+    errors = [error for error in ERROR.findall(text) if not FOLLOWS.search(error)]
     said = ", ".join(sorted(backends)) if started else (errors or ["it did not answer"])[-1]
     return f"| {name} | {'yes' if started else 'no'}, {seconds:.0f} s | {said:.160} |"
 
