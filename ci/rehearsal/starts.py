@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
 BACKEND = re.compile(r"Using '?(\w+)'?([\w ]{0,24}) backend\b")
 #: What a process of vLLM, or its reader of arguments, says last; the others follow from it.
 ERROR = re.compile(r"(?m)(?:\] |^|  )((?:\w+Error|Value error|Assertion failed)(?:[:,] .+)?)$")
-FOLLOWS = re.compile("Engine ?[cC]ore|EngineDead|raised in|to be inspected|Worker failed|Called")
+FOLLOWS = re.compile("(?i:engine ?core)|EngineDead|raised in|to be inspected|Worker failed|Called")
 QUESTION = {"model": "m", "prompt": "12+30=", "max_tokens": 4, "temperature": 0}
 
 
