@@ -19,7 +19,6 @@ from sparkwright.client.environment import Prefix
 from sparkwright.core import memory
 from sparkwright.core.memory import MachineMemory, Tenant
 from sparkwright.forks.stack import Project
-from sparkwright.serving import gpu_load
 
 SPARK: dict[str, Any] = {
     "machine": "aarch64",
@@ -194,8 +193,8 @@ def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, faul
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(gpu_load, "PERIOD", 0.1)
-    assert gpu_load.under_load(tmp_path / "python") == (state, fault)
+    monkeypatch.setattr(host_info, "LOAD_PERIOD", 0.1)
+    assert host_info.gpu_under_load(tmp_path / "python", "probe.py") == (state, fault)
     # Two measurements of five seconds each.
     assert (tmp_path / "python.asked").read_text().split()[2:] == ["268", "0", "5.0", "1"]
 
@@ -207,7 +206,7 @@ def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, faul
 def test_a_load_that_does_not_run_is_no_slow_gpu(script: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(gpu_load, "PERIOD", 0.1)
+    monkeypatch.setattr(host_info, "LOAD_PERIOD", 0.1)
     monkeypatch.setattr(memory, "query", lambda _: ([], "No devices were found"))
-    state, said = gpu_load.under_load(tmp_path / "python")
+    state, said = host_info.gpu_under_load(tmp_path / "python", "probe.py")
     assert (state, said.startswith(fault)) == ("", True)

@@ -38,7 +38,6 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
-from sparkwright.serving import gpu_load
 
 ROOT = Path(__file__).parents[2]
 STACK = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy).generator
@@ -220,7 +219,7 @@ def test_quick_bench_warns_of_a_slow_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
-    monkeypatch.setattr(gpu_load, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
+    monkeypatch.setattr(host_info, "gpu_under_load", lambda asked, _: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
     main.run([
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
         "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1",

@@ -549,15 +549,17 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
     """An option that is given wins; words are split as a shell does, and nothing is expanded."""
     machine.environment |= {
         "SERVED_MODEL_NAME": "toy two", "PORT": "1", "VLLM_EXTRA_ARGS": "--seed 5\n--dtype '$(id)'", "NCCL_DEBUG": "INFO", "UNRELATED": "1",
-        "MAX_NUM_SEQS": " 7 ", "REVISION": "",
+        "MAX_NUM_SEQS": " 7 ", "REVISION": "", "RAY_PORT": "7000", "VLLM_LOGGING_LEVEL": "DEBUG",
     }  # fmt: skip
     done = machine.run("--dry-run", "--environment", "--json", "--flag=--seed=6")
+    assert not [line for line in done.stderr.splitlines() if "not passed" in line and "VLLM_" in line]
     document = json.loads(done.stdout)
     command, variables = document["command"], document["variables"]
     assert (document["name"], command[command.index("--port") + 1]) == ("toy two", str(machine.port))
     assert command[-5:] == ["--seed", "5", "--dtype", "$(id)", "--seed=6"]
     assert "--max-num-seqs=7" in command
-    assert (variables["NCCL_DEBUG"], "UNRELATED" in variables) == ("INFO", False)
+    assert (variables["NCCL_DEBUG"], variables["VLLM_LOGGING_LEVEL"]) == ("INFO", "DEBUG")
+    assert not {"UNRELATED", "RAY_PORT"} & variables.keys()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
+from sparkwright.bench.machine import gemv_probe
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
@@ -32,7 +33,7 @@ from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, read_lock
-from sparkwright.serving import gpu_load, guard, models
+from sparkwright.serving import guard, models
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -264,10 +265,11 @@ def serving_facts(prefix: Prefix, *, busy: bool) -> dict[str, Any]:
         busy: A server runs here, so that no load is put on the GPU.
     """
     marker, cache = prefix.marker(prefix.current), models.cache_folder(os.environ)
+    python = prefix.root / "current" / "bin" / "python"
     gpus, load = host_info.gpus(), ("", "it needs a GPU, an installed release, and no server")
     if gpus and marker and not busy:
         with console.step("the GPU under load, for ten seconds"):
-            load = gpu_load.under_load(prefix.root / "current" / "bin" / "python")
+            load = host_info.gpu_under_load(python, gemv_probe.__file__)
     statuses = Path("/sys/class/drm").glob("*/status")
     return {
         "release": f"{marker.name}, {marker.channel}" if marker else "",

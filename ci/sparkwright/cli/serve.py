@@ -276,7 +276,8 @@ def serve(arguments: argparse.Namespace) -> int:
     variables = {**passed, **dict(arguments.variable)}
     if arguments.ray_worker is not None:
         return _join(arguments, python, variables)
-    shell = {n: value for n, value in os.environ.items() if value and n not in variables}
+    taken = {*variables, *(VARIABLES if arguments.environment else ())}
+    shell = {name: value for name, value in os.environ.items() if value and name not in taken}
     if withheld := sorted(n for n in shell if n.startswith(WITHHELD) and n not in PASSED):
         text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
         console.warn(f"not passed to the server: {text}")
