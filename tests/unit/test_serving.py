@@ -465,13 +465,14 @@ def test_plan_shows_what_fits_and_what_decided_each_argument(machine: Machine) -
     done = machine.run("toy-cpu", "--dry-run", "--max-model-len", "512", "--dtype=float32")
     lines = [re.split(" {2,}", line.strip()) for line in done.stderr.splitlines()]
     rows = {line[0]: line[1:] for line in lines}
+    decided = {line[-1]: line[0] for line in lines}
     assert rows["cache"][0] == "1.0"
-    assert re.fullmatch(r"[\d,]+ tokens fit; a request has 512", rows["cache"][1])
-    assert float(rows["sum"][0]) == sum(float(rows[name][0]) for name in ("weights", "cache", "reserve", "tuning"))
-    assert rows["--max-model-len 512"] == ["you, not the recipe's 1024"]
-    assert rows["--dtype=float32"] == ["you"]
-    assert rows["--enforce-eager"] == ["the recipe"]
-    assert rows["--gpu-memory-utilization=" + re.findall("utilization=([0-9.]+)", done.stdout)[0]][0].startswith("the memory above")
+    assert re.fullmatch(r"[\d,]+ tokens fit; a request has 512 tokens", rows["cache"][1])
+    assert float(rows["sum"][0]) == sum(float(rows[name][0]) for name in ("weights", "cache", "reserve"))
+    assert decided["--max-model-len 512 (recipe: 1024)"] == "you"
+    assert decided["--dtype=float32"] == "you"
+    assert decided["--enforce-eager"] == "recipe"
+    assert decided["--gpu-memory-utilization=" + re.findall("utilization=([0-9.]+)", done.stdout)[0]] == "memory"
 
 
 @pytest.mark.parametrize(

@@ -445,18 +445,23 @@ def _show(plan: ServingPlan) -> None:
         ("variables", "\n".join(f"{name}={value}" for name, value in variables)),
     ]
     console.table("The server", ("", "plan"), [row for row in rows if row[1]])
-    tokens = f"{memory.shape.tokens(memory.cache or 0.0):,}" if memory.shape.token else "unknown"
+    fitting = f"{memory.shape.tokens(memory.cache or 0.0):,} tokens fit"
+    fitting = fitting if memory.shape.token else "what fits is known after the download"
     sizes = [
         ("weights", memory.weights, weights if memory.weights else "unknown"),
-        ("cache", memory.cache or 0.0, f"{tokens} tokens fit; a request has {memory.length:,}"),
+        ("cache", memory.cache or 0.0, f"{fitting}; a request has {memory.length:,} tokens"),
         ("reserve", memory.reserve, "activations, CUDA graphs, processes"),
         ("tuning", memory.autotune, "of kernels, at the start"),
-        ("sum", memory.needed, ""),
-        ("stays free", memory.floor, "of what processors and GPU share" * machine.shared),
+        ("sum", memory.needed, "vLLM gets the size of its cache, and this as a share"),
+        (
+            "stays free",
+            memory.floor,
+            "of the memory that processors and GPU share" * machine.shared,
+        ),
         ("free now", machine.free, f"of {machine.total:.1f}"),
     ]
-    console.table("Memory", ("", ">GiB", "why"), [(n, f"{s:.1f}", why) for n, s, why in sizes])
-    console.table("Arguments of vLLM", ("argument", "decided by"), [*plan.decisions()])
+    console.table("Memory", ("", ">GiB", "why"), [(n, f"{s:.1f}", why) for n, s, why in sizes if s])
+    console.table("Arguments of vLLM", ("from", "argument"), [*plan.decisions()])
 
 
 def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:

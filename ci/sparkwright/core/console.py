@@ -339,8 +339,8 @@ def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
 
 def pieces(text: str, width: int) -> list[str]:
     """Return *text* in parts of at most *width*, divided behind commas and the like if possible."""
-    pattern = rf".{{1,{width}}}\Z|.{{0,{width - 1}}}[,/=:]|.{{1,{width}}}"
-    return re.findall(pattern, text, re.DOTALL)
+    begin = rf".{{0,{width - 1}}}"
+    return re.findall(rf"{begin}.\Z|{begin},|{begin}[/=:]|{begin}.", text, re.DOTALL)
 
 
 def _wrap(text: str, width: int, indent: str = "") -> str:

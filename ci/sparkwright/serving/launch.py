@@ -47,10 +47,9 @@ TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 SHARE = "--gpu-memory-utilization"
 #: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
 DECIDED = {
-    preflight.CACHE: "the memory above: vLLM would take what is free",
-    SHARE: "the memory above: what is free when vLLM starts",
-    **dict.fromkeys((TENSOR, PIPELINE, "--distributed-executor-backend"), "the machines"),
-    "--revision": "the version of the model",
+    **dict.fromkeys((preflight.CACHE, SHARE), "memory"),
+    **dict.fromkeys((TENSOR, PIPELINE, "--distributed-executor-backend"), "machines"),
+    "--revision": "model",
 }
 #: Variable of a patch: GiB that vLLM leaves free when it sizes the KV cache.
 RESERVE = "VLLM_MEMORY_RESERVE_GIB"
@@ -147,16 +146,16 @@ class ServingPlan(msgspec.Struct, frozen=True):
         }
 
     def decisions(self) -> Iterator[tuple[str, str]]:
-        """Yield each argument of vLLM, and what decided it."""
+        """Yield what decided each argument of vLLM, and the argument."""
         words = self.recipe.flags(self.environment.vllm) if self.recipe else ()
         stated = {argument.name: argument.value for argument in flags.parse(words)}
         own = {argument.name for argument in flags.parse(self.request.flags)}
         for argument in flags.parse(self.launch.flags):
-            reason = DECIDED.get(argument.name, "the recipe")
+            origin, text = DECIDED.get(argument.name, "recipe"), " ".join(redact(argument.words))
             if argument.name in own:
                 other = stated.get(argument.name, argument.value)
-                reason = "you" if other == argument.value else f"you, not the recipe's {other}"
-            yield " ".join(redact(argument.words)), reason
+                origin, text = "you", text + f" (recipe: {other})" * (other != argument.value)
+            yield origin, text
 
 
 def plan(
