@@ -455,6 +455,14 @@ def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_name
     assert "LD_PRELOAD" not in warning
 
 
+def test_unit_names_the_variables_of_the_shell_that_it_lacks(machine: Machine) -> None:
+    machine.environment |= {"NCCL_SOCKET_IFNAME": "enp1s0"}
+    done = machine.run("--unit")
+    assert "the unit lacks: " in done.stderr
+    assert "NCCL_SOCKET_IFNAME" in done.stderr
+    assert "NCCL_SOCKET_IFNAME" not in done.stdout
+
+
 def test_without_a_release_the_way_to_one_is_named(machine: Machine) -> None:
     machine.environment = {**machine.environment, "SPARKWRIGHT_PREFIX": str(machine.folder / "none"), "VIRTUAL_ENV": str(machine.folder)}
     done = machine.verb("serve", "toy-cpu", "--model", str(machine.model))

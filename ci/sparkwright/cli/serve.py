@@ -268,7 +268,7 @@ def serve(arguments: argparse.Namespace) -> int:
         return _check_health(arguments)
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
     if not arguments.python and not python.exists():
-        python = Path(os.environ.get("VIRTUAL_ENV", default_prefix()), "bin", "python")
+        python = Path(os.environ.get("VIRTUAL_ENV") or default_prefix(), "bin", "python")
         if not python.exists():
             what = f"There is no release in {default_prefix()}, so there is nothing to serve with."
             todo = "Run `sparkwright install`, or name the Python of another vLLM with --python."
@@ -301,6 +301,9 @@ def serve(arguments: argparse.Namespace) -> int:
     )
     plan = launch.plan(request, python, config.root(arguments.root), head=head)
     if arguments.unit:
+        if request.shell:
+            text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
+            console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(sys.argv[1:]))
         return 0
     return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)
