@@ -157,7 +157,7 @@ def test_a_kernel_that_keeps_no_memory_is_sound(changes: dict[str, object]) -> N
 
 def test_who_holds_memory_and_what_a_failing_driver_says_is_shown() -> None:
     held = lacks(MachineMemory(121.7, 40.0, 1, True, (Tenant(42, "python3", 58.0),), "Driver/library version mismatch"))
-    assert held["free memory"].meaning == "python3 (42): 58.0 GiB are held"
+    assert held["free memory"].observed.endswith("held: python3 (42): 58.0 GiB")
     assert (held["nvidia-smi"].state, held["nvidia-smi"].observed) == ("look", "Driver/library version mismatch")
     assert lacks(MachineMemory(64.0, 63.0), gpus=())["GPU"].state == "not-run"
 

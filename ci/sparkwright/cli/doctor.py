@@ -307,8 +307,10 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
     yield _check(
         "free memory",
         machine.free >= machine.total * (1 - 2 * FLOOR),
-        f"{machine.free:.1f} of {machine.total:.1f} GiB are free; {machine.floor():.1f} stay free",
-        f"{held} GiB are held" if held else "",
+        f"{machine.free:.1f} of {machine.total:.1f} GiB are free; {machine.floor():.1f} stay free"
+        + (f"\nheld: {held} GiB" if held else ""),
+        "a server gets what is free",
+        "end what you do not need",
     )
     if machine.failure:
         text = "nvidia-smi fails; a server is judged by the rules of unified memory all the same"
