@@ -7,6 +7,7 @@ V2, which has the option, wants Triton to serve; so the drafter is loaded as it 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -83,6 +84,7 @@ def distributed(ranks: int, rank: int, address: str) -> None:
 def one(folder: Path) -> dict[str, Any]:
     """Return what the drafter of the model in *folder* does, and which files are refused."""
     from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
     from vllm.model_executor.layers.quantization.online.lm_head import (
         quantized_lm_head_copy,
         refresh_quantized_lm_heads,
@@ -109,6 +111,14 @@ def one(folder: Path) -> dict[str, Any]:
         found["best kept"] = [kept_ids[index] for index in full[:, kept_ids].argmax(-1).tolist()]
         found["best of all"] = full.argmax(-1).tolist()
         found["local"] = draft.logits_processor.get_top_tokens(draft.lm_head, states).tolist()
+        # As a drafter of Gemma has it; each layer is known by its name once.
+        plain, LogitsProcessor.__init__ = LogitsProcessor.__init__, functools.partialmethod(LogitsProcessor.__init__, soft_cap=30.0)
+        config.compilation_config.static_forward_context.clear()
+        try:
+            load_eagle_model(target, config)
+        except ValueError as error:
+            found["capped"] = str(error)
+        LogitsProcessor.__init__ = plain
         # As after an update of weights.
         target.lm_head.weight.data.mul_(-1)
         refresh_quantized_lm_heads(draft)

@@ -36,9 +36,9 @@ def _patched(user_store: Store, vllm_python: Path, tmp_path_factory: pytest.Temp
     return folder / "vllm"
 
 
-def run_patched(python: Path, sources: Path, *words: str | Path) -> str:
-    """Return what Python prints with the package of *sources* before the installed one."""
-    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(sources), **VARIABLES}
+def run_patched(python: Path, sources: Path, *words: str | Path, **more: str) -> str:
+    """Return what Python prints with the package of *sources* before the installed one, and the variables *more*."""
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(sources), **VARIABLES, **more}
     done = subprocess.run([python, "-W", "ignore", *words], env=variables, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -56,8 +56,15 @@ SCENARIOS = (
 
 @pytest.fixture(scope="module", name="steps")
 def _steps(vllm_python: Path, patched: Path) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = json.loads(run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS)).splitlines()[-1])
+    printed = run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS), VLLM_SHM_READER_SLEEP="1")
+    steps: list[dict[str, Any]] = json.loads(printed.splitlines()[-1])
     return steps
+
+
+def test_a_reader_spins_as_in_stock_unless_it_is_told_to_sleep(vllm_python: Path, patched: Path) -> None:
+    """For the owner of a GPU that shares no power with the CPU: it wakes within a tenth of a millisecond, and holds what it gets of a core."""
+    stock = json.loads(run_patched(vllm_python, patched, HERE / "messages.py", json.dumps(SCENARIOS[:1])).splitlines()[-1])
+    assert stock[0]["cpu"] > 0.2
 
 
 def test_a_reader_between_two_steps_leaves_the_core_to_others(steps: list[dict[str, Any]]) -> None:
@@ -147,6 +154,7 @@ def test_a_drafter_proposes_from_the_vocabulary_alone(vllm_python: Path, patched
     assert found["best"] == found["local"] == found["best kept"] != found["best of all"]
     assert found["refreshed"], "the rows follow the target's weights"
     assert "unquantized" in found["head of another type"]
+    assert found["capped"] == "draft_vocabulary needs a drafter without a cap of logits."
     refused = found["refusals"]
     assert refused.pop("none") == ""
     expected = {

@@ -113,6 +113,8 @@ def test_the_readme_has_the_table_of_the_default_stack() -> None:
     for name, effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].items():
         (row,) = (line for line in rows[1].splitlines() if f"/{name})" in line or f"[{name}]" in line)
         assert ("*not measured*" in row) == (not effect.measured)
+    measured = [effect for effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].values() if effect.measured]
+    assert ("No change has a measured effect on speed yet." in text) == (not measured)
     assert len(text.splitlines()) <= 110
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 import tomllib
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
-from sparkwright.core import memory, strict_yaml
+from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
+from sparkwright.core import config, memory, strict_yaml
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.serving import flags
@@ -283,16 +286,51 @@ def drafted(**changes: Any) -> Recipe:
     return changed(speculation=mtp, versions=[{"vllm": ">=0.33,<0.34", **changes}])
 
 
-def test_a_draft_vocabulary_is_given_to_our_wheels_alone() -> None:
-    """The official wheel ends with an error at an option that it does not know; what it knows it is given, too."""
+@pytest.fixture(name="data")
+def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of reviewed data with the draft vocabulary ``tokens.json``."""
+    (tmp_path / "ci" / "recipes").mkdir(parents=True)
+    (tmp_path / "ci" / "recipes" / "tokens.json").write_text("{}", "utf-8")
+    monkeypatch.setattr(config, "root", lambda: tmp_path)
+    return tmp_path
+
+
+def test_a_draft_vocabulary_is_given_to_our_wheels_alone(data: Path) -> None:
+    """The official wheel ends with an error at an option that it does not know; what it knows it is given, too. Only the command has a path."""
     reduced = drafted(draft_vocabulary="tokens.json", drafting={"draft_lm_head_quantization": "fp8"})
     settings = {version: flags.speculation(reduced.flags(version)) for version in ("0.33.0", "0.33.0+spark.2026.11.p0.cu130")}
     stock, ours = settings.values()
-    file = Path(ours.pop("draft_vocabulary"))
-
+    named = ours.pop("draft_vocabulary")
     assert stock == ours == {"method": "mtp", "num_speculative_tokens": 2, "draft_lm_head_quantization": "fp8"}
-    assert file.is_absolute()
-    assert file.parts[-3:] == ("ci", "recipes", "tokens.json")
+    assert named == f"tokens.json@{sha256_bytes(b'{}')}"
+    plan = LaunchPlan(Path("/env/bin/python"), Path("/model"), reduced.flags("0.33.0+spark.2026.11.p0.cu130"))
+    assert not any(str(data) in flag for flag in plan.flags)
+    assert flags.speculation([word for word in plan.command(1) if word.startswith("--spec")])["draft_vocabulary"] == str(data / "ci" / "recipes" / "tokens.json")
+    (data / "ci" / "recipes" / "tokens.json").unlink()
+    with refusal("file-invalid", match="tokens.json"):
+        reduced.flags("0.33.0+spark.2026.11.p0.cu130")
+
+
+@pytest.mark.parametrize("given", [recipe.load(ROOT, "toy-cpu"), None], ids=["recipe", "model"])
+def test_a_gate_starts_a_server_with_the_variables_of_serve(given: Recipe | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the installed vLLM reads, on unified memory; what the user states stays."""
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    package = next(tmp_path.glob("env/lib/python3.*/site-packages")) / "vllm"
+    package.mkdir()
+    own = given.variant("0.33.0").variables if given else {}
+
+    def variables(*read: str, machine: MachineMemory = SPARK, **more: str) -> dict[str, str]:
+        monkeypatch.setattr(MachineMemory, "here", lambda: machine)
+        (package / "envs.py").write_text("\n".join(f'"{name}": None,' for name in read), "utf-8")
+        return recipe.launch(given, "0.33.0", python, Path("/model"), variables=more).variables
+
+    floor = SPARK.floor(given.plan.floor if given else None)
+    both = {RESERVE: f"{floor:g}", SLEEP: "1"}
+    assert variables() == variables(RESERVE, SLEEP, machine=replace(SPARK, unified=False)) == own
+    assert variables(RESERVE, SLEEP) == own | both
+    assert variables(SLEEP) == own | {SLEEP: "1"}
+    assert variables(RESERVE, SLEEP, VLLM_SHM_READER_SLEEP="0") == own | both | {SLEEP: "0"}
 
 
 @pytest.mark.parametrize(

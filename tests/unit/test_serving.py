@@ -225,8 +225,12 @@ def test_vllms_own_flags_for_two_machines_are_taken(world: World) -> None:
 
 def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None:
     """On unified memory, and if it reads the variable, which stock does not; the user's own value stays."""
-    name = "VLLM_MEMORY_RESERVE_GIB"
+    name, sleep = "VLLM_MEMORY_RESERVE_GIB", "VLLM_SHM_READER_SLEEP"
     assert name not in world.plan(machine=SPARK).launch.variables
+    (world.site / "vllm" / "envs.py").write_text(f'environment_variables = {{"{sleep}": None}}\n')
+    assert world.plan(machine=SPARK).launch.variables[sleep] == "1"
+    assert world.plan(machine=SPARK, variables={sleep: "0"}).launch.variables[sleep] == "0"
+    assert sleep not in world.plan(machine=DESKTOP).launch.variables
     (world.site / "vllm" / "envs.py").write_text(f'environment_variables = {{"{name}": None}}\n')
     assert world.plan(machine=SPARK).launch.variables[name] == "12.17"
     assert world.plan(machine=SPARK, floor=9.0).launch.variables[name] == "9"

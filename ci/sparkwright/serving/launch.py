@@ -30,7 +30,7 @@ from sparkwright.bench.server.launch import (
     PASSED,
     LaunchPlan,
     check_variables,
-    read_variables,
+    shared_variables,
 )
 from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import UsageError
@@ -51,8 +51,6 @@ DECIDED = {
     **dict.fromkeys((TENSOR, PIPELINE, "--distributed-executor-backend"), "machines"),
     "--revision": "model",
 }
-#: Variable of a patch: GiB that vLLM leaves free when it sizes the KV cache.
-RESERVE = "VLLM_MEMORY_RESERVE_GIB"
 #: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
 #: is the model's. Proposed.
 OBJECT_STORE = 1 << 30
@@ -208,8 +206,7 @@ def plan(
     memory = _memory(request, recipe, words, machine, model, audit)
     drafts = _drafts(request, words, variables) / GIB / tensor
     memory = replace(memory, weights=memory.weights + drafts)
-    if machine.unified and RESERVE in read_variables(environment.package):
-        variables = {RESERVE: f"{memory.floor:g}", **variables}
+    variables = {**shared_variables(machine, memory.floor, environment.package), **variables}
     words = flags.merge(memory.flags(machine), words)
     advice = preflight.check(
         words, machine, memory, recipe=recipe, checkpoint=audit, vllm=environment.vllm

@@ -22,11 +22,12 @@ from packaging.version import Version
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
-from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server.launch import LaunchPlan, shared_variables, vocabulary_file
 from sparkwright.bench.server.server_log import compile_patterns
-from sparkwright.core import config, memory, process, strict_yaml
+from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
-from sparkwright.core.files import list_folder
+from sparkwright.core.files import list_folder, read_bytes, sha256_bytes
 from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 
 #: One argument, its value behind ``=``; never split at blanks.
@@ -318,8 +319,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the settings of speculative decoding for *variant*, of *ours* or a stock wheel."""
         settings = {**msgspec.json.decode(self.speculation or "{}"), **variant.drafting}
         if variant.draft_vocabulary and ours:
-            file = config.root() / "ci" / "recipes" / variant.draft_vocabulary
-            settings["draft_vocabulary"] = str(file)
+            settings["draft_vocabulary"] = variant.draft_vocabulary
         return settings
 
     def memory(
@@ -351,9 +351,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def flags(self, version: str) -> tuple[str, ...]:
         """
         Return the arguments of ``vllm serve`` for the release *version*, beside those of `memory`.
+        A draft vocabulary is NAME@SHA256 in them, as no record holds a path.
 
         Raises:
             recipe-unfit: As `variant`.
+            file-invalid: There is no file of its draft vocabulary.
         """
         variant, plan = self.variant(version), self.plan
         flags = [f"--max-model-len={plan.max_model_len}", f"--max-num-seqs={plan.max_num_seqs}"]
@@ -361,8 +363,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nodes = f"--tensor-parallel-size={self.nodes}"
             flags += [nodes, "--distributed-executor-backend=ray"]
         if self.speculation:
-            settings = msgspec.json.encode(self.drafting(variant, ours="+spark." in version))
-            flags.append(f"--speculative-config={settings.decode()}")
+            settings = self.drafting(variant, ours="+spark." in version)
+            if name := settings.get("draft_vocabulary"):
+                digest = sha256_bytes(read_bytes(vocabulary_file(name)))
+                settings["draft_vocabulary"] = f"{name}@{digest}"
+            flags.append(f"--speculative-config={msgspec.json.encode(settings).decode()}")
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:
@@ -461,17 +466,22 @@ def launch(
 
     Raises:
         recipe-unfit: As `Recipe.variant`.
+        environment-unusable: There is no such Python.
     """
-    name = name or served_name(recipe, model)
-    plan = LaunchPlan(python, model, tuple(flags), dict(variables), name, user=user)
-    if recipe is None:
+    variant = recipe.variant(version) if recipe else None
+    floor, machine = recipe.plan.floor if recipe else None, MachineMemory.here()
+    name, derived = name or served_name(recipe, model), dict[str, str]()
+    if machine.unified:
+        package = wheel_identity.site_packages(python) / "vllm"
+        derived = shared_variables(machine, machine.floor(floor), package)
+    plan = LaunchPlan(python, model, tuple(flags), {**derived, **variables}, name, user=user)
+    if recipe is None or variant is None:
         return plan
-    variant, machine, floor = recipe.variant(version), MachineMemory.here(), recipe.plan.floor
     reserve = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB
     return replace(
         plan,
         flags=(*recipe.flags(version), *recipe.memory(machine).flags(machine), *flags),
-        variables={**variant.variables, **variables},
+        variables={**derived, **variant.variables, **variables},
         timeout=recipe.patience,
         reserve=round(reserve / 1e6),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import pwd
 import re
@@ -34,6 +35,7 @@ from sparkwright.core import config, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError, UsageError
 from sparkwright.core.files import read_text, sha256_bytes
+from sparkwright.core.memory import MachineMemory
 from sparkwright.core.process import cache_variables, wrap_with_limits
 
 #: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
@@ -60,6 +62,10 @@ ALWAYS = {
 GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
 
+#: Variables of patches: GiB that vLLM leaves free when it sizes the KV cache, and whether a process
+#: that waits for another one sleeps.
+RESERVE, SLEEP = "VLLM_MEMORY_RESERVE_GIB", "VLLM_SHM_READER_SLEEP"
+
 #: The script that supervises a command; neither variables of the command nor its folder change
 #: what it imports.
 SUPERVISOR = (sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py")))
@@ -78,6 +84,19 @@ class VariableError(SparkwrightError):
     }
 
 
+#: A draft vocabulary of a recipe in ``--speculative-config``.
+_VOCABULARY = re.compile(r'(?<="draft_vocabulary":")([a-z0-9][a-z0-9._-]*\.json)@[0-9a-f]{64}(?=")')
+
+
+def vocabulary_file(name: str) -> Path:
+    """Return the file of the draft vocabulary *name* of a recipe."""
+    return config.root() / "ci" / "recipes" / name
+
+
+def _vocabulary_path(match: re.Match[str]) -> str:
+    return json.dumps(str(vocabulary_file(match[1])))[1:-1]
+
+
 @functools.cache
 def removed_variables() -> dict[str, str]:
     """Return what became of each variable that earlier releases read."""
@@ -88,6 +107,17 @@ def read_variables(package: Path) -> list[str]:
     """Return the ``VLLM_`` variables that the installed *package* reads, by its ``envs.py``."""
     table = package / "envs.py"
     return re.findall(r"""["'](VLLM_\w+)["']\s*:""", read_text(table) if table.exists() else "")
+
+
+def shared_variables(machine: MachineMemory, floor: float, package: Path) -> dict[str, str]:
+    """
+    Return the variables by which the vLLM in *package* leaves to the CPU what it shares with the
+    GPU of *machine*: *floor* GiB of memory, and power. Those that it does not read are left out.
+    """
+    if not machine.unified:
+        return {}
+    derived = {RESERVE: f"{floor:g}", SLEEP: "1"}
+    return {name: derived[name] for name in read_variables(package) if name in derived}
 
 
 def check_variables(variables: Mapping[str, str], package: Path) -> None:
@@ -169,10 +199,11 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         return {name: value for name, value in variables.items() if value}
 
     def command(self, port: int, host: str = "127.0.0.1") -> list[str]:
-        """Return the command line."""
+        """Return the command line, in which a draft vocabulary of a recipe is a file."""
         program = [str(self.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
         address = ["--served-model-name", self.name, "--host", host, "--port", str(port)]
-        return [*program, str(self.model), *address, *self.flags]
+        flags = [_VOCABULARY.sub(_vocabulary_path, flag) for flag in self.flags]
+        return [*program, str(self.model), *address, *flags]
 
 
 class Server:
