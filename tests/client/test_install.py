@@ -29,8 +29,8 @@ from tests.support import mounts, processes
 from uv import find_uv_bin
 
 from sparkwright.client import environment, folders, main
-from sparkwright.client.environment import Prefix
-from sparkwright.client.records import FileEdit, Overlay, TextChange
+from sparkwright.client.environment import CANARY, Prefix
+from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseFile, TextChange
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.process import Limits
 from sparkwright.release import client_wheel
@@ -63,6 +63,30 @@ def test_install_from_a_folder_copies_and_never_links(user: User) -> None:
     assert user.install().code == 0
     wheels = [*user.world.root.rglob("*.whl"), *user.cache.rglob("*.whl")]
     assert {path.stat().st_nlink for path in wheels} == {1}
+
+
+@pytest.mark.parametrize("project", ["vllm", "demo"])
+def test_install_brings_what_a_server_of_the_release_must_answer(world: World, project: str) -> None:
+    """That of vLLM's wheel; it is one of the files that `doctor` compares."""
+    data, own = b"{}", wheel(project)
+    file = ReleaseFile(name="own.canary.json", size=len(data), sha256=sha256_bytes(data))
+
+    def with_canary(release: Release) -> Release:
+        (record,) = release.wheels
+        return replace(release, wheels=(replace(record, proof=replace(record.proof, canary=file)),))
+
+    with world.changing() as transaction:
+        transaction.put(file, data)
+    world.publish(ONE, [own], change=with_canary)
+    user = world.user()
+    assert user.install().code == 0
+    path = user.prefix / "current" / CANARY
+    assert path.exists() == (project == "vllm")
+    if path.exists():
+        assert path.read_bytes() == data
+        path.chmod(0o644)
+        path.write_bytes(b"[]")
+        assert CANARY in "".join(user.run("doctor").document["error"]["details"])
 
 
 def test_second_release_shares_equal_files_and_either_becomes_current(both: User) -> None:

@@ -45,7 +45,7 @@ from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
-from sparkwright.release import policy, request, staging
+from sparkwright.release import canary, policy, request, staging
 from sparkwright.serving import models
 
 _OPTIONS: options.Options = {
@@ -195,6 +195,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
     result = climb(context, gate_options, keep_going=arguments.keep_going)
+    against, profile = gate_options.against, gate_options.profile
+    canary.write(context.store, context.output, result, against, profile)
     ladder.show(result)
     console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
@@ -234,6 +236,8 @@ def _spend_night(
             with console.step("the environment of the stock wheel"):
                 stock = staging.environment(context, "stock", wheel).wheel
         report = night.run(stock)
+        profile = gate_options.profile
+        canary.write(context.store, context.output, night.ladder, night.reference, profile)
         stem = report.wheel.removesuffix(".whl")
         files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
         bundle = night.page.with_suffix(".tar.gz")

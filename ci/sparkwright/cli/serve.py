@@ -189,6 +189,12 @@ _OPTIONS: options.Options = {
         "metavar": "SECONDS",
         "help": "time limit of each answer for --health (default: %(default)s)",
     },
+    "--deep": {
+        **options.FLAG,
+        "help": "with --health: also compare answers with those that the gate recorded for the "
+        "release, recipe and model",
+    },
+    "--list": {**options.FLAG, "help": "only show which servers run here, and their memory"},
     "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
     "--floor": {
         "type": options.number(float, 0, 4096, "GiB"),
@@ -245,9 +251,11 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """
-    Check the request, and become the server; return only with ``--health`` or ``--dry-run``.
+    Check the request, and become the server; return only with ``--health``, ``--list`` or
+    ``--dry-run``.
 
     Raises:
+        answers-differ, canary-not-run: With ``--deep``, as `health.compare_with_canary`.
         server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
         variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
         UsageError and others: As `launch.plan`.
@@ -263,7 +271,10 @@ def serve(arguments: argparse.Namespace) -> int:
             "--ray-head needs --node-address (NODE_ADDRESS): this machine's, on the network of "
             "the nodes.",
         ),
+        (arguments.deep and arguments.health is None, "--deep belongs to --health."),
     )
+    if arguments.list:
+        return _list()
     if arguments.health is not None:
         return _check_health(arguments)
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
@@ -372,13 +383,32 @@ def _unit(words: list[str]) -> str:
 def _check_health(arguments: argparse.Namespace) -> int:
     host, port = arguments.host or "127.0.0.1", arguments.port or 8000
     url = arguments.health or health.local_url(host, port)
-    state = health.check(url, arguments.patience, os.environ.get("VLLM_API_KEY", ""))
+    key = os.environ.get("VLLM_API_KEY", "")
+    state = health.check(url, arguments.patience, key)
     console.document({"health": state})
     if failure := FAILURES.get(state.state):
         what = f"The server at {url} does not serve: {state.state}."
         data = msgspec.to_builtins(state)
         raise ServeError(failure, what, details=[state.message], data=data)
     console.result(f"{state.state}: {state.message} at {url}")
+    if arguments.deep:
+        console.result(health.compare_with_canary(url, config.root(arguments.root), key))
+    return 0
+
+
+def _list() -> int:
+    """Show the servers that run here, and the memory that they and their children hold."""
+    servers, machine = health.running(), MachineMemory.here()
+    rows = list[tuple[str, ...]]()
+    for server in servers:
+        own = (server.pid, *guard.descendants(server.pid))
+        held = sum(tenant.gib for tenant in machine.tenants if tenant.pid in own)
+        names = (str(server.pid), server.release, server.recipe or server.model, server.url)
+        rows.append((*names, f"{held:.1f}", f"{server.needed_gib:.1f}"))
+    columns = ("pid", "release", "recipe", "address", ">GiB now", ">planned")
+    console.table("Servers", columns, rows, result=True)
+    console.result(f"{machine.free:.1f} of {machine.total:.1f} GiB are free")
+    console.document({"servers": servers, "free_gib": machine.free})
     return 0
 
 
@@ -425,7 +455,15 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         variables = {**launch.ray_variables(variables), "RAY_ADDRESS": address}
     # Below the floor of the plan it warns, and ends the server before half of that is left.
     guard.start(plan.memory.floor / 2, plan.model.path)
-    return _become(plan.command, variables)
+    record = {
+        **document,
+        "pid": os.getpid(),
+        "prefix": str(plan.environment.prefix),
+        "url": health.local_url(request.host, request.port),
+        "flags": redact(request.flags),
+    }
+    server = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
+    return _become(plan.command, {**variables, health.RECORD: server})
 
 
 def _show(plan: ServingPlan) -> None:

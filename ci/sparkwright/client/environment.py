@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from sparkwright.client.wheel_check import CheckedWheel
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
+#: What a server of the release must answer.
+CANARY = "sparkwright-canary.json"
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
 #: any file that it writes, its output included.
 _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.client import environment
-from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python
+from sparkwright.client.environment import CANARY, LISTING, MARKER, Marker, Prefix, Python
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
     check_room,
@@ -30,7 +30,7 @@ from sparkwright.client.folders import (
     remove_unfinished,
 )
 from sparkwright.client.index import Index, newest_first
-from sparkwright.client.records import LARGEST_LOCK, Channel, Release, ReleaseLock
+from sparkwright.client.records import LARGEST_LOCK, LARGEST_RELEASE, Channel, Release, ReleaseLock
 from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError, StoreError
@@ -205,6 +205,7 @@ def install(
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         replaced["caches.env"] = _shell_variables(cache_variables(folder))
+        replaced |= {CANARY: canary} if (canary := _canary(index, release, marker)) else {}
         with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
             states = environment.make(
                 new,
@@ -227,6 +228,13 @@ def install(
         with prefix.switching():
             prefix.switch(name)
         return _result(prefix, "installed", before, marker)
+
+
+def _canary(index: Index, release: Release, marker: Marker) -> bytes:
+    """Return what a server of the installed vLLM must answer; empty if no gate recorded it."""
+    proofs = {wheel.sha256: wheel.proof for wheel in release.wheels}
+    proof = proofs.get(marker.wheels.get("vllm", ""))
+    return index.read(proof.canary, LARGEST_RELEASE) if proof and proof.canary else b""
 
 
 def _shell_variables(values: Mapping[str, str]) -> bytes:

@@ -264,7 +264,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     for path in arguments.wheels:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
-        files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
+        files = (proof.verdicts, proof.throughput, proof.canary, wheel.provenance, wheel.sbom)
         evidence = [
             http.redact_credentials(index.join(file.url or file.path)) for file in files if file
         ]

@@ -132,7 +132,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         baseline: What the speeds are compared with. *margin*: the loss that still passes (0.02 is
             2 %).
         host: Facts of the machine that gated.
-        verdicts, throughput: What the gates wrote, where they did.
+        verdicts, throughput, canary: What the gates wrote, where they did.
     """
 
     policy: Sha256
@@ -145,6 +145,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     host: dict[Line, Line] = {}
     verdicts: ReleaseFile | None = None
     throughput: ReleaseFile | None = None
+    canary: ReleaseFile | None = None
 
 
 class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
@@ -324,6 +325,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
                 wheel.sbom,
                 wheel.proof.verdicts,
                 wheel.proof.throughput,
+                wheel.proof.canary,
             )
         )
         return tuple(file for file in (*own, *self.locks, self.notes) if file)

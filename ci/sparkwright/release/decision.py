@@ -33,7 +33,7 @@ from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_digest
 from sparkwright.gates.core.verdict import ORDER, Attempt, Ladder, Verdict, declarations
-from sparkwright.release import throughput_recheck
+from sparkwright.release import canary, throughput_recheck
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
@@ -72,7 +72,7 @@ class GateResults(msgspec.Struct, frozen=True):
 
     Attributes:
         throughput: Of one recipe.
-        files: What the files hold: ``verdicts`` or ``throughput`` → bytes.
+        files: What the files hold: ``verdicts``, ``throughput`` or ``canary`` → bytes.
     """
 
     ladder: Ladder | None = None
@@ -103,6 +103,8 @@ def read_results(
     try:
         if "verdicts" in files:
             ladder = read_verdicts(files["verdicts"])
+        if ladder and (path := folder / f"{stem}.canary.json").exists():
+            files["canary"] = canary.proved(path, ladder.verdicts)
         measured = [each for each in ladder.verdicts if each.evidence] if ladder else []
         ranks = {each.evidence: (each.state == "pass", each.recipe in recipes) for each in measured}
         if measurements:

@@ -12,6 +12,19 @@ class ServeError(SparkwrightError):
     """A server cannot start, or does not serve."""
 
     references: ClassVar[Mapping[str, Advice]] = {
+        "answers-differ": Advice(
+            "The server answers, and not as the gate recorded for its release, recipe and model: "
+            "other weights, a kernel that is wrong on this machine, or damaged memory.",
+            "Do not use its answers. Restart it; if they still differ, run `sparkwright gate` on "
+            "this machine, and take another release meanwhile (`sparkwright rollback`).",
+        ),
+        "canary-not-run": Advice(
+            "The server's answers were not compared: `serve` did not start it here, no gate "
+            "recorded any for its release, recipe and model, or it refuses the questions.",
+            "Serve a recipe of the release for which G5 passed, with the model that it names; "
+            "`sparkwright gate` records what to answer.",
+            exit_code=4,
+        ),
         "flag-unknown": Advice(
             "The installed release of vLLM does not know the flag, or `serve` sets it itself.",
             "Correct or remove it; `vllm serve --help=all` of that environment lists its flags.",

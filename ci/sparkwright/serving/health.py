@@ -2,17 +2,24 @@
 Whether a server serves: a slow one is told from a dead one.
 
 ``/health`` of vLLM says 200 over an engine that hangs, and for minutes after a machine of the
-cluster is lost. So tokens are requested, and the counters are read before and after.
+cluster is lost. So tokens are requested, and the counters are read before and after. Whether
+they are the right ones is a question for the canary of the release, which costs more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.client.environment import CANARY
 from sparkwright.core.errors import UsageError
+from sparkwright.serving.errors import ServeError
 
 HealthState = Literal["serving", "busy", "garbage", "stuck", "dead"]
 
@@ -28,6 +35,12 @@ MOVING = (
 TOKENS = 8
 #: HTTP statuses of a server without an engine, or of one that loses it while it answers.
 DEAD = (500, 502, 503)
+#: Variable by which a server tells what it is, as `RunningServer` in JSON.
+RECORD = "SPARKWRIGHT_SERVER"
+#: Seconds that an answer of the canary may take.
+PATIENCE = 120.0
+#: Faults of a reply that are wrong answers. Others, as a refusal, say nothing of the answers.
+WRONG = ("not-a-number", "token-count-wrong")
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -90,3 +103,78 @@ def _counters(client: Client) -> dict[str, float]:
     except ServerInvalid:
         return {}
     return {name: metrics[name] for name in MOVING if name in metrics}
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """
+    A server, by the variable `RECORD` of its environment.
+
+    Attributes:
+        release: Empty without one. *wheel*: the sha256 of vLLM's; empty if it is not known.
+        prefix: The folder of its environment. *model*: of its model.
+        flags: Arguments of vLLM that are the user's own, without secrets.
+        needed_gib: What its plan takes.
+    """
+
+    pid: int
+    release: str
+    wheel: str
+    prefix: str
+    recipe: str
+    model: str
+    url: str
+    flags: tuple[str, ...]
+    needed_gib: float
+
+
+def running() -> list[RunningServer]:
+    """Return the servers of this user that `sparkwright serve` started, and that run."""
+    servers = list[RunningServer]()
+    for process in psutil.process_iter(["environ"]):
+        with contextlib.suppress(ValueError):
+            record = (process.info["environ"] or {}).get(RECORD, "")
+            server = msgspec.json.decode(record, type=RunningServer)
+            # Its children inherit the variable.
+            if server.pid == process.pid:
+                servers.append(server)
+    return servers
+
+
+def compare_with_canary(url: str, root: Path, key: str = "") -> str:
+    """
+    Return, for people, with what the answers of the server at *url* were compared, and agree.
+
+    Args:
+        root: Of the reviewed data.
+
+    Raises:
+        answers-differ: They do not agree. canary-not-run: They could not be compared.
+        file-invalid: What the release recorded, or a policy, is damaged.
+    """
+    # These compute with scipy, for which no other check waits.
+    from sparkwright.gates.core.server_under_test import model_digest
+    from sparkwright.release import canary
+
+    began = time.monotonic()
+    server = next((each for each in running() if each.url == url), None)
+    if server is None:
+        raise ServeError("canary-not-run", f"`serve` started no server here that is at {url}.")
+    model, canaries = Path(server.model), canary.read(Path(server.prefix, CANARY))
+    digest = model_digest(model) if model.is_dir() else ""
+    own = canaries.get(canary.subject(server.wheel, server.recipe, digest))
+    name = f"{server.recipe or 'no recipe'}, {server.release or server.prefix} and {model}"
+    if own is None:
+        raise ServeError("canary-not-run", f"No gate recorded answers for {name}.")
+    client = Client(url, deadline=PATIENCE, key=key)
+    try:
+        differences = [*canary.differences(own, client, root, server.recipe)]
+    except ServerInvalid as error:
+        if error.reason not in WRONG:
+            what = f"The server at {url} did not answer the canary's questions."
+            raise ServeError("canary-not-run", what, details=[str(error)]) from error
+        differences = [str(error)]
+    if differences:
+        what = f"The server at {url} does not answer as recorded for {name}."
+        flags = [f"The gate had no {' '.join(server.flags)}."] * bool(server.flags)
+        raise ServeError("answers-differ", what, details=[*differences, *flags])
+    return f"answers as recorded for {name}, asked in {time.monotonic() - began:.1f} s"

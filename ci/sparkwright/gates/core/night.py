@@ -185,10 +185,10 @@ class Night:
             machine,
         )
         recorded = store.root / "references" / content_key("reference", shared)[:16]
-        self._reference = options.against or recorded
+        self.reference = options.against or recorded
         inputs = (self._subject.sha256, ours, options.profile, *shared)
         self._folder = store.folder("night", content_key("night", inputs)[:16])
-        self._complete = self._reference / f"complete-{'-'.join(self._comparing)}"
+        self._complete = self.reference / f"complete-{'-'.join(self._comparing)}"
         finished = self._folder / FINISHED
         steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
         documents = ladder.read_documents(self._context.output, self._subject.sha256)
@@ -212,7 +212,7 @@ class Night:
     @property
     def _measured_pace(self) -> Pace | None:
         """The pace of the stock wheel's server; None if it was not measured yet."""
-        path = self._reference / PACE
+        path = self.reference / PACE
         return read_json(path, Pace) if path.exists() else None
 
     @property
@@ -294,7 +294,7 @@ class Night:
         options, store = replace(self._options, python=python), self._context.store
         assert options.wheel
         if options.fresh and self._comparing:
-            shutil.rmtree(self._reference, ignore_errors=True)
+            shutil.rmtree(self.reference, ignore_errors=True)
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
         # These look at the wheel and its sources; G2 runs in the environment.
@@ -305,7 +305,7 @@ class Night:
         )
         if self._comparing:
             self._record(replace(options, wheel=stock, python=stock_python))
-            options = replace(options, against=self._reference)
+            options = replace(options, against=self.reference)
         options = replace(options, baseline=stock, baseline_python=stock_python)
         self._climb(options, [name for name in self._names if name in SERVED], file)
         self._save(ended=True)
@@ -319,7 +319,7 @@ class Night:
                 return not_run(STOPPED[0].name, message, "earlier-failed")
         needs = GATE_NEEDS.get(name, GateNeeds())
         file = needs.recorded.replace(TASK, self._options.task)
-        if self._unrecorded and needs.required and not (self._reference / file).exists():
+        if self._unrecorded and needs.required and not (self.reference / file).exists():
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
         if name == REFERENCE and not self._measured_pace:
@@ -338,7 +338,7 @@ class Night:
             if not blocked:
                 options = replace(options, only=tuple(self._names))
                 with GateBuilder(self._context, options, self._host) as builder:
-                    for path in builder.record(self._reference):
+                    for path in builder.record(self.reference):
                         if path.name == PACE:
                             self.show_plan()
                             if blocked := self._reason_not_to_begin(REFERENCE):
@@ -409,7 +409,7 @@ class Night:
 
     def report(self) -> NightReport:
         """Return the report so far, and write its page beside the verdicts."""
-        observed = self._reference / OBSERVED
+        observed = self.reference / OBSERVED
         report = NightReport(
             recipe=self._recipe.name,
             title=self._recipe.title,

@@ -146,12 +146,12 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
         ServerInvalid: The server does not answer as it should, or a text has too few tokens.
     """
     texts = _tokens(policy, server)
-    rows = _score(policy, texts, server)
-    first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
+    rows = score(policy, texts, server)
+    first, second = sound(policy, rows), sound(policy, score(policy, texts, server))
     kl, other, _ = _distances(policy, first, second).T
     floors = {"divergence": kl, "best-token": other}
     for name, mode in MODES.items():
-        floors[name], _ = _decode(policy, server, policy.prompts(texts), mode)
+        floors[name], _ = decode(policy, server, policy.prompts(texts), mode)
     hits = dict[str, float]()
     for name in CACHED if server_facts.cache_block(server.metrics()) else ():
         stored, prompts, _ = _cached_prompts(policy, texts, server, name)
@@ -219,21 +219,21 @@ def _judged(
     """Yield the checks in the order of the questions."""
     reference = distributions.load(against)
     check = _check_reference(policy, reference, served)
-    expected = _sound(policy, reference.rows)
+    expected = sound(policy, reference.rows)
     yield check
     texts, precise = reference.texts, None
     other = served.model != reference.served.model or _tokens(policy, candidate) != texts
     _refuse({"reference-other-model": other})
     if repairs:
         precise = _precise(policy, against.parent / "precise" / against.name, reference, served)
-    measured = _sound(policy, _score(policy, texts, candidate))
+    measured = sound(policy, score(policy, texts, candidate))
     floors = {name: np.array(values) for name, values in reference.floors.items()}
     if reference.served.host != served.host:
         # The floor of another machine says nothing about this one.
         floors = dict.fromkeys(floors, np.zeros(1))
     yield from _compared(policy, expected, measured, floors, precise)
     for name, mode in MODES.items():
-        kl, generated = _decode(policy, candidate, policy.prompts(texts), mode)
+        kl, generated = decode(policy, candidate, policy.prompts(texts), mode)
         check = _kl_check(policy, name, kl, floors[name])
         temperature, _ = mode
         yield check if temperature else _greedy(check, generated)
@@ -268,7 +268,7 @@ def _precise(
     other = (precise.shape, precise.texts) != (reference.shape, reference.texts)
     other |= as_candidate or identity.wheel in ("", served.wheel) or identity.host != served.host
     _refuse({"precise-unfit": other})
-    return _sound(policy, precise.rows)
+    return sound(policy, precise.rows)
 
 
 def _compared(
@@ -381,7 +381,7 @@ def _tokens(policy: LogprobsPolicy, server: Client) -> list[list[int]]:
     return tokens
 
 
-def _score(policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client) -> list[Row]:
+def score(policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client) -> list[Row]:
     """Return the rows of *texts*, one at a time, as batches differ by more than a kernel may."""
     return [row for text in texts for row in _prefill(policy, server, text)]
 
@@ -393,7 +393,7 @@ def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> lis
     return list(zip(text[1:], scored, strict=True))
 
 
-def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
+def sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
     """Return *rows* as arrays; raise `ServerInvalid` if a position is no distribution."""
     scores = distributions.scores(rows, policy.top + 1)
     if wrong := int(distributions.unsound(scores).sum()):
@@ -405,7 +405,7 @@ def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
     return scores
 
 
-def _decode(
+def decode(
     policy: LogprobsPolicy,
     server: Client,
     prompts: Sequence[list[int]],
@@ -453,7 +453,7 @@ def _decode(
         generated += zip(completion.tokens, completion.logprobs, strict=True)
         rows = _prefill(policy, server, [*prompt, *completion.tokens])
         recomputed += rows[-policy.decode_tokens :]
-    scores, expected = _sound(policy, generated), _sound(policy, recomputed)
+    scores, expected = sound(policy, generated), sound(policy, recomputed)
     kl = distributions.lower_bound(expected, scores, policy.top)
     return kl.reshape(len(prompts), -1).mean(axis=1), scores
 
@@ -464,9 +464,9 @@ def _decode_after_cache(
     prompts: Sequence[list[int]],
     stored: Sequence[list[int]],
 ) -> tuple[Floats, float]:
-    """Return the KL of `_decode` after *stored* prompts, and the tokens found in the cache."""
+    """Return the KL of `decode` after *stored* prompts, and the tokens found in the cache."""
     before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
-    kl, _ = _decode(policy, server, prompts, stored=stored)
+    kl, _ = decode(policy, server, prompts, stored=stored)
     return kl, server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
 
 

@@ -1,0 +1,270 @@
+"""The canary: recorded by the gate, kept with the release, and asked of servers that are sound or wrong behind a green /health."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from tests.refusals import refusal
+from tests.support import processes, standin, verdicts, wheels
+from tests.support.byte_model_server import ByteModelServer, Message, called, only, sound_talk
+from tests.support.standin import Machine, _machine, _standin
+
+from sparkwright.cli import main
+from sparkwright.client.environment import CANARY
+from sparkwright.core import strict_yaml
+from sparkwright.core.store import Store
+from sparkwright.gates.core.server_under_test import ServerIdentity, model_digest
+from sparkwright.gates.core.verdict import Ladder
+from sparkwright.gates.generation.dirty_text import SampledAnswer, StockText
+from sparkwright.gates.logprobs import gate as logprobs
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy
+from sparkwright.release import canary, decision
+from sparkwright.serving import health
+
+__all__ = ["_machine", "_standin"]
+ROOT = Path(__file__).parents[2]
+RECIPE, MODEL = "toy-cpu", "d" * 64
+#: The real limits on fewer and shorter texts.
+POLICY = replace(
+    strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", LogprobsPolicy), texts=12, tokens=80, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4
+)
+
+
+@pytest.fixture(name="reference", scope="module")
+def _reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what a gate records of a stock wheel."""
+    folder, stock = tmp_path_factory.mktemp("reference"), ServerIdentity("a" * 64, MODEL, {}, ())
+    with ByteModelServer() as server:
+        recorded = logprobs.record(POLICY, server.client, stock)
+    texts = [sound_talk({"messages": [{"content": "x"}], "seed": number}, 0, 1)[0]["content"] for number in range(60)]
+    answers = tuple(SampledAnswer(number, text, (), "stop") for number, text in enumerate(texts))
+    (folder / "logprobs.json").write_bytes(msgspec.json.encode(recorded))
+    (folder / "text.json").write_bytes(msgspec.json.encode(StockText(stock, "s" * 64, answers)))
+    return folder
+
+
+def gated(path: Path, **worse: Any) -> Ladder:
+    """Return verdicts about the wheel at *path*, of a served model of the digest `MODEL`."""
+    ladder = verdicts.ladder(path, recipes=[RECIPE], worse=worse)
+    return replace(ladder, verdicts=tuple(replace(verdict, model=MODEL if verdict.recipe else "") for verdict in ladder.verdicts))
+
+
+@pytest.fixture(name="wheel", scope="module")
+def _wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return next(path for path in wheels.release(tmp_path_factory.mktemp("dist")) if path.name.startswith("vllm"))
+
+
+@pytest.fixture(name="own", scope="module")
+def _own(wheel: Path, reference: Path, tmp_path_factory: pytest.TempPathFactory) -> canary.Canary:
+    """Return the canary of the wheel, as it is read from its file."""
+    folder, ladder = tmp_path_factory.mktemp("canary"), gated(wheel)
+    canary.write(Store(folder / "store"), folder, ladder, reference, "default")
+    (path,) = folder.glob("*.canary.json")
+    assert path.stat().st_size < 1 << 20
+    assert ladder.wheel
+    return canary.read(path)[canary.subject(ladder.wheel.sha256, RECIPE, MODEL)]
+
+
+@pytest.fixture(name="server")
+def _server() -> Iterator[ByteModelServer]:
+    with ByteModelServer() as server:
+        yield server
+
+
+def saying(text: str) -> Callable[[Message, int, int], tuple[Message, str]]:
+    """Return a talk in which every answer is *text*, and tools are called as they should be."""
+    return lambda request, cached, running: sound_talk(request, cached, running) if request.get("tools") else ({"content": text}, "stop")
+
+
+def other_model(server: ByteModelServer) -> None:
+    server.logits = np.random.default_rng(2).standard_normal((256, 256)) * 2
+
+
+def damaged(change: Any) -> Callable[[ByteModelServer], None]:
+    return lambda server: setattr(server, "damage", change)
+
+
+def talking(text: str) -> Callable[[ByteModelServer], None]:
+    return lambda server: setattr(server, "talk", saying(text))
+
+
+#: What is wrong → how a server becomes so, and words of each difference that must be named.
+MUTANTS: dict[str, tuple[Callable[[ByteModelServer], None], tuple[str, ...]]] = {
+    "shuffled logits": (damaged(lambda logits, _: logits[::-1]), ("nat from the distributions",)),
+    "another model": (other_model, ("nat from the distributions",)),
+    "a scale that is wrong in decode alone": (damaged(only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.5)), ("from prefill",)),
+    "damage far into an answer": (damaged(only(lambda step: step.decoded > 40)), ("from prefill",)),
+    "drafts that are accepted too easily": (lambda server: setattr(server, "careless", 3), ("greedy tokens",)),
+    "half a character": (talking("One sees a her\ufffdn and two boats."), ("U+FFFD",)),
+    "a repeated token": (talking("One sees" + " heron" * 40), ("answers are dirty",)),
+    "a foreign language": (talking("Man sieht einen Reiher und zwei Boote, und das Wasser ist nicht tief."), ("answers are dirty",)),
+    "a foreign script": (talking("One sees a heron 的 and two boats."), ("answers are dirty",)),
+    "calls that are cut": (lambda server: setattr(server, "talk", lambda *_: (called('{"town": "Lis'), "stop")), ("answers are dirty",)),
+}  # fmt: skip
+
+
+def differences(server: ByteModelServer, own: canary.Canary) -> list[str]:
+    return [*canary.differences(own, server.client, ROOT, RECIPE)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_sound_server_answers_as_recorded(server: ByteModelServer, own: canary.Canary, noise: float) -> None:
+    """Also one with drafts, and with another order of sums; the cost that the guide states is that of these requests."""
+    server.drafts = True
+    server.damage = lambda logits, step: logits + np.random.default_rng(len(step.tokens)).standard_normal(256) * noise
+    cost, answer = Counter[str](), server.answer
+
+    def count(reply: Message) -> object:
+        cost.update(requests=1, **{name: value for name, value in reply["usage"].items() if value > 1})
+        return answer(reply)
+
+    server.answer = count
+    assert differences(server, own) == []
+    # 8 texts are scored, continued and scored again; a chat is tried, and 8 are asked.
+    assert (cost["requests"], cost["completion_tokens"]) == (3 * 8 + 1 + 8, 8 * 64)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_garbage_behind_a_green_health_is_named(own: canary.Canary, server: ByteModelServer, mutant: str, tmp_path: Path) -> None:
+    """By the command itself; a plain ``--health`` is content with each of them."""
+    damage, words = MUTANTS[mutant]
+    damage(server)
+    with bearer(server.url, own, tmp_path):
+        assert main.run(["serve", "--health", server.url]) == 0
+        with refusal("answers-differ") as caught:
+            main.run(["serve", "--health", server.url, "--deep"])
+    assert all(any(word in line for line in caught.value.details) for word in words), caught.value.details
+
+
+def test_logits_that_are_not_numbers_are_wrong_answers(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:
+    """A plain ``--health`` finds them by token 0; the canary by the server's own words, also if some tokens alone are so."""
+    server.damage = only(lambda step: step.decoded > 10, lambda logits, _: logits * np.nan)
+    with bearer(server.url, own, tmp_path), refusal("answers-differ", match="does not answer as recorded") as caught:
+        main.run(["serve", "--health", server.url, "--deep"])
+    assert "not-a-number" in caught.value.details[0]
+
+
+class bearer:  # noqa: N801  used as a function
+    """In its block, a process says that it serves at *url*; its environment has *own*, if there is one."""
+
+    def __init__(self, url: str, own: canary.Canary | None, folder: Path, **changed: Any) -> None:
+        model = standin.model(folder / "model")
+        if own:
+            name = canary.subject("c" * 64, RECIPE, model_digest(model))
+            (folder / CANARY).write_bytes(msgspec.json.encode({name: own}))
+        self.record = {
+            "release": "spark.1", "wheel": "c" * 64, "prefix": str(folder), "recipe": RECIPE, "model": str(model), "url": url, "flags": [], "needed_gib": 1.0,
+            **changed,
+        }  # fmt: skip
+
+    def __enter__(self) -> None:
+        code = f"import json, os, sys; record = json.loads(sys.argv[1]) | {{'pid': os.getpid()}}; os.execve('/bin/sleep', ['sleep', '600'], {{'{health.RECORD}': json.dumps(record)}})"
+        self.process = subprocess.Popen([sys.executable, "-c", code, json.dumps(self.record)])
+        processes.until(lambda: self.process.pid in {each.pid for each in health.running()})
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:
+    """Not started here, no canary, another wheel, recipe or model, files that changed since, or questions that are refused."""
+
+    def deep() -> None:
+        assert main.run(["serve", "--health", server.url, "--deep"]) == 0
+
+    with refusal("canary-not-run", match="started no server"):
+        deep()
+    with bearer(server.url, own, tmp_path):
+        deep()
+        with (tmp_path / "model" / "config.json").open("a") as config:
+            config.write(" ")
+        with refusal("canary-not-run", match="No gate recorded") as caught:
+            deep()
+    assert caught.value.exit_code == 4
+    for changed in ({"wheel": "e" * 64}, {"recipe": "gpt-oss-120b"}, {"model": str(tmp_path / "gone")}, {"prefix": str(tmp_path / "gone")}):
+        with bearer(server.url, own, tmp_path, **changed), refusal("canary-not-run", match="No gate recorded"):
+            deep()
+    server.limit = 100
+    with bearer(server.url, own, tmp_path), refusal("canary-not-run", match="did not answer"):
+        deep()
+    with refusal("usage"):
+        main.run(["serve", "--deep"])
+
+
+def test_flags_that_the_gate_did_not_have_are_named(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:
+    other_model(server)
+    with bearer(server.url, own, tmp_path, flags=["--kv-cache-dtype=fp8"]), refusal("answers-differ") as caught:
+        main.run(["serve", "--health", server.url, "--deep"])
+    assert caught.value.details[-1] == "The gate had no --kv-cache-dtype=fp8."
+
+
+def test_only_a_pass_against_the_stock_wheel_leaves_a_canary(wheel: Path, reference: Path, tmp_path: Path) -> None:
+    """None of a gate that failed, of a model without a digest, or of a wheel that repairs what the stock one computes."""
+
+    def files(ladder: Ladder, against: Path | None) -> list[Path]:
+        canary.write(Store(tmp_path / "store"), tmp_path, ladder, against, "default")
+        return [*tmp_path.glob("*.canary.json")]
+
+    assert files(gated(wheel, G5="inconclusive"), reference) == []
+    assert files(verdicts.ladder(wheel, recipes=[RECIPE]), reference) == []
+    assert files(gated(wheel), None) == []
+    repaired = tmp_path / "repaired"
+    (repaired / "precise").mkdir(parents=True)
+    assert files(gated(wheel), repaired) == []
+    (path,) = files(gated(wheel), reference)
+    other = replace(gated(wheel), verdicts=tuple(replace(verdict, recipe="other") for verdict in gated(wheel).verdicts))
+    files(other, reference)
+    assert [name.split()[-1] for name in canary.read(path)] == [RECIPE, "other"]
+
+
+def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, reference: Path, tmp_path: Path) -> None:
+    ladder = gated(wheel)
+    (tmp_path / wheel.name).write_bytes(wheel.read_bytes())
+    canary.write(Store(tmp_path / "store"), tmp_path, ladder, reference, "default")
+    verdicts.write(tmp_path / wheel.name, ladder)
+    kept = json.loads(decision.read_results(tmp_path / wheel.name).files["canary"])
+    assert [name.split()[1:] for name in kept] == [[MODEL, RECIPE]]
+    verdicts.write(tmp_path / wheel.name, gated(wheel, G5="fail"))
+    assert json.loads(decision.read_results(tmp_path / wheel.name).files["canary"]) == {}
+    (path,) = tmp_path.glob("*.canary.json")
+    path.write_text("{")
+    with refusal("file-invalid"):
+        decision.read_results(tmp_path / wheel.name)
+
+
+# What runs here.
+
+
+def test_servers_that_run_are_listed_and_those_that_ended_are_not(machine: Machine) -> None:
+    """By the process that `serve` became, and not by its children, which have its variables too."""
+    child = machine.start("--flag=--dtype", "--flag=float32", "--variable", "VLLM_API_KEY=geheim")
+    machine.until_healthy()
+    shown = machine.verb("serve", "--list")
+    rows = [row for row in shown.stdout.splitlines() if str(child.pid) in row]
+    assert len(rows) == 1, shown
+    assert f"http://127.0.0.1:{machine.port}" in rows[0]
+    (server,) = [each for each in json.loads(machine.verb("serve", "--list", "--json").stdout)["servers"] if each["pid"] == child.pid]
+    assert (server["model"], server["flags"]) == (str(machine.model), ["--dtype", "float32"])
+    assert "geheim" not in json.dumps(server)
+    child.send_signal(signal.SIGTERM)
+    child.wait(60)
+    assert str(child.pid) not in machine.verb("serve", "--list").stdout.split()
+
+
+def test_a_record_that_is_none_of_ours_is_no_server() -> None:
+    record = json.dumps({"pid": 1, "url": "http://127.0.0.1:1"})
+    with subprocess.Popen(["/bin/sleep", "600"], env={health.RECORD: record}) as child:
+        assert child.pid not in {each.pid for each in health.running()}
+        child.kill()
