@@ -8,7 +8,7 @@ if [[ -d audited ]]; then cp audited/* verdicts/; fi
 if [[ -d gated ]]; then
     for file in gated/*; do
         case ${file#gated/} in
-        *vllm-*.verdicts.json | *vllm-*.attempts.jsonl | *vllm-*.throughput.json) cp "$file" verdicts/ ;;
+        *vllm-*.verdicts.json | *vllm-*.attempts.jsonl | *vllm-*.throughput.json | *vllm-*.canary.json) cp "$file" verdicts/ ;;
         *) echo "::error::${file#gated/} is no verdict about the wheel that serves" && exit 1 ;;
         esac
     done

@@ -85,7 +85,7 @@ def test_install_brings_what_a_server_of_the_release_must_answer(world: World, p
     if path.exists():
         assert path.read_bytes() == data
         path.chmod(0o644)
-        path.write_bytes(b"[]")
+        path.write_bytes(b"[] ")
         assert CANARY in "".join(user.run("doctor").document["error"]["details"])
 
 

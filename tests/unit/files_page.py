@@ -28,6 +28,7 @@ from sparkwright.client.environment import Marker
 from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.stack import Lock, StackSpec
+from sparkwright.release.canary import Canary
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 
@@ -64,6 +65,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
+    "each of *.canary.json": (Canary, "`gate`"),
     "targets/releases/SHA256.NAME.json of an index": (
         Release,
         "`publish`, `release promote`; named by hash in the signed targets",

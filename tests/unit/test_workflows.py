@@ -439,7 +439,7 @@ def test_only_an_ended_run_of_the_pipeline_is_promoted(tmp_path: Path, run: str,
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("vllm-1.verdicts.json", False), ("mini_vllm-1.throughput.json", False), ("vllm-1.whl", True),
+        ("vllm-1.verdicts.json", False), ("mini_vllm-1.throughput.json", False), ("vllm-1.canary.json", False), ("vllm-1.whl", True),
         ("flashinfer_python-1.verdicts.json", True), ("x.sh", True),
     ],
 )  # fmt: skip

@@ -103,8 +103,11 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path | None, prof
         for text in range(TEXTS)
         for row in recorded.rows[text * (recorded.shape[1] - 1) :][: length - 1]
     ]
+    # What is published names no path of this machine, as flags may.
+    served = replace(recorded.served, flags=None)
     reference = replace(
         recorded,
+        served=served,
         shape=(TEXTS, length, *recorded.shape[2:]),
         texts=[text[:length] for text in recorded.texts[:TEXTS]],
         rows=rows,
@@ -112,7 +115,7 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path | None, prof
     stock, path = None, against / TEXT
     if path.exists():
         stock = read_recorded(path, StockText, "reference-damaged")
-        stock = replace(stock, answers=stock.answers[:USUAL])
+        stock = replace(stock, served=served, answers=stock.answers[:USUAL])
     path = folder / f"{ladder.wheel.file.removesuffix('.whl')}.canary.json"
     own = dict.fromkeys(names, Canary(reference, stock, profile))
     store.write(path, msgspec.json.encode(read(path) | own))
