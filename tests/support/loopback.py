@@ -52,6 +52,9 @@ def page(records: list[Any], query: dict[str, list[str]]) -> list[Any]:
 class Server(http.server.ThreadingHTTPServer):
     """A server that answers while its block runs, and whose threads end with it."""
 
+    #: Clients that wait to be accepted; a batch comes at once.
+    request_queue_size = 128
+
     daemon_threads = False
 
     def __init__(self, handler: Callable[..., http.server.BaseHTTPRequestHandler], port: int = 0) -> None:
