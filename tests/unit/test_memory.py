@@ -146,6 +146,21 @@ def test_every_printed_remedy_is_admitted_here_and_by_vllm(case: str, name: str)
         assert (changed.settled(there).needed + changed.floor) <= there.free
 
 
+@pytest.mark.parametrize(("weights", "admitted"), [(10.0, True), (30.0, True), (60.0, False)])
+def test_a_second_server_is_admitted_by_what_the_first_one_left(weights: float, admitted: bool) -> None:
+    """On a Spark of which the first one holds 45 GiB, which no resident size shows; what it asks vLLM for is free."""
+    spark = SPARKS["128 GB"]
+    beside = replace(spark, free=spark.free - 45, tenants=(Tenant(7, "VLLM::EngineCore", 45.0),))
+    second = ServerMemory(weights, autotune=4.0, length=32768, shape=CacheShape(1e5), floor=spark.floor())
+    refused = [reference for reference, _ in memory.refusals(second, beside)]
+    assert ("memory-held" not in refused) == admitted
+    if admitted:
+        settled = second.settled(beside)
+        assert refused == []
+        assert (settled.share or 1) * beside.total <= beside.free
+        assert beside.free - settled.needed >= spark.floor()
+
+
 def test_each_rule_refuses_somewhere() -> None:
     """The closure above starts from every reference."""
     references = {

@@ -195,8 +195,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
     result = climb(context, gate_options, keep_going=arguments.keep_going)
-    against, profile = gate_options.against, gate_options.profile
-    canary.write(context.store, context.output, result, against, profile)
+    canary.write(context.store, context.output, result, gate_options.against, gate_options.profile)
     ladder.show(result)
     console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
@@ -236,8 +235,9 @@ def _spend_night(
             with console.step("the environment of the stock wheel"):
                 stock = staging.environment(context, "stock", wheel).wheel
         report = night.run(stock)
-        profile = gate_options.profile
-        canary.write(context.store, context.output, night.ladder, night.reference, profile)
+        canary.write(
+            context.store, context.output, night.ladder, night.reference, gate_options.profile
+        )
         stem = report.wheel.removesuffix(".whl")
         files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
         bundle = night.page.with_suffix(".tar.gz")
