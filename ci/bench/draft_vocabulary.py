@@ -14,18 +14,25 @@ import collections
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
+def identity(words: Mapping[str, int]) -> dict[str, Any]:
+    """Return by what vLLM's patch knows the tokenizer with the tokens *words*: their number and digest."""
+    tokens = sorted(words.items(), key=lambda pair: (pair[1], pair[0]))
+    digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+    return {"vocab_size": len(tokens), "vocab_sha256": digest}
+
+
 def draft_vocabulary(tokenizer: Any, texts: Sequence[str], size: int) -> dict[str, Any]:
     """Return *size* tokens of *tokenizer* with the digest of all, as vLLM's patch reads them."""
-    tokens = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    words = tokenizer.get_vocab()
     counts = collections.Counter(token for text in texts for token in tokenizer.encode(text))
     special = set(tokenizer.all_special_ids)
     ids = sorted(
-        {number for _, number in tokens},
+        set(words.values()),
         key=lambda number: (number not in special, -counts[number], number),
     )
     if not len(special) < size < len(ids):
@@ -34,11 +41,7 @@ def draft_vocabulary(tokenizer: Any, texts: Sequence[str], size: int) -> dict[st
         )
     share = sum(counts[number] for number in ids[:size]) / max(1, sum(counts.values()))
     sys.stderr.write(f"{size} of {len(ids)} tokens are {share:.2%} of those in the texts\n")
-    return {
-        "vocab_size": len(tokens),
-        "vocab_sha256": hashlib.sha256(json.dumps(tokens).encode()).hexdigest(),
-        "token_ids": sorted(ids[:size]),
-    }
+    return {**identity(words), "token_ids": sorted(ids[:size])}
 
 
 def main(model: str, size: str, *texts: str) -> None:

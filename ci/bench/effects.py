@@ -76,7 +76,7 @@ class Round(msgspec.Struct, frozen=True):
     What a round gave: side → figure → values, one for each turn.
 
     Attributes:
-        key: Of wheels, model and flags.
+        key: Of wheels, all files of the model, flags, GPU, and what a load is.
     """
 
     key: str
@@ -102,8 +102,9 @@ class Bench:
         self.options, self.model = options, Path(options.model)
         store = Store(options.cache_dir)
         self.generator: VllmBench = vllm_bench.obtain(options.root, "2026.11", store, offline=True)
-        prompts = self.model / "prompts.jsonl"
-        self.prompts = prompts if prompts.exists() else None
+        self.prompts = self.model / "prompts.jsonl"
+        if not (self.prompts.is_file() and self.prompts.read_text("utf-8").strip()):
+            sys.exit(f"{self.prompts} has no prompts")
         self.logs = options.output / "logs"
         #: Seconds of the last start.
         self.start_s = 0.0
@@ -167,7 +168,7 @@ class Bench:
     def texts(self, server: Server) -> list[tuple[int, ...]]:
         """Return greedy answers as tokens."""
         client = Client(server.url, server.plan.name, deadline=60)
-        lines = (self.prompts or Path("/dev/null")).read_text("utf-8").splitlines()[:EQUAL]
+        lines = self.prompts.read_text("utf-8").splitlines()[:EQUAL]
         prompts = [json.loads(line)["prompt"] for line in lines]
         return [
             client.complete(prompt, max_tokens=EQUAL_TOKENS, ignore_eos=True).tokens
@@ -307,7 +308,7 @@ def one_round(
             if different:
                 sys.exit(f"greedy text differs from that of {first}: {', '.join(different)}")
             console.result(
-                f"greedy text: {EQUAL} answers of {EQUAL_TOKENS} tokens are equal on {', '.join(texts)}"
+                f"greedy text: {len(texts[first])} answers of {EQUAL_TOKENS} tokens are equal on {', '.join(texts)}"
             )
         for turn, name in enumerate([*order, *order[::-1]]):
             # Both turns of a side have other prompts; those of the sides are the same.
@@ -442,7 +443,13 @@ def main() -> None:
         sides,
         sha256_file(options.wheel),
         sha256_file(options.baseline),
-        sha256_file(options.model / "config.json"),
+        {
+            str(file.relative_to(options.model)): sha256_file(file)
+            for file in sorted(options.model.rglob("*"))
+            if file.is_file()
+        },
+        gpu("name"),
+        (ANSWER, EQUAL, EQUAL_TOKENS, CALM_S, WATCHED_S, [*REQUESTS.items()], VARIABLES),
     )
     key, record = sha256_bytes(canonical(pinned)), options.output / f"{options.what}.jsonl"
     lines = read_lines(record, Round, "rounds of effects.py") if record.exists() else []

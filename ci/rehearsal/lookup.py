@@ -15,7 +15,6 @@ does not depend on rounding, and what a drafting layer accepts is chosen here:
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import random
@@ -30,6 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 #: Beside this file, which is run as a program in another environment.
 architectures: Any = importlib.import_module("architectures")
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+draft_vocabulary: Any = importlib.import_module("draft_vocabulary")
 
 VOCABULARY, EXPERTS, LAYERS, SEED = 248_320, 128, 4, 1
 #: Share of the vocabulary that texts are made of, and of a text's words that are not part of it.
@@ -74,8 +75,7 @@ def write_words(folder: Path, vocabulary: int, frequent: list[int]) -> None:
         "unk_token": "w0", "model_max_length": 32768,
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    digest = hashlib.sha256(json.dumps(list(words.items())).encode()).hexdigest()
-    drafted = {"vocab_size": vocabulary, "vocab_sha256": digest, "token_ids": frequent}
+    drafted = {**draft_vocabulary.identity(words), "token_ids": frequent}
     (folder / "draft_vocabulary.json").write_text(json.dumps(drafted), "utf-8")
 
 

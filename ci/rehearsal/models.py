@@ -12,7 +12,7 @@ a byte with the first in the low bits, an E4M3 scale for 16 weights, and the div
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import json
 import shutil
 import sys
@@ -23,6 +23,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+
+# Run as a program in another environment, from a checkout or what was packed of it.
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+draft_vocabulary: Any = importlib.import_module("draft_vocabulary")
 
 #: Values of E2M1 by their codes without a sign, and the largest values of E2M1 and E4M3.
 LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -211,9 +215,7 @@ def write_drafted(folder: Path, root: Path) -> None:
     lines = [json.dumps({"prompt": prompts[number % len(prompts)]}) for number in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-    pairs = sorted(words.items(), key=lambda pair: pair[1])
-    digest = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-    drafted = {"vocab_size": len(pairs), "vocab_sha256": digest, "token_ids": list(range(DRAFTED))}
+    drafted = {**draft_vocabulary.identity(words), "token_ids": list(range(DRAFTED))}
     (folder / "draft_vocabulary.json").write_text(json.dumps(drafted), "utf-8")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -118,21 +120,21 @@ def test_the_readme_has_the_table_of_the_default_stack() -> None:
     assert len(text.splitlines()) <= 110
 
 
-def measure(where: Path, monkeypatch: pytest.MonkeyPatch, what: str, ours: Behaviour, stock: Behaviour, *words: str) -> None:
-    """Run ci/bench/effects.py on reference servers, with short loads."""
+def measure(where: Path, monkeypatch: pytest.MonkeyPatch, what: str, ours: Behaviour, stock: Behaviour, *words: str, prompts: str = "w1 w2\nw3 w4") -> None:
+    """Run ci/bench/effects.py on reference servers, with short loads; *prompts* by lines."""
     spec = importlib.util.spec_from_file_location("effects_bench", ROOT / "ci" / "bench" / "effects.py")
     assert spec
     assert spec.loader
     bench = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, bench)
     spec.loader.exec_module(bench)
-    for name, value in {"ANSWER": 24, "REQUESTS": {1: 2}, "CALM_S": 0.1, "WATCHED_S": 0.3, "EQUAL": 2, "EQUAL_TOKENS": 4}.items():
+    for name, value in {"ANSWER": 24, "REQUESTS": {1: 2, 5: 1, 10: 1}, "CALM_S": 0.1, "WATCHED_S": 0.3, "EQUAL": 2, "EQUAL_TOKENS": 4}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench.vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     model, wheels = where / "model", [where / "ours.whl", where / "stock.whl"]
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")
-    (model / "prompts.jsonl").write_text('{"prompt": "w1 w2"}\n{"prompt": "w3 w4"}\n')
+    (model / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts.splitlines()))
     for wheel in wheels:
         wheel.write_bytes(wheel.name.encode())
     pythons = [refserved.environment(where / name, behaviour) for name, behaviour in (("ours", ours), ("stock", stock))]
@@ -161,3 +163,23 @@ def test_the_bench_of_effects_finds_the_true_ratio_and_prints_lines_for_the_file
 def test_the_bench_of_effects_has_no_time_for_a_round_after_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="not measured: the budget is over"):
         measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--budget", "0")
+
+
+def test_the_bench_of_effects_compares_no_answers_without_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said that as many answers as are usual are equal. A model that is another in any file begins anew."""
+    measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--rounds", "1", prompts="w1 w2")
+    assert "greedy text: 1 answers" in capsys.readouterr().out
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--rounds", "1", prompts="w1 w2")
+    assert len({json.loads(line)["key"] for line in (tmp_path / "out" / "graphs.jsonl").read_text().splitlines()}) == 2
+    with pytest.raises(SystemExit, match="has no prompts"):
+        measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), prompts="")
+
+
+def test_tokens_that_share_a_number_have_one_digest_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rehearsals sorted by the number alone, or not at all, and vLLM's patch refused what they made."""
+    monkeypatch.syspath_prepend(str(ROOT / "ci" / "bench"))
+    identity = importlib.import_module("draft_vocabulary").identity
+    assert identity({"b": 1, "a": 1, "c": 0}) == identity({"c": 0, "a": 1, "b": 1})
+    for program in ("lookup.py", "models.py"):
+        assert "draft_vocabulary.identity(words)" in (ROOT / "ci" / "rehearsal" / program).read_text("utf-8")

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
+from tests.support import standin
 from tests.support.checkpoints import write
 
 from sparkwright.bench.model import checkpoint, modules
@@ -25,11 +26,13 @@ from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.serving import flags
 
 ROOT = Path(__file__).parents[2]
@@ -377,29 +380,29 @@ def test_checkpoint_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("vllm", "flags", "changes", "reference"),
+    ("vllm", "given", "scheme", "experts", "reference"),
     [
-        (">=0.33,<0.34", ["--moe-backend=triton"], {"scheme": "MXFP4"}, "mxfp4-triton"),
-        (">=0.33,<0.34", ["--moe-backend=triton_unfused"], {"scheme": "MXFP4 (compressed-tensors)"}, "mxfp4-triton"),
-        (">=0.33,<0.34", ["--moe-backend=flashinfer_b12x"], {"experts": (512, 10)}, "b12x-experts"),
-        (">=0.33,<0.34", ["--moe-backend=marlin"], {"scheme": "MXFP4", "experts": (512, 10)}, ""),
-        (">=0.33,<0.34", ["--moe-backend=triton"], {"scheme": "FP8"}, ""),
-        (">=0.33,<0.34", ["--moe-backend=flashinfer_b12x"], {"experts": (256, 8)}, ""),
-        (">=0.20,<0.33", ["--moe-backend=triton"], {"scheme": "MXFP4"}, ""),
+        ("0.33.0", ("--moe-backend=triton",), "MXFP4", 8, "mxfp4-triton"),
+        ("0.33.1+spark.2026.12.p0.cu130", ("--moe-backend", "triton_unfused"), "MXFP4 (compressed-tensors)", 8, "mxfp4-triton"),
+        ("0.40.0", ("--moe_backend=triton",), "MXFP4", 8, "mxfp4-triton"),
+        ("0.32.1", ("--moe-backend=triton",), "MXFP4", 8, ""),
+        ("0.33.0", ("--moe-backend=flashinfer_b12x",), "NVFP4 (modelopt)", 512, "b12x-experts"),
+        ("0.33.0", ("--moe-backend=marlin",), "MXFP4", 512, ""),
+        ("0.33.0", ("--moe-backend=triton",), "FP8", 8, ""),
+        ("0.33.0", ("--moe-backend=flashinfer_b12x",), "NVFP4 (modelopt)", 256, ""),
+        ("0.33.0", (), "MXFP4", 512, ""),
     ],
 )
 def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
-    vllm: str, flags: list[str], changes: dict[str, Any], reference: str, monkeypatch: pytest.MonkeyPatch
+    vllm: str, given: tuple[str, ...], scheme: str, experts: int, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toy = recipe.load(ROOT, "toy-cpu")
-    asked = replace(
-        toy, model=replace(toy.model, repository="a/b", quantization="none"), plan=replace(toy.plan, weights=0),
-        versions=(recipe.VersionVariant(vllm, tuple(flags)),),
-    )  # fmt: skip
+    """By the version and the arguments of the server, those of ``gate --flag`` among them."""
+    python = standin.environment(tmp_path / "env")
+    monkeypatch.setattr(wheel_identity, "version", lambda _: vllm)
     monkeypatch.setattr(preflight, "read", lambda _: None)
-    monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, model=toy.model.architecture, bytes=2**20, **{"experts": (8, 2), **changes}))
+    monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, scheme=scheme, experts=(experts, 2)))
     with refusal("recipe-unfit") if reference else contextlib.nullcontext() as caught:
-        preflight.check(asked, None, Path("model"), SPARK)
+        launch_plan(GateOptions(python=python, serve=Path("model"), flag=given), None, python, (), gated=False)
     assert caught is None or caught.value.details[0].startswith(reference)
 
 

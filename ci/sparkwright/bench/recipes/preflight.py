@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from packaging.version import Version
+
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
@@ -22,7 +24,7 @@ OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT", "none": ""}
 
-#: The release of vLLM whose torch brings Triton 3.8.0.
+#: The release of vLLM whose torch brings Triton 3.8.0; later ones count until they are looked at.
 TRITON_3_8 = "0.33.0"
 #: Experts of a layer with which FlashInfer's b12x kernels read memory that is not theirs.
 B12X_EXPERTS = 512
@@ -77,10 +79,6 @@ def check(
     machine = machine or MachineMemory.here(empty=not now)
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
     reasons = findings(recipe, workloads, machine, audit)
-    variant = recipe.find_variant(TRITON_3_8)
-    for flag in variant.flags if variant else ():
-        name, _, backend = flag.partition("=")
-        reasons += kernel_faults(backend, TRITON_3_8, audit) if name == "--moe-backend" else []
     errors = [f"{each.reference}: {each.message}. {REASONS[each.reference]}" for each in reasons]
     server = recipe.memory(machine, audit)
     errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
@@ -88,6 +86,21 @@ def check(
         raise RecipeError(
             "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
         )
+
+
+def check_kernels(backend: str, vllm: str, model: Path) -> None:
+    """
+    Check that no kernel of vLLM's ``--moe-backend`` of that name computes wrongly with *model*.
+
+    Raises:
+        recipe-unfit: One does.
+        model-missing, checkpoint-invalid: As `checkpoint.read`.
+    """
+    if not backend.startswith("triton") and "b12x" not in backend:
+        return
+    if faults := list(kernel_faults(backend, vllm, modules.audit(read(model)))):
+        errors = [f"{each.reference}: {each.message}. {REASONS[each.reference]}" for each in faults]
+        raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
 def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) -> bool:
@@ -132,7 +145,7 @@ def kernel_faults(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> It
     if not checkpoint:
         return
     mxfp4 = checkpoint.scheme.startswith("MXFP4") and backend.startswith("triton")
-    if mxfp4 and vllm.startswith(TRITON_3_8):
+    if mxfp4 and vllm and Version(vllm) >= Version(TRITON_3_8):
         yield Reason(
             "mxfp4-triton", "Triton 3.8.0 multiplies MXFP4 wrongly on SM 12.x (triton #11733)"
         )

@@ -17,12 +17,14 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import LARGEST, T, canonical, read_json, sha256_bytes, sha256_file
+from sparkwright.serving import flags as serving_flags
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -119,7 +121,9 @@ def launch_plan(
 
     Raises:
         environment-unusable: There is no vLLM.
-        recipe-unfit: The recipe does not support that release.
+        recipe-unfit: The recipe does not support that release, or a kernel computes wrongly.
+        model-missing, checkpoint-invalid: As `checkpoint.read`, if a kernel is asked for.
+        flag-unknown: As `serving.flags.parse`.
         variable-refused: vLLM does not read a variable.
         UsageError: There is no such user.
     """
@@ -131,6 +135,8 @@ def launch_plan(
     )  # fmt: skip
     plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
     plan.check()
+    backend = serving_flags.value(plan.flags, "--moe-backend")
+    preflight.check_kernels(backend, wheel_identity.version(python), options.serve)
     return plan
 
 
