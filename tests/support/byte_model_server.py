@@ -59,6 +59,8 @@ class ByteModelServer(loopback.Server):
         memory: Texts that are known by heart: the beginning, and what follows.
         damage: Changes the logits of a step.
         sharpen: The temperature that the sampler multiplies with the one it was asked for.
+        config: Of the generation_config.json: what a request leaves out of top_k, top_p and repetition_penalty, which change what is drawn, and
+            no logprob.
         caches: Whether it says that it has a prefix cache.
         drafts: Whether tokens are drafted; *acceptance*: the share that is accepted; *careless*: each of so many greedy tokens is a draft that
             should have been refused, or none if it is 0.
@@ -77,7 +79,7 @@ class ByteModelServer(loopback.Server):
         self.chats = dict(chats or {})
         self.damage: Damage = lambda logits, step: logits
         self.answer: Callable[[Message], object] = lambda reply: reply
-        self.caches, self.version = True, "0.0.0"
+        self.caches, self.version, self.config = True, "0.0.0", dict[str, float]()
         self.talk, self.template, self.chatted = sound_talk, True, dict[str, str]()
         self.sharpen, self.drafts, self.acceptance, self.careless = 1.0, False, 0.8, 0
         self.name, self.limit, self.shift = "bytes", 4096, 0
@@ -220,11 +222,11 @@ class _Handler(loopback.Handler):
             if np.isnan(row).any():
                 token = 0
             elif temperature:
-                chances = np.exp(row / temperature)
+                chances = _kept(np.exp(self._penalised(row, request, [*prompt, *tokens]) / temperature), {**own.config, **request})
                 token = int(draw.choice(256, p=chances / chances.sum()))
             else:
                 refused = own.careless and len(tokens) % own.careless == own.careless - 1
-                token = _best(row, 2)[1 if refused else 0]
+                token = _best(self._penalised(row, request, [*prompt, *tokens]), 2)[1 if refused else 0]
             tokens.append(token)
             if top is not None:
                 names.append({f"token_id:{at}": None if np.isnan(row[at]) else float(row[at]) for at in {token, *_best(row, top)}})
@@ -236,6 +238,20 @@ class _Handler(loopback.Handler):
             if token == END and not request.get("ignore_eos"):
                 return tokens, names, "stop"
         return tokens, names, "length"
+
+    def _penalised(self, row: Floats, request: Message, seen: list[int]) -> Floats:
+        """Return *row*, in which the tokens *seen* are less probable by the repetition_penalty."""
+        row = row.copy()
+        row[seen] *= {"repetition_penalty": 1.0, **self.server.config, **request}["repetition_penalty"]
+        return row
+
+
+def _kept(chances: Floats, settings: Message) -> Floats:
+    """Return *chances* without those that top_k and top_p leave out."""
+    order = np.argsort(-chances, kind="stable")
+    least = np.cumsum(chances[order]) - chances[order] >= settings.get("top_p", 1.0) * chances.sum()
+    least |= np.arange(len(order)) >= (settings.get("top_k", 0) or len(order))
+    return np.where(np.isin(np.arange(len(order)), order[least]), 0, chances)
 
 
 def called(arguments: object) -> Message:

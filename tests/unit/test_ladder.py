@@ -185,14 +185,20 @@ def test_a_full_disk_and_a_fault_of_ours_are_rows_and_charge_no_attempt(
         log.unlink()
 
 
-@pytest.mark.parametrize("model", ["1" * 64, ""])
-def test_verdicts_of_a_recipe_are_of_one_model(model: str) -> None:
-    """With other files, or unknown ones, those of before do not add up to a pass; one that did not run takes none away."""
-    before = run(*(msgspec.structs.replace(gate(name, recipe=recipe), model="0" * 64) for name, recipe in (("G4", "a"), ("G5", "a"), ("G5", "b"))))
-    now = run(msgspec.structs.replace(gate("G4", recipe="a"), model=model))
-    assert [(each.label, each.model) for each in merge(before, now).verdicts] == [("G4 a", model), ("G5 b", "0" * 64)]
-    blocked = run(msgspec.structs.replace(gate("G4", "not-run", "a"), model=model))
-    assert merge(before, blocked).verdicts == before.verdicts
+def test_verdicts_of_a_recipe_are_of_one_model() -> None:
+    """With other files, those of before do not add up to a pass; a server whose files are unknown, or a gate that did not run, takes none away."""
+    def served(name: str, model: str, recipe: str = "a", state: State = "pass") -> Gate:
+        return msgspec.structs.replace(gate(name, state, recipe), model=model)
+
+    known, other = "0" * 64, "1" * 64
+    before = run(gate("G0"), *(served(name, known, recipe) for name, recipe in (("G4", "a"), ("G5", "a"), ("G5", "b"))))
+    merged = merge(before, run(served("G4", other)))
+    assert [(each.label, each.model) for each in merged.verdicts] == [("G0", ""), ("G4 a", other), ("G5 b", known)]
+    for now in (served("G4", other, state="not-run"), served("G4", "", state="fail"), served("G6", "")):
+        assert merge(before, run(now)).verdicts == before.verdicts
+    # Those of unknown files do not stand beside one of known files either, whichever came first.
+    assert [each.label for each in merge(run(served("G4", "")), run(served("G5", known))).verdicts] == ["G5 a"]
+    assert [each.state for each in merge(run(served("G4", "")), run(served("G4", "", state="fail"))).verdicts] == ["fail"]
 
 
 def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opened) -> None:

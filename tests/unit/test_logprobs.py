@@ -148,6 +148,15 @@ def test_a_sampler_with_another_temperature_fails(server: ByteModelServer, known
     assert found["sampling"].reason == "sampling-differs"
 
 
+@pytest.mark.parametrize("config", [{"top_p": 0.8, "top_k": 20}, {"repetition_penalty": 1.3}])
+def test_a_sound_server_passes_whatever_its_generation_config_says(
+    server: ByteModelServer, known: Reference, tmp_path: Path, config: dict[str, float]
+) -> None:
+    """Logprobs are those before top_k, top_p and penalties, so the gate asks for none of them."""
+    server.config = config
+    assert {check.state for check in compared(server, known, tmp_path).values()} == {"pass"}
+
+
 def test_texts_that_do_not_decide_are_inconclusive(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
     """A limit within the interval gives neither a pass nor a failure."""
     server.damage = noisy

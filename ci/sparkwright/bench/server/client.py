@@ -62,6 +62,16 @@ METRIC = re.compile(
     r"(?:\s+[0-9]+)?\s*",
     re.IGNORECASE,
 )
+#: Sampling from the distribution itself. vLLM takes what a request leaves out from the model's
+#: generation_config.json, and logprobs are those before it.
+RAW_SAMPLING = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 #: The most bytes of one log probability and of one token as JSON.
 PER_LOGPROB, PER_TOKEN = 400, 1000
 
@@ -290,7 +300,8 @@ class Client:
         cache_salt: str | None = None,
     ) -> Completion:
         """
-        Return a continuation of *prompt*.
+        Return a continuation of *prompt*, whose tokens follow their distributions as *logprobs*
+        states them, whatever generation_config.json says.
 
         Args:
             prompt: A text, or token ids, which must be exactly those that the server read.
@@ -308,6 +319,7 @@ class Client:
         request = {
             "prompt": prompt if codes is None else codes,
             "temperature": temperature,
+            **RAW_SAMPLING,
             "seed": seed,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
@@ -356,7 +368,8 @@ class Client:
         template: Mapping[str, object] | None = None,
     ) -> ChatAnswer:
         """
-        Return the model's answer to *messages*.
+        Return the model's answer to *messages*, sampled as its owners get it: with the top_p, top_k,
+        min_p and penalties of its generation_config.json, as no log probability is judged here.
 
         Args:
             messages: In OpenAI's form.
