@@ -444,18 +444,23 @@ def test_dirt_is_named(fleet: Fleet, message: Message, fault: str) -> None:
     assert bool(dirt) == bool(fault)
 
 
-def test_call_that_is_not_made_is_dirt_where_the_stock_wheel_makes_it(fleet: Fleet) -> None:
-    """A model that answers some questions without the tool is as it is."""
-    def checked(share: int) -> Check:
-        calls = (ToolCall(checks.TOOL, json.dumps(CALL)),)
-        answers = (SampledAnswer(number, "", () if number % 100 < share else calls, "stop") for number in range(1000))
-        policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
-        text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
-        return next(text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
+@pytest.mark.parametrize(("theirs", "ours", "failing"), [
+    (0, 0, []), (2, 100, ["dirty-text", "dirty-text-stock"]), (20, 100, ["dirty-text-stock"]), (20, 20, []), (100, 100, []),
+])  # fmt: skip
+def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, failing: Sequence[str], fleet: Fleet) -> None:
+    """A model that answers some questions without the tool is as it is, but ours may not do so more often than the stock wheel; both are in %."""
+    def message(number: int, share: int) -> Message:
+        return {"content": "All right."} if number // 2 * 37 % 100 < share else called(CALL)
 
-    fleet.server.talk = lambda *_: ({"content": "All right."}, "stop")
-    assert (checked(2).reason, checked(20).state) == ("text-dirty", "pass")
-    assert "no call" in checked(2).samples[0].actual
+    calls = (ToolCall(checks.TOOL, json.dumps(CALL)),)
+    answers = (SampledAnswer(number, "All right.", () if "content" in message(number, theirs) else calls, "stop") for number in range(1000))
+    policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
+    text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
+    fleet.server.talk = lambda request, *_: (message(request["seed"], ours) if request.get("tools") else {"content": "All right."}, "stop")
+    found = {check.name: check for check in text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers)))}
+
+    assert [name for name, check in found.items() if check.state == "fail"] == failing
+    assert all("no call" in found[name].samples[0].actual for name in failing)
 
 
 def test_letters_of_most_stock_answers_are_not_foreign() -> None:

@@ -211,6 +211,23 @@ def test_every_request_has_an_outcome(
     assert load.send("0/0/0").outcome == outcome
 
 
+@pytest.mark.parametrize(("left", "patience", "outcome"), [(500.0, None, "failed"), (500.0, 10.0, "aborted"), (2.0, None, "aborted"), (2.0, 10.0, "aborted")])
+def test_a_hang_at_the_end_of_a_soak_is_no_abort(load: Load, monkeypatch: pytest.MonkeyPatch, left: float, patience: float | None, outcome: str) -> None:
+    """A server of this pace answers its longest request within seconds; shortly before the end, none has to be answered."""
+    deadlines = list[float]()
+
+    def complete(client: Client, *_: object, **__: object) -> None:
+        deadlines.append(client.deadline)
+        raise ServerInvalid("server-slow", "late")
+
+    monkeypatch.setattr(Client, "complete", complete)
+    monkeypatch.setattr(load, "draw", lambda *_: ((5, 6), 3, patience))
+    load.end = time.monotonic() + left
+
+    assert load.send("0/0/0", 4).outcome == outcome
+    assert deadlines == [pytest.approx(min(left, patience or POLICY.drain), abs=0.5)]
+
+
 def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
     """A child that ends is noticed once, and its memory is in the sum."""
     program = "import subprocess, sys; child = subprocess.Popen(['sleep', '600']); print(flush=True); sys.stdin.read(); child.kill()"

@@ -202,7 +202,9 @@ class DirtyText:
         """
         began = time.monotonic()
         hits = client.metrics().get(CACHE_HITS, 0.0)
-        self._allow(() if isinstance(stock, Check) else stock.answers)
+        answers = () if isinstance(stock, Check) else stock.answers
+        self._allow(answers)
+        theirs = [*map(self._fault, answers)]
         self.faults_by_answer = self._ask(client, self.rounds)
         if self.any_dirty:
             # Drafts are compared with as many rounds without them.
@@ -213,15 +215,19 @@ class DirtyText:
             self.rounds = range(self.rules.rounds)
             self.faults_by_answer += self._ask(client, self.rounds[1:])
         faults = [fault for _, fault in self.faults_by_answer]
-        dirty, most = sum(map(bool, faults)), self.rules.most * len(faults)
+        bounded, most = faults, self.rules.most * len(faults)
+        if sum(map(_lacks_call, theirs)) > self.rules.most * len(theirs):
+            # So is the model: whether ours makes fewer calls is for the comparison.
+            bounded = ["" if _lacks_call(fault) else fault for fault in faults]
+        dirty = sum(map(bool, bounded))
         message = f"{dirty} of {len(faults)} answers are dirty"
+        if bounded is not faults:
+            message += "; calls that are not made are too many with the stock wheel, too"
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
-        figure, samples = (
-            Figure("dirty answers", dirty, count=len(faults), bound=most),
-            _samples(faults),
-        )
-        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], samples)
+        figure = Figure("dirty answers", dirty, count=len(faults), bound=most)
+        good = dirty <= most
+        yield judged("dirty-text", message, "text-dirty", good, [figure], _samples(bounded))
         yield self._compare_switch("dirty-text-batch", BATCHED)
         if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
             yield self._compare_switch("dirty-text-cache", CACHED)
@@ -240,9 +246,7 @@ class DirtyText:
                 "dirty-text-stock", "the stock wheel was asked otherwise", "reference-other-policy"
             )
         else:
-            yield compare_shares(
-                self.rules, "dirty-text-stock", faults, [*map(self._fault, stock.answers)]
-            )
+            yield compare_shares(self.rules, "dirty-text-stock", faults, theirs)
 
     @property
     def any_dirty(self) -> bool:
@@ -265,11 +269,10 @@ class DirtyText:
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
-        Set what an answer to each question may have: scripts, languages, and no call.
+        Set what an answer to each question may have: scripts and languages.
 
         They are those of the policy, of the question, and of more than half of its *stock* answers:
-        what is rare in these is dirt, or chance. Without a call may be an answer to a question to
-        which the stock wheel makes none more often than answers may be dirty.
+        what is rare in these is dirt, or chance. A call that is not made is dirt on both sides.
         """
         for index, (text, _) in enumerate(self._items):
             own = [
@@ -278,9 +281,7 @@ class DirtyText:
                 if answer.number % len(self._items) == index
             ]
             counts = Counter(feature for each in own for feature in each)
-            usual = {feature for feature, count in counts.items() if 2 * count > len(own)}
-            if counts[NO_CALL] > self.rules.most * len(own):
-                usual.add(NO_CALL)
+            usual = {name for name, count in counts.items() if 2 * count > len(own)} - {NO_CALL}
             # A question is short, and in one language.
             self._allowed.append({*self.rules.letters, *features(self.rules, text, 1), *usual})
 
@@ -302,6 +303,11 @@ class DirtyText:
         for cell, fault in self.faults_by_answer:
             sides[cell[switch]].append(fault)
         return compare_shares(self.rules, name, sides[True], sides[False])
+
+
+def _lacks_call(fault: str) -> bool:
+    """Return whether a missing call is all that is dirty in an answer."""
+    return fault.startswith(f"{NO_CALL}:")
 
 
 def not_settled(name: str) -> Check:

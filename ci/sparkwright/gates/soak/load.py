@@ -26,6 +26,8 @@ from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.gates.core.server_facts import Pace
 
+#: In as many of the longest rounds, each request of a sound server is answered.
+ROUNDS = 3
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -189,13 +191,19 @@ class Load:
         """Send the request of *key*, one of *concurrency* at once, and return how it ended."""
         prompt, tokens, patience = self.draw(key, concurrency)
         bad = prompt[0] == BAD_TOKEN
-        deadline = min(patience or self._policy.drain, max(0.01, self.end - time.monotonic()))
+        deadline = patience or self._policy.drain
+        if (left := max(0.01, self.end - time.monotonic())) < deadline:
+            deadline = left
+            # What ends with the soak is an abort, too, unless a sound server had answered long ago.
+            largest = min(max(self._policy.load.prompts), self._limit)
+            round_s = self._pace.round(largest, max(self._policy.load.answers), concurrency)
+            patience = left if left < ROUNDS * round_s else patience
         client = Client(self._url, self._model, deadline=deadline)
         outcome = partial(SoakRequest, concurrency)
         try:
             answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if error.reason == "server-slow" and deadline != self._policy.drain:
+            if error.reason == "server-slow" and patience:
                 return outcome("aborted")
             # vLLM refuses some requests in the first event of a stream, whose status is 200.
             if bad and error.reason == "server-refused" and error.status < 500:
