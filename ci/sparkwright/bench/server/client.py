@@ -368,7 +368,7 @@ class Client:
         template: Mapping[str, object] | None = None,
     ) -> ChatAnswer:
         """
-        Return the model's answer to *messages*, sampled as its owners get it: with the top_p, top_k,
+        Return the model's answer to *messages*, sampled as its owners get it: with top_p, top_k,
         min_p and penalties of its generation_config.json, as no log probability is judged here.
 
         Args:

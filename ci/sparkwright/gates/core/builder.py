@@ -96,11 +96,14 @@ class GateNeeds(msgspec.Struct, frozen=True):
     required: bool = False
     rehearsed_s: float = 0.0
     policy: str = ""
-    estimate: Callable[[Any, Pace], float] | None = None
+    estimate: Callable[..., float] | None = None
 
-    def questions_s(self, policies: GatePolicies, pace: Pace) -> float:
-        """Return the seconds of the questions to a server of that *pace*."""
-        return self.estimate(getattr(policies, self.policy), pace) if self.estimate else 0.0
+    def questions_s(self, policies: GatePolicies, pace: Pace, profile: str) -> float:
+        """Return the seconds of the questions to a server of that *pace* and *profile*."""
+        if self.estimate is None:
+            return 0.0
+        kind = {"profile": profile} if self.policy == "generation" else {}
+        return self.estimate(getattr(policies, self.policy), pace, **kind)
 
 
 #: Gate → what it needs. G7 asks for the distributions once more behind its load; the length of G8

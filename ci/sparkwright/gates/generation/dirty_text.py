@@ -218,7 +218,7 @@ class DirtyText:
         bounded, most = faults, self.rules.most * len(faults)
         if sum(map(_lacks_call, theirs)) > self.rules.most * len(theirs):
             # So is the model: whether ours makes fewer calls is for the comparison.
-            bounded = ["" if _lacks_call(fault) else fault for fault in faults]
+            bounded = [fault if not _lacks_call(fault) else "" for fault in faults]
         dirty = sum(map(bool, bounded))
         message = f"{dirty} of {len(faults)} answers are dirty"
         if bounded is not faults:
@@ -226,8 +226,8 @@ class DirtyText:
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
         figure = Figure("dirty answers", dirty, count=len(faults), bound=most)
-        good = dirty <= most
-        yield judged("dirty-text", message, "text-dirty", good, [figure], _samples(bounded))
+        samples = _samples(bounded)
+        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], samples)
         yield self._compare_switch("dirty-text-batch", BATCHED)
         if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
             yield self._compare_switch("dirty-text-cache", CACHED)
