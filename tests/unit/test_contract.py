@@ -144,7 +144,7 @@ def judged(
 
 def profiled(server: Any, path: Path) -> KernelTrace | Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
-    with mock.object(kernel_trace, "record", lambda *_: path):
+    with mock.object(kernel_trace, "record", lambda *_: [path]):
         return gate.profile(POLICY, RECIPE, server, path.parent)
 
 
@@ -284,12 +284,29 @@ def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
     """Its profile has no such steps, and none is missed."""
     alone = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=1))
     path = trace(tmp_path / "t.gz", batch={"prefill": (), "decode": ()})
-    with mock.object(kernel_trace, "record", lambda *_: path):
+    with mock.object(kernel_trace, "record", lambda *_: [path]):
         found = gate.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
     (tmp_path / "server.log").write_text(LOG)
     assert not isinstance(found, Check)
     checks = gate.check_contract(POLICY, alone.contract, tmp_path / "server.log", found)
     assert (list(found), [check.name for check in checks if check.state == "fail"]) == (["prefill", "decode"], [])
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_each_rank_is_judged(wrong: int, tmp_path: Path) -> None:
+    """vLLM writes a trace of each; one with a fallback kernel, and without graphs, is seen whatever its file's name."""
+    @contextlib.contextmanager
+    def profile() -> Iterator[None]:
+        yield
+        for rank in (0, 1):
+            trace(tmp_path / f"rank{rank}.json.gz", (*SERVING, MARLIN) if rank == wrong else SERVING, graphs=rank != wrong)
+
+    server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=lambda *_, **__: None, profile=profile))
+    found = gate.profile(POLICY, RECIPE, server, tmp_path)
+    (tmp_path / "server.log").write_text(LOG)
+    assert not isinstance(found, Check)
+    failing = {check.name for check in gate.check_contract(POLICY, RECIPE.contract, tmp_path / "server.log", found) if check.state == "fail"}
+    assert {"no-fallback-kernel", "profile-graphs"} <= failing
 
 
 #: What the server answers → the fact that then contradicts the log.

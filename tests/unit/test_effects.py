@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import refserved
@@ -67,8 +68,26 @@ def test_a_gain_that_vanished_is_no_effect(differences: tuple[float, ...], state
 
 def test_a_promise_counts_for_its_recipes_stack_and_concurrency(tmp_path: Path) -> None:
     equal = (0.004, -0.005, 0.003, -0.002, 0.001)
-    for other in (result(*equal, recipe="plain"), result(*equal, stack="t"), result(*equal, concurrency=8), result()):
+    for other in (result(*equal, recipe="plain"), result(*equal, stack="t")):
         assert states(tmp_path, other) == []
+    for other in (result(*equal, concurrency=8), result()):
+        assert states(tmp_path, other) == [("effect-draft-fewer-words", "not-run", "effect-unmeasured", False)]
+
+
+def test_promises_share_the_error_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sixty promises, what excludes one at the rate of the gate decides nothing."""
+    (promise,) = strict_yaml.parse(CARRIED, dict[str, dict[str, dict[str, effects.Effect]]], "carried")["s"]["vllm"].values()
+    measured = result(0.004, -0.005, 0.003, -0.002, 0.001)
+    for count, state in ((1, "fail"), (10**6, "inconclusive")):
+        monkeypatch.setattr(effects, "promises", lambda *_, count=count: dict.fromkeys(map(str, range(count)), promise.promise))
+        assert next(throughput.effect_checks(measured, tmp_path)).state == state
+
+
+def test_a_flag_of_one_side_alone_is_named(tmp_path: Path) -> None:
+    """Our wheel alone has the draft vocabulary of its recipe."""
+    subjects = Subject("ours", flags=("--a", '{"draft_vocabulary": "x"}')), Subject("stock", flags=("--a", "{}"))
+    found = {check.name: check for check in throughput.checks(msgspec.structs.replace(result(0.0), candidate=subjects[0], baseline=subjects[1]))}
+    assert found["flags"].message.endswith("; ours alone ['{\"draft_vocabulary\": \"x\"}'], the stock wheel alone ['{}']")
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,12 @@ def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_p
     with (tmp_path / "model" / "more.safetensors").open("wb") as file:
         file.truncate(50 * 10**9)
     assert tonight().estimate(REFERENCE)[0] == pytest.approx(plan[REFERENCE][0] + 50, abs=1)
+    assert tonight(workload=("1024/256 c1",)).estimate("G8")[0] < 0.6 * plan["G8"][0]
     monkeypatch.setattr(preflight, "both_fit", lambda *_: False)
     assert tonight().estimate("G8")[0] > plan["G8"][0] + 4 * 3 * SPARK.start_s
+    for profile, most in (("random", 0.05), ("learnt", 0.05), ("fluent", 1.0)):
+        assert tonight(profile=profile).estimate("G4")[0] < most * plan["G4"][0], profile
+        assert tonight(profile=profile).estimate(REFERENCE)[0] < plan[REFERENCE][0]
     (tmp_path / "stock" / "bin" / "python").unlink()
     assert tonight().estimate(ENVIRONMENTS)[0] > 0
 
@@ -106,7 +110,7 @@ def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, 
     assert [again.estimate(name)[1] == "done" for name in ("G4", "G5")] == [True, False]
 
 
-@pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later"])
+@pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later", "workload", "texts", "server_user"])
 def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""
     made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
@@ -121,5 +125,9 @@ def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Toni
         (site / "torch-2.14.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.14.1\n")
     if change == "later":
         file.store(Ladder("2026.11", subject, (later,)))
-    again = tonight(output="other" if change == "output" else "dist", fresh=change == "fresh")
+    (texts := tmp_path / "texts.jsonl").write_text("{}")
+    asked = {"workload": ("rehearsal",), "texts": texts, "server_user": "nobody"}
+    again = tonight(
+        output="other" if change == "output" else "dist", fresh=change == "fresh", **{name: value for name, value in asked.items() if name == change}
+    )
     assert (again.estimate("G4")[1] == "done") is (change == "nothing")

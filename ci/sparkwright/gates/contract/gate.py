@@ -138,16 +138,23 @@ def profile(
     """
     Return the kernels of a request and of a batch, or the check that says why there are none.
 
+    Those of all ranks on this machine count together, and the graphs of the rank with the fewest.
     The *server* writes the profile to *folder*: it was started with `kernel_trace.flags` of that
     folder, which only write while a profile is taken.
     """
     batch = min(policy.batch, recipe.plan.max_num_seqs) if recipe else policy.batch
     try:
-        path = kernel_trace.record(server.client(), folder, batch)
-        return kernel_trace.read(path, PHASES if batch > 1 else PHASES[:2])
+        paths = kernel_trace.record(server.client(), folder, batch)
+        phases = PHASES if batch > 1 else PHASES[:2]
+        trace, *others = (kernel_trace.read(path, phases) for path in paths)
     except ServerInvalid as error:
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
+    for other in others:
+        for phase in phases:
+            trace[phase].update(other[phase])
+        trace.graphs = min(trace.graphs, other.graphs)
+    return trace
 
 
 def check_contract(

@@ -71,10 +71,10 @@ def flags(folder: Path) -> tuple[str, ...]:
     )
 
 
-def record(client: Client, folder: Path, batch: int) -> Path:
+def record(client: Client, folder: Path, batch: int) -> list[Path]:
     """
-    Return a trace of one request and of a *batch* at once, written to *folder* by a server that was
-    started with `flags`.
+    Return the traces of one request and of a *batch* at once, one of each rank, written to *folder*
+    by a server that was started with `flags`.
 
     Raises:
         ServerInvalid: The server does not profile, does not answer, or wrote nothing.
@@ -97,7 +97,7 @@ def record(client: Client, folder: Path, batch: int) -> Path:
     )
     if not written:
         raise ServerInvalid("profile-missing", "the server wrote no trace")
-    return written[0]
+    return written
 
 
 class _Arguments(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -100,10 +99,9 @@ class GateNeeds(msgspec.Struct, frozen=True):
 
     def questions_s(self, policies: GatePolicies, pace: Pace, profile: str) -> float:
         """Return the seconds of the questions to a server of that *pace* and *profile*."""
-        if self.estimate is None:
-            return 0.0
         kind = {"profile": profile} if self.policy == "generation" else {}
-        return self.estimate(getattr(policies, self.policy), pace, **kind)
+        rules = getattr(policies, self.policy, None)
+        return self.estimate(rules, pace, **kind) if self.estimate else 0.0
 
 
 #: Gate → what it needs. G7 asks for the distributions once more behind its load; the length of G8

@@ -73,6 +73,8 @@ def gate_seconds(
     gate: str,
     *,
     resident: bool = True,
+    profile: str = "default",
+    workload: Sequence[str] = (),
 ) -> float:
     """
     Return the seconds of *gate* with a server of that *pace*; of G7 those behind its load.
@@ -80,20 +82,25 @@ def gate_seconds(
     Args:
         decides: As of the recipe.
         resident: Whether there is room for two servers.
+        profile, workload: As of `GateOptions`.
     """
     if gate == "G8":
         loads = workloads.load(root)
         rules = policies.throughput
-        cells = workloads.deciding(loads.cells(rules.workloads), decides)
+        cells = workloads.deciding(loads.cells(*(workload or [rules.workloads])), decides)
         return throughput.estimate(rules, pace, cells, loads.rule, resident=resident)
     needs = GATE_NEEDS[gate]
-    return needs.rehearsed_s + needs.questions_s(policies, pace)
+    return needs.rehearsed_s + needs.questions_s(policies, pace, profile)
 
 
-def reference_seconds(policies: GatePolicies, pace: Pace, gates: Iterable[str]) -> float:
+def reference_seconds(
+    policies: GatePolicies, pace: Pace, gates: Iterable[str], profile: str = "default"
+) -> float:
     """Return the seconds of the reference for *gates*, from a stock wheel of that *pace*."""
     questions = {GATE_NEEDS[name].recorded: GATE_NEEDS[name] for name in gates}
-    return pace.start_s + sum(needs.questions_s(policies, pace) for needs in questions.values())
+    return pace.start_s + sum(
+        needs.questions_s(policies, pace, profile) for needs in questions.values()
+    )
 
 
 def assumed_pace(
@@ -179,6 +186,7 @@ class Night:
         options, store = self._options, self._context.store
         ours, stock = map(_packages, self._pythons)
         model, settings = model_digest(self._model), (options.flag, options.variable)
+        texts = sha256_file(options.texts) if options.texts else ""
         machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
         shared = (
             (self._recipe, self._policies, model, self._stock, stock, settings, options.task),
@@ -186,7 +194,10 @@ class Night:
         )
         recorded = store.root / "references" / content_key("reference", shared)[:16]
         self.reference = options.against or recorded
-        inputs = (self._subject.sha256, ours, options.profile, *shared)
+        inputs = (
+            (self._subject.sha256, ours, options.profile, options.workload, texts),
+            (options.server_user, *shared),
+        )
         self._folder = store.folder("night", content_key("night", inputs)[:16])
         self._complete = self.reference / f"complete-{'-'.join(self._comparing)}"
         finished = self._folder / FINISHED
@@ -234,7 +245,9 @@ class Night:
             return ENVIRONMENTS_S, "docs/rehearsal"
         source = "this machine" if self._measured_pace else "a Spark, assumed"
         if name == REFERENCE:
-            return reference_seconds(self._policies, self._pace, self._comparing), source
+            return reference_seconds(
+                self._policies, self._pace, self._comparing, self._options.profile
+            ), source
         seconds = self._gate_seconds(name)
         unfinished = (gate for gate in self._names if gate in SERVED and gate not in self._steps)
         # G8 counts its own starts.
@@ -253,7 +266,16 @@ class Night:
             paces.append(self._measured_pace)
         root, decides, resident = self._context.project.root, self._recipe.decides, self._resident
         return statistics.fmean(
-            gate_seconds(root, self._policies, pace, decides, name, resident=resident)
+            gate_seconds(
+                root,
+                self._policies,
+                pace,
+                decides,
+                name,
+                resident=resident,
+                profile=self._options.profile,
+                workload=self._options.workload,
+            )
             for pace in paces
         )
 

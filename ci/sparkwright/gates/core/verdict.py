@@ -303,9 +303,7 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
         for old in before.verdicts
         if models.get(old.recipe, old.model) == old.model
     }
-    for new in now.verdicts:
-        if new.recipe in known and not new.model:
-            continue
+    for new in (each for each in now.verdicts if each.model or each.recipe not in known):
         old = verdicts.setdefault((new.gate, new.recipe), new)
         if new.state != "not-run" or old.state == "not-run":
             verdicts[new.gate, new.recipe] = new

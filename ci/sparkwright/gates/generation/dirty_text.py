@@ -215,19 +215,19 @@ class DirtyText:
             self.rounds = range(self.rules.rounds)
             self.faults_by_answer += self._ask(client, self.rounds[1:])
         faults = [fault for _, fault in self.faults_by_answer]
-        bounded, most = faults, self.rules.most * len(faults)
-        if sum(map(_lacks_call, theirs)) > self.rules.most * len(theirs):
+        bounded, most, besides = faults, self.rules.most * len(faults), ""
+        if sum(fault.startswith(NO_CALL) for fault in theirs) > self.rules.most * len(theirs):
             # So is the model: whether ours makes fewer calls is for the comparison.
-            bounded = [fault if not _lacks_call(fault) else "" for fault in faults]
+            bounded = ["" if fault.startswith(NO_CALL) else fault for fault in faults]
+            besides = " beside calls that are not made, too many of the stock wheel's, too"
         dirty = sum(map(bool, bounded))
-        message = f"{dirty} of {len(faults)} answers are dirty"
-        if bounded is not faults:
-            message += "; calls that are not made are too many with the stock wheel, too"
+        message = f"{dirty} of {len(faults)} answers are dirty{besides}"
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
         figure = Figure("dirty answers", dirty, count=len(faults), bound=most)
-        samples = _samples(bounded)
-        yield judged("dirty-text", message, "text-dirty", dirty <= most, [figure], samples)
+        yield judged(
+            "dirty-text", message, "text-dirty", dirty <= most, [figure], _samples(bounded)
+        )
         yield self._compare_switch("dirty-text-batch", BATCHED)
         if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
             yield self._compare_switch("dirty-text-cache", CACHED)
@@ -303,11 +303,6 @@ class DirtyText:
         for cell, fault in self.faults_by_answer:
             sides[cell[switch]].append(fault)
         return compare_shares(self.rules, name, sides[True], sides[False])
-
-
-def _lacks_call(fault: str) -> bool:
-    """Return whether a missing call is all that is dirty in an answer."""
-    return fault.startswith(f"{NO_CALL}:")
 
 
 def not_settled(name: str) -> Check:

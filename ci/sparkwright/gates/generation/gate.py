@@ -413,18 +413,21 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         return rates.drafts_check(plain)
 
 
-def estimate(policy: GenerationPolicy, pace: Pace) -> float:
+def estimate(policy: GenerationPolicy, pace: Pace, profile: str = "default") -> float:
     """
     Return the seconds of the gate for a clean server.
 
-    The server's own longest context is taken as twice the longest that the profile names. Dirty
+    The server's own longest context is taken as twice the longest that the *profile* names. Dirty
     answers take up to seven times as long, and two starts.
     """
-    kind, rules = policy.profiles["default"], policy.dirty_text
+    kind, rules = policy.profiles[profile], policy.sized(profile).dirty_text
+    sampled = 0 if kind.no_dirty_text else rules.answers
     lengths = [length for length in kind.context if isinstance(length, int)]
-    read: float = len(policy.facts) * (sum(lengths) + 2 * max(lengths, default=0))
+    read: float = len(policy.facts) * (
+        sum(lengths) + 2 * max(lengths, default=0) * ("maximum" in kind.context)
+    )
     read += (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
-    read += rules.answers * rules.blocks * server_facts.LARGE_BLOCK
+    read += sampled * rules.blocks * server_facts.LARGE_BLOCK
     written: float = len(policy.prompts) * policy.tokens + kind.deep
-    written += (1 + 1 / BATCH) * rules.answers * rules.tokens
+    written += (1 + 1 / BATCH) * sampled * rules.tokens
     return read / pace.prefill_tokens_s + written / pace.decode_tokens_s

@@ -26,8 +26,6 @@ from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.gates.core.server_facts import Pace
 
-#: In as many of the longest rounds, each request of a sound server is answered.
-ROUNDS = 3
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -194,10 +192,10 @@ class Load:
         deadline = patience or self._policy.drain
         if (left := max(0.01, self.end - time.monotonic())) < deadline:
             deadline = left
-            # What ends with the soak is an abort, too, unless a sound server had answered long ago.
-            largest = min(max(self._policy.load.prompts), self._limit)
-            round_s = self._pace.round(largest, max(self._policy.load.answers), concurrency)
-            patience = left if left < ROUNDS * round_s else patience
+            # What ends with the soak is an abort, too, unless there was time for three rounds of
+            # the longest requests.
+            longest = max(self._policy.load.prompts), max(self._policy.load.answers)
+            patience = left if left < 3 * self._pace.round(*longest, concurrency) else patience
         client = Client(self._url, self._model, deadline=deadline)
         outcome = partial(SoakRequest, concurrency)
         try:

@@ -79,6 +79,8 @@ REASONS: Mapping[str, str] = {
     ),
     "no-effect": "A change promises a gain in cherry_picks/effects.yaml that this wheel does not "
     "have over the stock wheel. Look whether it is still in use; drop it, or correct the promise.",
+    "effect-unmeasured": "No cell that was measured has the concurrency and the figure of a "
+    "promise in cherry_picks/effects.yaml. Name a --workload that has, or correct the promise.",
     "flags-added": (
         "Both servers had flags or variables beside the recipe's. Leave out "
         "--flag and --variable, or write them into the recipe."
@@ -193,34 +195,42 @@ def effect_checks(result: Result, root: Path) -> Iterator[Check]:
     Yield whether the gate of *result* shows the gains that changes of its stack promise for its
     recipe, in the checkout *root*.
 
-    It fails where less than the promise is shown, at the error rate of the gate. A gain that is
-    neither shown nor excluded decides nothing.
+    It fails where less than the promise is shown, at the error rate of the gate, which all promises
+    share. A gain that is neither shown nor excluded, or was not measured, decides nothing.
     """
-    for name, promise in effects.promises(root, result.candidate.stack, result.recipe).items():
-        promised = [
-            (cell, series)
-            for cell in result.cells
-            for series in cell.series
-            if (cell.concurrency, series.metric) == (promise.concurrency, promise.metric)
-            and series.differences
-        ]
-        for cell, series in promised:
-            gains = -np.array(series.differences)
-            excluded, shown = (
-                evidence_path(each)[-1] >= -math.log(result.alpha)
-                for each in (math.log(promise.gain) - gains, gains)
-            )
-            state: State = "fail" if excluded else "pass" if shown else "inconclusive"
-            factor = math.exp(gains.mean())
-            yield decided(
-                f"effect-{name}-{_UNSAFE.sub('-', cell.name.lower()).strip('-')}",
-                f"{cell.name}: {METRICS[series.metric][0]} is {factor:.3f} times as good as the "
-                f"stock wheel's in {len(gains)} blocks; {name} promises {promise.gain:g}",
-                state,
-                {"fail": "no-effect", "inconclusive": "undecided"},
-                [Figure("gain", factor, "", len(gains), bound=promise.gain)],
-                required=bool(excluded),
-            )
+    promises = effects.promises(root, result.candidate.stack, result.recipe)
+    promised = [
+        (name, promise, cell, series)
+        for name, promise in promises.items()
+        for cell in result.cells
+        for series in cell.series
+        if (cell.concurrency, series.metric) == (promise.concurrency, promise.metric)
+        and series.differences
+    ]
+    for name in sorted({*promises} - {name for name, *_ in promised}):
+        yield not_run(
+            f"effect-{name}",
+            "the concurrency or the figure of its promise was not measured",
+            "effect-unmeasured",
+            required=False,
+        )
+    for name, promise, cell, series in promised:
+        gains = -np.array(series.differences)
+        excluded, shown = (
+            evidence_path(each)[-1] >= -math.log(result.alpha / len(promised))
+            for each in (math.log(promise.gain) - gains, gains)
+        )
+        state: State = "fail" if excluded else "pass" if shown else "inconclusive"
+        factor = math.exp(gains.mean())
+        yield decided(
+            f"effect-{name}-{_UNSAFE.sub('-', cell.name.lower()).strip('-')}",
+            f"{cell.name}: {METRICS[series.metric][0]} is {factor:.3f} times as good as the "
+            f"stock wheel's in {len(gains)} blocks; {name} promises {promise.gain:g}",
+            state,
+            {"fail": "no-effect", "inconclusive": "undecided"},
+            [Figure("gain", factor, "", len(gains), bound=promise.gain)],
+            required=bool(excluded),
+        )
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
@@ -255,7 +265,12 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
-        yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
+        ours, theirs = (
+            {*side.flags} for side in (result.candidate, result.baseline or result.candidate)
+        )
+        own = f"; ours alone {sorted(ours - theirs)}, the stock wheel alone {sorted(theirs - ours)}"
+        message = f"both sides had the flags and variables of {result.recipe}"
+        yield passed("flags", message + own * (ours != theirs))
     if result.stopped or not counted:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
