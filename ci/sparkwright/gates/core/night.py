@@ -186,7 +186,7 @@ class Night:
         options, store = self._options, self._context.store
         ours, stock = map(_packages, self._pythons)
         model, settings = model_digest(self._model), (options.flag, options.variable)
-        texts = sha256_file(options.texts) if options.texts else ""
+        texts = sha256_file(options.texts) if options.texts and options.texts.exists() else ""
         machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
         shared = (
             (self._recipe, self._policies, model, self._stock, stock, settings, options.task),
@@ -298,7 +298,10 @@ class Night:
         )
         limit = f"; --hours {self._hours:g}" if self._hours else ""
         end = time.strftime("%H:%M", time.localtime(time.time() + total))
-        console.result(f"about {total / 60:.0f} minutes, until {end}{limit}")
+        dirty = (
+            "; seven more rounds of answers in G4 if one is dirty" if "G4" in self._names else ""
+        )
+        console.result(f"about {total / 60:.0f} minutes, until {end}{limit}{dirty}")
 
     # The run.
 
