@@ -4,7 +4,8 @@ Preflight of a recipe: its flags, its memory and its checkpoint, before a server
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.version import Version
@@ -12,7 +13,7 @@ from packaging.version import Version
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
+from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError, setting
 from sparkwright.bench.recipes.workloads import Workloads
 from sparkwright.bench.records import Reason
 from sparkwright.core import memory
@@ -86,6 +87,16 @@ def check(
         raise RecipeError(
             "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
         )
+
+
+def moe_backend(flags: Sequence[str]) -> str:
+    """Return the value of the last ``--moe-backend`` among *flags*; empty without one."""
+    backend = ""
+    for flag, following in itertools.pairwise([*flags, ""]):
+        name, equals, value = flag.partition("=")
+        if setting(name.replace("_", "-")) == "--moe-backend":
+            backend = value if equals else following
+    return backend
 
 
 def check_kernels(backend: str, vllm: str, model: Path) -> None:

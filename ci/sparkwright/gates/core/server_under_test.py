@@ -24,7 +24,6 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import LARGEST, T, canonical, read_json, sha256_bytes, sha256_file
-from sparkwright.serving import flags as serving_flags
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -135,7 +134,7 @@ def launch_plan(
     )  # fmt: skip
     plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
     plan.check()
-    backend = serving_flags.value(plan.flags, "--moe-backend")
+    backend = preflight.moe_backend(plan.flags)
     preflight.check_kernels(backend, wheel_identity.version(python), options.serve)
     return plan
 
