@@ -9,8 +9,6 @@ commands() {
     cat >&2 <<'TEXT'
 commands:
   serve [RECIPE] [OPTION...]       serve a recipe or $MODEL (default)
-  ray-head [RECIPE] [OPTION...]    the same over several machines; this one is the first
-  ray-worker [ADDRESS]             join the machine at ADDRESS (default: $RAY_ADDRESS)
   health [OPTION...]               is the server of this container alive?
   bash [ARGUMENT...]               a shell with the release's programs first in PATH
 TEXT
@@ -31,8 +29,6 @@ command=${1-serve}
 
 case $command in
     serve) serve --environment "$@" ;;
-    ray-head) serve --environment --ray-head "$@" ;;
-    ray-worker) serve --environment --ray-worker "$@" ;;
     health) serve --environment --health "$@" ;;
     bash) run /bin/bash "$@" ;;
     help | --help | -h) commands ;;

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import checkpoints, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
-from tests.support.standin import Machine, _machine, _standin, free_port
+from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import LaunchPlan, Server
@@ -60,9 +60,9 @@ class World:
     def site(self) -> Path:
         return next(self.environment.glob("lib/python3.*/site-packages"))
 
-    def plan(self, recipe: str = "", *, machine: MachineMemory | None = None, head: bool = False, **values: Any) -> ServingPlan:
+    def plan(self, recipe: str = "", *, machine: MachineMemory | None = None, **values: Any) -> ServingPlan:
         values.setdefault("model", str(self.model))
-        return launch.plan(ServeRequest(recipe=recipe, **values), self.python, self.folder / "data", machine=machine, head=head)
+        return launch.plan(ServeRequest(recipe=recipe, **values), self.python, self.folder / "data", machine=machine)
 
     def edit(self, recipe: str, **changes: object) -> None:
         """Change fields of a recipe's file."""
@@ -205,14 +205,15 @@ def test_memory_that_others_hold_is_not_given_and_they_are_named(world: World) -
 @pytest.mark.parametrize(
     ("given", "parts", "refused"),
     [
-        ({"nodes": 2}, (2, 0), False), ({"nodes": 3}, (1, 3), False), ({"nodes": 2, "flags": ("--pipeline-parallel-size=2",)}, (1, 2), False),
-        ({"nodes": 2, "flags": ("--tensor-parallel-size=2", "--pipeline-parallel-size=2")}, (2, 2), True),
+        ({"nodes": 2}, (2, 0), ""), ({"nodes": 3}, (1, 3), ""), ({"nodes": 4}, (2, 2), ""), ({"nodes": 2, "flags": ("--pipeline-parallel-size=2",)}, (1, 2), ""),
+        ({"nodes": 2, "flags": ("--tensor-parallel-size=2", "--pipeline-parallel-size=2")}, (2, 2), "needs 4 GPUs, and there are 2"),
+        ({"nodes": 2, "flags": ("--tensor-parallel-size=1", "--pipeline-parallel-size=1")}, (1, 1), "1 x 1 parts of .* do not divide over 2 machines"),
     ],
 )  # fmt: skip
-def test_machines_share_what_divides_and_no_more_gpus_than_there_are(world: World, given: dict[str, Any], parts: tuple[int, int], refused: bool) -> None:
+def test_machines_share_what_divides_and_no_more_gpus_than_there_are(world: World, given: dict[str, Any], parts: tuple[int, int], refused: str) -> None:
     """The toy has two heads: of three machines each takes layers."""
-    with refusal("usage", match="needs 4 GPUs, and there are 2") if refused else contextlib.nullcontext():
-        words = world.plan(**given, machine=SPARK, head=True).launch.flags
+    with refusal("usage", match=refused) if refused else contextlib.nullcontext():
+        words = world.plan(**given, machine=SPARK, address="127.0.0.1").launch.flags
         assert tuple(int(flags.number(words, f"--{name}-parallel-size") or 0) for name in ("tensor", "pipeline")) == parts
 
 
@@ -253,6 +254,7 @@ def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> 
         ({"recipe": "toy-cpu", "model": ""}, "usage"),
         ({"recipe": "qwen3-vl-235b-nvfp4"}, "usage"),
         ({"nodes": 2}, "usage"),
+        ({"nodes": 2, "address": "192.0.2.77"}, "address-missing"),
         ({"flags": ("--tensor-parallel-size=2",)}, "usage"),
         ({"recipe": "qwen3-next-80b-nvfp4-marlin"}, "serve-unfit"),
         ({"recipe": "qwen3-next-80b-nvfp4-marlin", "model": ""}, "model-missing"),
@@ -289,11 +291,44 @@ def test_backend_whose_library_was_left_out_is_refused(world: World, words: tupl
     assert world.plan(flags=("--attention-backend=FLASH_ATTN", "--attention-config.flash_attn_version=2"), machine=DESKTOP)
 
 
-def test_plan_of_a_head_does_not_ask_for_another_ray(world: World) -> None:
-    """What a recipe asks to do before the start is what ``--ray-head`` does."""
-    world.edit("toy-cpu", before="run ray start")
-    asked = ["do this before the start: run ray start" in world.plan("toy-cpu", machine=DESKTOP, head=head).warnings for head in (False, True)]
-    assert asked == [True, False]
+@pytest.mark.parametrize(
+    ("config", "words", "tensor"),
+    [
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, (), [2, 1, 4, 8]),
+        ({"num_attention_heads": 48, "num_key_value_heads": 8}, (), [2, 1, 4, 8]),
+        ({"num_attention_heads": 24, "num_key_value_heads": 1}, (), [2, 3, 4, 8]),
+        ({"num_attention_heads": 32, "moe_intermediate_size": 1026}, (), [2, 1, 2, 2]),
+        ({"num_attention_heads": 32, "linear_num_value_heads": 2}, (), [2, 1, 2, 2]),
+        ({"num_attention_heads": 32, "num_experts": 6}, ("--enable-expert-parallel",), [2, 1, 2, 2]),
+        ({"num_attention_heads": 32, "num_experts": 6, "intermediate_size": [1, 2]}, (), [2, 1, 4, 8]),
+        ({}, (), [2, 3, 4, 8]),
+    ],
+)
+def test_layers_are_divided_by_what_divides_heads_and_experts(config: dict[str, Any], words: tuple[str, ...], tensor: list[int]) -> None:
+    """Over 2, 3, 4 and 8 machines; what is left is the pipeline's."""
+    assert [launch._tensor(words, config, nodes) for nodes in (2, 3, 4, 8)] == tensor
+
+
+def test_machines_of_one_server_have_vllms_own_arguments(world: World) -> None:
+    """The first one serves, and the others compute for it; each speaks over the interface that has its address."""
+    shared: dict[str, Any] = {"nodes": 3, "machine": SPARK, "address": "127.0.0.1"}
+    first, third = world.plan(**shared), world.plan(**shared, join="10.0.0.1", rank=2, node_port=5)
+    assert {"--node-rank=0", "--master-addr=127.0.0.1", "--nnodes=3", "--master-port=29502"} <= set(first.launch.flags)
+    assert {"--node-rank=2", "--master-addr=10.0.0.1", "--nnodes=3", "--master-port=6", "--headless"} <= set(third.launch.flags)
+    assert (flags.value(first.launch.flags, "--distributed-executor-backend"), first.together) == ("mp", True)
+    assert "--headless" not in first.launch.flags
+    names = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    assert [third.launch.variables[name] for name in names] == ["127.0.0.1", "lo", "lo"]
+    assert world.plan(**shared, variables={"NCCL_SOCKET_IFNAME": "eth7"}).launch.variables["NCCL_SOCKET_IFNAME"] == "eth7"
+    assert world.plan(join="10.0.0.1", address="127.0.0.1", machine=SPARK).nodes == 2
+
+
+def test_ray_stays_possible_by_flags(world: World) -> None:
+    """The user's own cluster has the other machine, so none is waited for."""
+    plan = world.plan("toy-cpu", nodes=2, flags=("--distributed-executor-backend=ray",), machine=SPARK)
+    assert (plan.together, flags.value(plan.launch.flags, "--tensor-parallel-size")) == (False, "2")
+    assert flags.value(plan.launch.flags, "--distributed-executor-backend") == "ray"
+    assert not flags.value(plan.launch.flags, "--nnodes")
 
 
 def test_refusals_name_the_successor(world: World) -> None:
@@ -354,13 +389,11 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
         assert flags.value(merged, name) == flags.value(above if name in names else below, name)
 
 
-def test_port_is_checked_now_and_a_ray_head_that_ends_at_once_is_a_failure() -> None:
+def test_port_is_checked_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
     with refusal("port-taken"):
         preflight.check_port("a..b", 8000)
-    with refusal("ray-failed"):
-        launch.start_ray_head(["/bin/false"], "127.0.0.1", free_port(), {})
 
 
 # The process.
@@ -562,7 +595,7 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
     """An option that is given wins; words are split as a shell does, and nothing is expanded."""
     machine.environment |= {
         "SERVED_MODEL_NAME": "toy two", "PORT": "1", "VLLM_EXTRA_ARGS": "--seed 5\n--dtype '$(id)'", "NCCL_DEBUG": "INFO", "UNRELATED": "1",
-        "MAX_NUM_SEQS": " 7 ", "REVISION": "", "RAY_PORT": "7000", "VLLM_LOGGING_LEVEL": "DEBUG",
+        "MAX_NUM_SEQS": " 7 ", "REVISION": "", "NODE_PORT": "7000", "VLLM_LOGGING_LEVEL": "DEBUG",
     }  # fmt: skip
     done = machine.run("--dry-run", "--environment", "--json", "--flag=--seed=6")
     assert not [line for line in done.stderr.splitlines() if "not passed" in line and "VLLM_" in line]
@@ -572,22 +605,12 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
     assert command[-5:] == ["--seed", "5", "--dtype", "$(id)", "--seed=6"]
     assert "--max-num-seqs=7" in command
     assert (variables["NCCL_DEBUG"], variables["VLLM_LOGGING_LEVEL"]) == ("INFO", "DEBUG")
-    assert not {"UNRELATED", "RAY_PORT"} & variables.keys()
+    assert not {"UNRELATED", "NODE_PORT"} & variables.keys()
 
 
-@pytest.mark.parametrize(
-    ("words", "reference"),
-    [(["--ray-head"], "usage"), (["--ray-head", "--node-address", "127.0.0.1"], "ray-missing"), (["--ray-worker", "127.0.0.1:1"], "ray-missing"), (["--ray-worker"], "usage")],
-)
-def test_ray_is_refused_without_what_it_needs(world: World, words: list[str], reference: str) -> None:
-    with refusal(reference):
-        main.run(["serve", "--python", str(world.python), "--model", str(world.model), *words])
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:x", ":6379", "--flag:1"])
-def test_address_of_a_ray_head_has_a_port(address: str) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main.run(["serve", f"--ray-worker={address}"])
+def test_rank_is_of_a_machine_that_joins(world: World) -> None:
+    with refusal("usage", match="0 on the first machine"):
+        main.run(["serve", "--python", str(world.python), "--model", str(world.model), "--node-rank=2"])
 
 
 # Health.

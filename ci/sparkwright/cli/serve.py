@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,17 +15,15 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from sparkwright.bench.server.launch import VariableError, check_variables
+from sparkwright.bench.server.launch import VariableError
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.core import config
 from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
-from sparkwright.core.errors import UsageError
-from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
-from sparkwright.serving import environment as environments
-from sparkwright.serving import guard, health, launch, preflight
+from sparkwright.core.memory import GIB, MachineMemory
+from sparkwright.serving import guard, health, launch, peers, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -49,15 +48,10 @@ def words(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"cannot be split into words: {error}") from None
 
 
-def head_address(text: str) -> str:
-    """Return *text* if it is of the form HOST:PORT, or empty: `serve` asks for it then."""
-    if not re.fullmatch(r"([^\s-]\S*:[1-9][0-9]{0,4})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not of the form HOST:PORT")
-    return text
-
-
 _PORT = options.number(int, 1, 65535)
+_NODE_PORT = options.number(int, 1, 65534)
 _NODES = options.number(int, 1, 64)
+_RANK = options.number(int, 0, 63)
 _SHARE, _SWITCH = options.number(float, 0.01, 1, "shares"), options.number(int, 0, 1)
 _SECONDS = options.number(int, 1, 86400)
 
@@ -105,8 +99,11 @@ VARIABLES = {
     ),
     "DOWNLOAD": ContainerVariable("download", _SWITCH, "1: vLLM may download the model"),
     "NODES": ContainerVariable("nodes", _NODES, "machines that serve together"),
-    "RAY_ADDRESS": ContainerVariable("ray_worker", head_address, "HOST:PORT of the head (worker)"),
-    "RAY_PORT": ContainerVariable("ray_port", _PORT, "port of Ray on the head"),
+    "HEAD_ADDRESS": ContainerVariable(
+        "join", plain_text, "address of the first machine (on the others)"
+    ),
+    "NODE_RANK": ContainerVariable("node_rank", _RANK, "place of this machine; 0 is the first"),
+    "NODE_PORT": ContainerVariable("node_port", _NODE_PORT, "port where the machines meet"),
     "NODE_ADDRESS": ContainerVariable(
         "node_address", plain_text, "address of this machine on the network of the nodes"
     ),
@@ -119,8 +116,7 @@ ALIASES = {
     "MODEL_ALIAS": "SERVED_MODEL_NAME",
     "EXTRA_ARGS": "VLLM_EXTRA_ARGS", "VLLM_ARGS": "VLLM_EXTRA_ARGS",
     "MAX_CONTEXT_LEN": "MAX_MODEL_LEN", "CONTEXT_LENGTH": "MAX_MODEL_LEN",
-    "MAX_SEQS": "MAX_NUM_SEQS", "GPU_UTIL": "GPU_MEMORY_UTIL", "RAY_HEAD": "RAY_ADDRESS",
-    "HEAD_ADDRESS": "RAY_ADDRESS",
+    "MAX_SEQS": "MAX_NUM_SEQS", "GPU_UTIL": "GPU_MEMORY_UTIL", "RAY_HEAD": "HEAD_ADDRESS",
 }  # fmt: skip
 #: A unit of systemd. vLLM ends with status 0 when its engine died, and a guard by a signal; the
 #: limits of systemd do not count the memory of a GB10's GPU, which the guard watches.
@@ -215,16 +211,10 @@ _OPTIONS: options.Options = {
         **options.FLAG,
         "help": "read options that are not given from environment variables",
     },
-    "--ray-head": {
-        **options.FLAG,
-        "help": "serve with other machines: start Ray's head here first",
-    },
-    "--ray-worker": {
-        "nargs": "?",
-        "const": "",
-        "type": head_address,
+    "--join": {
+        "type": plain_text,
         "metavar": "ADDRESS",
-        "help": "serve with other machines: join Ray's head at HOST:PORT, and start no server",
+        "help": "serve with other machines, of which the first has ADDRESS as its --node-address",
     },
     "--nodes": {
         "type": _NODES,
@@ -234,12 +224,17 @@ _OPTIONS: options.Options = {
     "--node-address": {
         "type": plain_text,
         "metavar": "ADDRESS",
-        "help": "address of this machine on the shared network; required with --ray-head",
+        "help": "address of this machine on the network of those that serve together",
     },
-    "--ray-port": {
-        "type": _PORT,
+    "--node-rank": {
+        "type": _RANK,
         "metavar": "N",
-        "help": "port of Ray on the head (default: 6379)",
+        "help": "place of this machine; 0 is the first (default: with --join 1)",
+    },
+    "--node-port": {
+        "type": _NODE_PORT,
+        "metavar": "N",
+        "help": "port where the machines meet; vLLM takes the next one, too (default: 29501)",
     },
 }
 
@@ -257,19 +252,15 @@ def serve(arguments: argparse.Namespace) -> int:
     Raises:
         answers-differ, canary-not-run: With ``--deep``, as `health.compare_with_canary`.
         server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
-        variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
+        variable-refused, port-taken, memory-held: It cannot start.
+        peer-missing, peers-differ, link-failed, link-slow: Nor with the other machines.
         UsageError and others: As `launch.plan`.
     """
     passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
     options.refuse(
         (
-            arguments.ray_head and arguments.ray_worker is not None,
-            "--ray-head and --ray-worker are of different machines.",
-        ),
-        (
-            arguments.ray_head and not arguments.node_address,
-            "--ray-head needs --node-address (NODE_ADDRESS): this machine's, on the network of "
-            "the nodes.",
+            arguments.node_rank is not None and bool(arguments.node_rank) != bool(arguments.join),
+            "--node-rank is 0 on the first machine, and more on those that --join it.",
         ),
         (arguments.deep and arguments.health is None, "--deep belongs to --health."),
     )
@@ -285,17 +276,18 @@ def serve(arguments: argparse.Namespace) -> int:
             todo = "Run `sparkwright install`, or name the Python of another vLLM with --python."
             raise ClientError("nothing-installed", what, todo=todo)
     variables = {**passed, **dict(arguments.variable)}
-    if arguments.ray_worker is not None:
-        return _join(arguments, python, variables)
     taken = {*variables, *(VARIABLES if arguments.environment else ())}
     shell = {name: value for name, value in os.environ.items() if value and name not in taken}
     if withheld := sorted(n for n in shell if n.startswith(WITHHELD) and n not in PASSED):
         text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
         console.warn(f"not passed to the server: {text}")
     releases = f"{default_prefix()}/releases/"
-    names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
+    names = (
+        *("recipe", "model", "revision", "host", "port", "name", "floor"),
+        *("nodes", "join", "node_port"),
+    )
     values = {name: getattr(arguments, name) for name in names}
-    head = arguments.ray_head
+    values |= {"address": arguments.node_address, "rank": arguments.node_rank}
     request = ServeRequest(
         **{name: value for name, value in values.items() if value not in (None, "")},
         flags=tuple(arguments.flag),
@@ -308,16 +300,15 @@ def serve(arguments: argparse.Namespace) -> int:
         },
         download=bool(arguments.download),
         dry_run=arguments.dry_run,
-        address=arguments.node_address or "",
     )
-    plan = launch.plan(request, python, config.root(arguments.root), head=head)
+    plan = launch.plan(request, python, config.root(arguments.root))
     if arguments.unit:
         if request.shell:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
             console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(sys.argv[1:]))
         return 0
-    return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)
+    return _start(plan, dry_run=arguments.dry_run)
 
 
 def _apply_variables(
@@ -346,8 +337,7 @@ def _apply_variables(
             words.append(f"{option}={value}")
         elif option == "flag":
             words += value
-        # Only a worker names a head; a server finds its own.
-        elif getattr(arguments, option) in (("",) if option == "ray_worker" else (None, "", False)):
+        elif getattr(arguments, option) in (None, "", False):
             setattr(arguments, option, value)
     if wrong:
         what = f"{len(wrong)} variables of the environment cannot be used."
@@ -412,49 +402,26 @@ def _list() -> int:
     return 0
 
 
-def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]) -> int:
-    """Become Ray's processes of a worker."""
-    if not arguments.ray_worker:
-        todo = "Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment."
-        raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
-    environment, own = environments.examine(python), arguments.node_address or ""
-    check_variables(variables, environment.package)
-    address = [f"--address={arguments.ray_worker}", *[f"--node-ip-address={own}"] * bool(own)]
-    command = launch.ray_command(environment, *address)
-    console.document({"head": arguments.ray_worker, "command": command})
-    if arguments.dry_run:
-        console.result(shell_lines(command))
-        return 0
-    machine = MachineMemory.here()
-    worker = ServerMemory(1, cache=0.1, reserve=0.0, floor=machine.floor(arguments.floor))
-    preflight.check((), machine, worker, recipe=None, checkpoint=None)
-    guard.start(worker.floor / 2, Path(os.devnull))
-    return _become(command, launch.ray_variables({**variables, "VLLM_HOST_IP": own}))
-
-
-def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> int:
+def _start(plan: ServingPlan, *, dry_run: bool) -> int:
     """Show *plan*, check what may change between two starts, and become the server."""
-    request, address = plan.request, f"{plan.request.address}:{ray_port}"
-    own = (f"--port={ray_port}", f"--node-ip-address={request.address}")
-    options = ("--head", *own, "--include-dashboard=false")
-    command = launch.ray_command(plan.environment, *options) if head else []
-    document = {**plan.document(), "ray": command}
+    request = plan.request
+    document = plan.document()
     _show(plan)
     for text in plan.warnings:
         console.warn(text)
     console.document(document)
-    preflight.check_port(request.host, request.port)
+    if not request.join:
+        preflight.check_port(request.host, request.port)
+    if plan.together and not request.join:
+        preflight.check_port(request.address, request.node_port)
     if dry_run:
         settings = (f"{name}={value}" for name, value in document["variables"].items())
         console.result(shell_lines(["env", *settings, *document["command"]]))
         return 0
     variables = plan.launch.environment()
-    if head:
-        console.note(f"on each other machine: sparkwright serve --ray-worker {address}")
-        launch.start_ray_head(command, request.address, ray_port, plan.launch.variables)
-        variables = {**launch.ray_variables(variables), "RAY_ADDRESS": address}
+    links = _meet(plan, variables) if plan.together else []
     # Below the floor of the plan it warns, and ends the server before half of that is left.
-    guard.start(plan.memory.floor / 2, plan.model.path)
+    guard.start(plan.memory.floor / 2, plan.model.path, [link.fileno() for link in links])
     record = {
         **document,
         "pid": os.getpid(),
@@ -464,6 +431,21 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
     }
     server = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     return _become(plan.command, {**variables, health.RECORD: server})
+
+
+def _meet(plan: ServingPlan, variables: Mapping[str, str]) -> list[socket.socket]:
+    """Wait for the other machines, check that they fit, and return the connections to them."""
+    request, nodes = plan.request, plan.nodes
+    first, rank = request.join or request.address, request.rank if request.join else 0
+    own = peers.state(plan.environment, plan.model.path, plan.launch.flags, request.address, rank)
+    if not request.join:
+        console.note(f"on each other machine: the same with --join {first}, and its --node-address")
+    links, statements = peers.meet(own, nodes, first, request.node_port)
+    peers.compare(statements, nodes)
+    rate = peers.measure(plan.launch.python, own, nodes, first, request.node_port + 1, variables)
+    console.note(f"{nodes} machines are equal, and their link gives {rate:.2f} GB/s")
+    peers.judge(rate, statements)
+    return links
 
 
 def _show(plan: ServingPlan) -> None:

@@ -1,1 +1,1 @@
-"""Serving a model from a release: preflight, start, Ray, health, and images."""
+"""Serving a model from a release: preflight, start, other machines, health, and images."""

@@ -38,7 +38,7 @@ def left_out():
 spec = util.find_spec("vllm")
 folders = list(spec.submodule_search_locations or []) if spec else []
 loaders = ("fastsafetensors", "instanttensor", "runai_model_streamer", "tensorizer")
-print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version("ray"),
+print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"),
                   "package": "".join(folders[:1]), "left_out": left_out(),
                   "loaders": [name for name in loaders if util.find_spec(name)]}), flush=True)
 os._exit(0)
@@ -53,7 +53,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
     Attributes:
         prefix: Its folder.
         vllm: The version of vLLM.
-        ray: The version of Ray; empty if it is missing.
         package: The folder ``vllm``.
         loaders: Packages that load weights for ``--load-format`` and are installed.
         left_out: Libraries and folders that this wheel of vLLM does not hold, by its build record.
@@ -63,7 +62,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
 
     prefix: Path
     vllm: str
-    ray: str
     package: Path
     loaders: frozenset[str]
     left_out: frozenset[str] = frozenset()

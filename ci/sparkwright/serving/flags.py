@@ -28,7 +28,7 @@ RESERVED = {
     "--config": "use --flag, or a recipe",
     "--uds": "use --host and --port",
     "--fd": "use --host and --port",
-    "--headless": "use --ray-worker",
+    "--headless": "use --join",
     "--ssl-keyfile": "use a proxy in front of the server",
     "--ssl-certfile": "use a proxy in front of the server",
     "--grpc": "not supported",
@@ -45,9 +45,9 @@ LIBRARIES = {
 }  # fmt: skip
 #: Options of `serve` that a flag may be a misspelling of.
 OPTIONS = (
-    "--download", "--dry-run", "--environment", "--floor", "--health", "--name", "--node-address",
-    "--nodes", "--patience", "--python", "--ray-head", "--ray-port", "--ray-worker", "--recipe",
-    "--unit", "--variable",
+    "--download", "--dry-run", "--environment", "--floor", "--health", "--join", "--name",
+    "--node-address", "--node-port", "--nodes", "--patience", "--python", "--recipe", "--unit",
+    "--variable",
 )  # fmt: skip
 #: Suffixes of vLLM's numbers.
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}

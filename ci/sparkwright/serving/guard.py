@@ -36,6 +36,8 @@ REACTION = 0.04
 LONGEST = 1.0
 #: Seconds over which stalls are judged, between two droppings of the page cache, and two warnings.
 WINDOW, DROPPING, WARNING = 5.0, 2.0, 60.0
+#: Seconds in which a server ends by itself whose other machine is lost.
+GRACE = 5.0
 #: Share of the time in which every process waited for memory, and bytes a second that came back
 #: from swap meanwhile, at which a machine hangs although memory seems available. Proposed.
 STALLED, SWAPPED = 0.5, 50e6
@@ -52,11 +54,14 @@ class Guard:
         record: File for what it saw if it ends the server.
         model: Folder of the model, whose files may leave the page cache.
         proc: As ``/proc``; another folder in tests.
+        peers: Descriptors of connections to the other machines of this server.
     """
 
-    def __init__(self, server: int, floor: int, record: str, model: str, proc: str) -> None:
+    def __init__(
+        self, server: int, floor: int, record: str, model: str, proc: str, *peers: int
+    ) -> None:
         self.server, self.floor, self.record = server, floor, record
-        self.model, self.proc = Path(model), Path(proc)
+        self.model, self.proc, self.peers = Path(model), Path(proc), peers
         self.meminfo = os.open(self.proc / "meminfo", os.O_RDONLY)
         self.free, self.available = self.read()
         self.least = self.available
@@ -125,14 +130,9 @@ class Guard:
         with contextlib.suppress(OSError):
             os.write(2, f"sparkwright guard: {message}\n".encode())
 
-    def end(self, reason: str) -> None:
+    def end(self, message: str) -> None:
         """Kill the server and all that came of it, and tell why; also in the record."""
-        for process in [*descendants(self.server), self.server]:
-            # The first process of a container is deaf to the former.
-            for by in (signal.SIGKILL, signal.SIGTERM):
-                with contextlib.suppress(OSError):
-                    os.kill(process, by)
-        message = f"{reason}: the server was ended, so that {gib(self.floor)} GiB stay free"
+        self.kill([*descendants(self.server), self.server])
         names = ("server", "floor", "free", "available", "least")
         values: dict[str, object] = {name: getattr(self, name) for name in names}
         values |= {"message": message, "model": str(self.model), "time": round(time.time())}
@@ -140,18 +140,40 @@ class Guard:
             Path(self.record).write_text(json.dumps({"schema": 1, **values}))
         self.say(message)
 
+    def follow(self, server: int) -> None:
+        """End the server, whose descriptor is *server*, since another machine's has ended."""
+        processes = [*descendants(self.server), self.server]
+        with contextlib.suppress(OSError):
+            os.kill(self.server, signal.SIGTERM)
+        select.select([server], [], [], GRACE)
+        self.kill(processes)
+        self.say("another machine of this server has ended or is lost, so it was ended here, too")
+
+    @staticmethod
+    def kill(processes: list[int]) -> None:
+        """Kill *processes*."""
+        for process in processes:
+            # The first process of a container is deaf to the former.
+            for by in (signal.SIGKILL, signal.SIGTERM):
+                with contextlib.suppress(OSError):
+                    os.kill(process, by)
+
     def run(self) -> None:
         """Watch until the server has ended."""
-        alive = select.poll()
-        alive.register(os.pidfd_open(self.server), select.POLLIN)
+        alive, server = select.poll(), os.pidfd_open(self.server)
+        for descriptor in (server, *self.peers):
+            alive.register(descriptor, select.POLLIN)
         last = time.monotonic()
-        while not alive.poll(1000 * self.period):
+        while not (ended := alive.poll(1000 * self.period)):
             now = time.monotonic()
             reason, last = self.look(now - last), now
             if reason:
-                self.end(reason)
+                free = gib(self.floor)
+                self.end(f"{reason}: the server was ended, so that {free} GiB stay free")
                 return
             self.relieve()
+        if server not in dict(ended):
+            self.follow(server)
 
 
 def gib(size: float) -> str:
@@ -176,14 +198,19 @@ def records() -> Path:
     return Path(state, "sparkwright", "serving")
 
 
-def start(floor: float, model: Path) -> None:
-    """Start a guard of this process, also when that has become another program (exec)."""
+def start(floor: float, model: Path, peers: list[int]) -> None:
+    """
+    Start a guard of this process, also when that has become another program (exec); it takes the
+    connections *peers* to other machines.
+    """
     with contextlib.suppress(OSError):
         records().mkdir(parents=True, exist_ok=True)
     record = records() / f"{os.getpid()}.json"
     arguments = (str(os.getpid()), str(round(floor * 2**30)), str(record), str(model.absolute()))
+    descriptors = map(str, peers)
     subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, *arguments],
+        [sys.executable, "-I", "-S", __file__, *arguments, "/proc", *descriptors],
+        pass_fds=peers,
         stdin=subprocess.DEVNULL,
         stdout=2,
         start_new_session=True,
@@ -191,8 +218,8 @@ def start(floor: float, model: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Guard the parent: ``python guard.py PARENT FLOOR RECORD MODEL [PROC]``."""
-    parent, floor, record, model, proc = [*arguments, "/proc"][:5]
+    """Guard the parent: ``python guard.py PARENT FLOOR RECORD MODEL PROC [PEER...]``."""
+    parent, floor, record, model, proc, *peers = arguments
     if os.getppid() != int(parent):
         return
     with contextlib.suppress(ImportError, OSError):
@@ -201,7 +228,7 @@ def main(arguments: list[str]) -> None:
         ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE)
     with contextlib.suppress(OSError):
         os.nice(-10)
-    Guard(int(parent), int(floor), record, model, proc).run()
+    Guard(int(parent), int(floor), record, model, proc, *map(int, peers)).run()
 
 
 if __name__ == "__main__":

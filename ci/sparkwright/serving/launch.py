@@ -1,9 +1,8 @@
 """
 From a request to the command of the server: recipe, environment, model, flags and variables.
 
-Several machines become one server by Ray's own processes, started from the environment that serves.
-vLLM joins the cluster that ``RAY_ADDRESS`` names, waits up to half an hour until its machines have
-the GPUs that it needs, and puts a part of the model on each.
+Several machines become one server by vLLM's own processes (``--nnodes``), or over a cluster of Ray
+that the user started, if the flags say so.
 """
 
 from __future__ import annotations
@@ -11,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,37 +21,30 @@ from sparkwright.bench.model import modules
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.launch import (
-    ALWAYS,
-    PASSED,
-    LaunchPlan,
-    check_variables,
-    shared_variables,
-)
+from sparkwright.bench.server.launch import LaunchPlan, check_variables, shared_variables
 from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import AUTOTUNE, GIB, CacheShape, MachineMemory, ServerMemory
-from sparkwright.core.process import wrap_with_limits
 from sparkwright.serving import environment as environments
-from sparkwright.serving import flags, models, preflight
+from sparkwright.serving import flags, models, peers, preflight
 from sparkwright.serving.environment import ServingEnvironment
-from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 
 #: Flags that spread a model over GPUs, and the share of the memory that must be free.
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
+EXECUTOR, HOSTS = "--distributed-executor-backend", "--nnodes"
+#: Fields of a config with numbers that tensor parallelism divides, and with those of experts.
+DIVIDED = (
+    "num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "intermediate_size",
+)  # fmt: skip
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 SHARE = "--gpu-memory-utilization"
 #: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
 DECIDED = {
     **dict.fromkeys((preflight.CACHE, SHARE), "memory"),
-    **dict.fromkeys((TENSOR, PIPELINE, "--distributed-executor-backend"), "machines"),
+    **dict.fromkeys((TENSOR, PIPELINE, EXECUTOR, HOSTS, *peers.PLACE), "machines"),
     "--revision": "model",
 }
-#: Bytes for objects that machines exchange. Ray's default is 30 % of the memory, which on a Spark
-#: is the model's. Proposed.
-OBJECT_STORE = 1 << 30
-#: Seconds until Ray's head must listen.
-RAY_PATIENCE = 60.0
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
@@ -73,8 +62,10 @@ class ServeRequest(msgspec.Struct, frozen=True):
         floor: GiB that stay free.
         shell: Variables of the user's shell, for which a recipe may have others.
         download: Whether vLLM may download the model. *dry_run*: nothing is started.
-        nodes: Machines that serve together, through Ray.
+        nodes: Machines that serve together.
         address: Of this machine on the network of the nodes.
+        join: Address of the first machine there; empty if this is the first.
+        rank: Of this machine among those that join. *node_port*: where the first one waits.
     """
 
     recipe: str = ""
@@ -91,6 +82,9 @@ class ServeRequest(msgspec.Struct, frozen=True):
     dry_run: bool = False
     nodes: int | None = None
     address: str = ""
+    join: str = ""
+    rank: int = 1
+    node_port: int = 29501
 
 
 class ServingPlan(msgspec.Struct, frozen=True):
@@ -101,6 +95,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
         launch: Its program, arguments and variables.
         memory: What it takes of *machine*, as far as known.
         nodes: Machines that serve together.
+        together: Whether they do so by vLLM's own processes, started by this program.
         warnings: Sentences for the user.
     """
 
@@ -112,6 +107,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
     memory: ServerMemory
     machine: MachineMemory
     nodes: int
+    together: bool
     warnings: tuple[str, ...]
 
     @property
@@ -162,7 +158,6 @@ def plan(
     root: Path,
     *,
     machine: MachineMemory | None = None,
-    head: bool = False,
 ) -> ServingPlan:
     """
     Return how *request* is served from the environment of *python*.
@@ -170,10 +165,10 @@ def plan(
     Args:
         root: Of the reviewed data.
         machine: None for this one.
-        head: Whether Ray is started here, so that several machines can serve together.
 
     Raises:
-        UsageError: There is no model or no such recipe, or one machine cannot serve it alone.
+        UsageError: There is no model or no such recipe, or the machines cannot serve it.
+        address-missing: This machine has not the address that is given for it.
         environment-unusable, file-invalid, model-missing, checkpoint-invalid: As the parts raise.
         recipe-unfit: The recipe does not know this vLLM.
         flag-unknown, variable-refused: The installed vLLM does not know a flag or variable.
@@ -185,8 +180,11 @@ def plan(
     recipe = find_recipe(root, request.recipe) if request.recipe else None
     name = _model_name(request, recipe)
     environment = environments.examine(python)
-    nodes = request.nodes or (recipe.nodes if recipe else 1)
+    nodes = request.nodes or max(recipe.nodes if recipe else 1, 2 if request.join else 1)
     recipe = replace(recipe, nodes=nodes) if recipe else None
+    # Users may know better: they start Ray, or set all of vLLM's own flags.
+    own = flags.value(request.flags, EXECUTOR) == "ray" or flags.value(request.flags, HOSTS)
+    together = nodes > 1 and not own
     variables = _variables(request, recipe, environment)
     revision = _revision(request, recipe)
     download = request.download or request.dry_run
@@ -195,13 +193,9 @@ def plan(
     words = _flags(request, recipe, environment, nodes, config)
     if revision and not model.path.exists():
         words = (*words, f"--revision={revision}")
-    names = (TENSOR, PIPELINE, "--nnodes")
-    tensor, pipeline, hosts = (int(flags.number(words, name) or 1) for name in names)
-    gpus = max(1, machine.gpus) * (nodes if head else hosts)
-    if (nodes > 1 and not head) or (machine.gpus and tensor * pipeline > gpus):
-        name, parts = request.recipe or request.model, max(nodes, tensor * pipeline)
-        what = f"{name} needs {parts} GPUs, and there are {gpus}."
-        raise UsageError("usage", what, todo="Start it with --ray-head and --nodes.")
+    if together:
+        words = flags.merge(_places(request, nodes), words)
+    tensor = _check_parts(request, words, machine, nodes, together=together)
     audit = modules.audit(model.checkpoint) if model.checkpoint else None
     memory = _memory(request, recipe, words, machine, model, audit)
     drafts = _drafts(request, words, variables) / GIB / tensor
@@ -224,7 +218,7 @@ def plan(
         advice.append("the model is not on this machine: --download lets vLLM fetch it")
     if machine.failure:
         advice.append(f"nvidia-smi fails: {machine.failure}")
-    warnings = (*advice, *_provenance(recipe, environment, head=head))
+    warnings = (*advice, *_provenance(recipe, environment))
     return ServingPlan(
         request,
         environment,
@@ -234,6 +228,7 @@ def plan(
         memory.settled(machine),
         machine,
         nodes,
+        together,
         warnings,
     )
 
@@ -299,7 +294,9 @@ def _variables(
     own = recipe.variant(environment.vllm).variables if recipe else {}
     derived = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
     given = {name: value for name, value in derived.items() if value}
-    variables = {**request.shell, **own, **request.variables, **given}
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if request.address else ()
+    links = dict.fromkeys(names, peers.interface(request.address) if names else "")
+    variables = {**links, **request.shell, **own, **request.variables, **given}
     check_variables(variables, environment.package)
     return variables
 
@@ -314,15 +311,79 @@ def _flags(
     """Return the arguments of vLLM, without those of its memory, of a model with *config*."""
     words = recipe.flags(environment.vllm) if recipe else ()
     if nodes > 1:
-        heads = config.get("num_attention_heads") or nodes
-        pipeline = flags.number(request.flags, PIPELINE) or (nodes if heads % nodes else 1)
-        tensor = flags.number(request.flags, TENSOR) or max(1, nodes // pipeline)
-        parts = [f"{TENSOR}={tensor:.0f}", "--distributed-executor-backend=ray"]
+        pipeline = flags.number(request.flags, PIPELINE)
+        tensor = flags.number(request.flags, TENSOR) or (
+            max(1, nodes // pipeline) if pipeline else _tensor(words, config, nodes)
+        )
+        pipeline = pipeline or max(1, nodes // tensor)
+        parts = [f"{TENSOR}={tensor:.0f}", f"{EXECUTOR}=mp"]
         parts += [f"{PIPELINE}={pipeline:.0f}"] if pipeline > 1 else []
         words = flags.merge(words, parts)
     words = flags.merge(words, request.flags)
     flags.check(words, environment)
     return words
+
+
+def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> int:
+    """Return over how many of *nodes* the layers of a model with *config* can be divided."""
+    alone = flags.value(words, "--enable-expert-parallel") or "--enable-expert-parallel" in words
+    names = (*DIVIDED, *(EXPERTS if alone else ("moe_intermediate_size",)))
+    counts = [config[name] for name in names if isinstance(config.get(name), int)]
+    keys = config.get("num_key_value_heads") or 1
+    for tensor in range(nodes, 1, -1):
+        divided = not any(count % tensor for count in (nodes, *counts))
+        # Fewer heads of keys than parts are copied.
+        if divided and not (keys % tensor and tensor % keys):
+            return tensor
+    return 1
+
+
+def _places(request: ServeRequest, nodes: int) -> list[str]:
+    """
+    Return vLLM's own arguments for the place of this machine among *nodes*.
+
+    Raises:
+        UsageError: Its address is not given.
+    """
+    if not request.address:
+        what = f"{request.recipe or request.model} is served by {nodes} machines."
+        todo = (
+            "Start it on each, with --node-address and that machine's address on their network, "
+            "and on all but the first with --join and the first one's address."
+        )
+        raise UsageError("usage", what, todo=todo)
+    rank, first = (request.rank, request.join) if request.join else (0, request.address)
+    # vLLM's processes meet at the port behind the one where the machines do.
+    places = [f"--node-rank={rank}", f"--master-addr={first}"]
+    places += [f"{HOSTS}={nodes}", f"--master-port={request.node_port + 1}"]
+    return places + ["--headless"] * (rank > 0)
+
+
+def _check_parts(
+    request: ServeRequest,
+    words: tuple[str, ...],
+    machine: MachineMemory,
+    nodes: int,
+    *,
+    together: bool,
+) -> int:
+    """
+    Return over how many GPUs *words* divide each layer.
+
+    Raises:
+        UsageError: There are too few GPUs, or vLLM cannot spread the parts over the machines.
+    """
+    names = (TENSOR, PIPELINE, HOSTS)
+    tensor, pipeline, hosts = (int(flags.number(words, name) or 1) for name in names)
+    parts, gpus = tensor * pipeline, max(1, machine.gpus) * max(nodes, hosts)
+    name = request.recipe or request.model
+    if machine.gpus and parts > gpus:
+        what = f"{name} needs {parts} GPUs, and there are {gpus}."
+        raise UsageError("usage", what, todo="Take more machines (--nodes), or fewer parts.")
+    if together and parts % nodes:
+        what = f"{tensor} x {pipeline} parts of {name} do not divide over {nodes} machines."
+        raise UsageError("usage", what, todo=f"Change {TENSOR}, {PIPELINE} or --nodes.")
+    return tensor
 
 
 def _memory(
@@ -364,9 +425,7 @@ def _memory(
     )
 
 
-def _provenance(
-    recipe: Recipe | None, environment: ServingEnvironment, *, head: bool
-) -> Iterator[str]:
+def _provenance(recipe: Recipe | None, environment: ServingEnvironment) -> Iterator[str]:
     """Yield what was not shown for this wheel or recipe."""
     marker = environment.marker
     if marker is None:
@@ -376,62 +435,6 @@ def _provenance(
         )
     elif marker.channel != "verified":
         yield f"{marker.name} is a {marker.channel}: not every gate passed"
-    # A head starts Ray itself, and says what the other machines start.
-    if recipe and recipe.before and not head:
+    # Of several machines it is for measuring, which needs Ray.
+    if recipe and recipe.before and recipe.nodes == 1:
         yield f"do this before the start: {recipe.before}"
-
-
-# Ray.
-
-
-def ray_variables(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of Ray's processes, which the parts of vLLM on a machine inherit."""
-    network = ("RAY_", "NCCL_", "GLOO_", "UCX_")
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if name in PASSED or name.startswith(network)
-    }
-    everything = {**passed, **ALWAYS, "RAY_USAGE_STATS_ENABLED": "0", **overrides}
-    return {name: value for name, value in everything.items() if value}
-
-
-def ray_command(environment: ServingEnvironment, *options: str) -> list[str]:
-    """
-    Return the command line that starts Ray on this machine, and stays as long as it runs.
-
-    Raises:
-        ray-missing: The environment has no Ray.
-    """
-    if not environment.ray:
-        what = f"There is no Ray in the environment of {environment.python}."
-        raise ServeError("ray-missing", what)
-    program = [str(environment.python), "-P", "-m", "ray.scripts.scripts", "start", "--block"]
-    return [*program, "--disable-usage-stats", f"--object-store-memory={OBJECT_STORE}", *options]
-
-
-def start_ray_head(words: list[str], host: str, port: int, settings: Mapping[str, str]) -> None:
-    """
-    Start the head with the command line *words*; it ends with the thread that called this, also
-    when that has become another program (exec).
-
-    Raises:
-        ray-failed: It ended, or does not listen within `RAY_PATIENCE`.
-    """
-    head = subprocess.Popen(
-        wrap_with_limits(words),
-        env=ray_variables(settings),
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # its words are messages, not results
-        start_new_session=True,
-    )
-    end = time.monotonic() + RAY_PATIENCE
-    while head.poll() is None and time.monotonic() < end:
-        with (
-            contextlib.suppress(OSError, UnicodeError),
-            socket.create_connection((host, port), timeout=3),
-        ):
-            return
-        time.sleep(0.2)
-    head.terminate()
-    raise ServeError("ray-failed", f"Ray's head does not listen at {host}:{port}.")

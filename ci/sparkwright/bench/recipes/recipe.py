@@ -225,7 +225,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speculation: How answers are drafted, the value of ``--speculative-config``; empty if they
             are not. Drafting layers often are not quantised as the others are, and need a
             ``moe_backend`` of their own, as they would follow the model's otherwise.
-        nodes: Machines; more than one share the work by tensor parallelism over Ray.
+        nodes: Machines; more than one share the work by tensor parallelism. `gate` and `bench` need
+            Ray for that, and `serve` does not.
         before: What has to be done before the server is started; empty for nothing.
         patience: Seconds until the server must answer.
         abilities: What the gates ask of the model beside continuing a text.

@@ -1,0 +1,245 @@
+"""
+Machines that serve one model together, by vLLM's own processes: found, compared and measured before
+any of them loads weights.
+
+The others connect to the first one. Each states what must be equal, and each compares all the
+statements, so that all refuse the same. The connections stay open, in the guards: one that closes
+ends the servers of all machines, since vLLM itself waits for a lost one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from sparkwright.core.process import Limits, run_limited
+from sparkwright.serving import flags
+from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
+
+#: Seconds within which all machines must be there, and the link must be measured. Proposed.
+PATIENCE, MEASURING = 1800.0, 120.0
+#: Bytes of a message of statements, and of the beginning of a file that its digest covers.
+LARGEST, BEGINNING = 1 << 20, 16 << 20
+#: The least share of the speed that the interfaces state. 200 Gb/s are 25 GB/s: what takes another
+#: way, of 10 Gb/s, is below. Proposed.
+SLOWEST = 0.05
+#: Arguments of vLLM that state a machine's place among all.
+PLACE = ("--node-rank", "--master-addr", "--master-port", "--headless")
+#: Those that may differ.
+OWN = ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--node-rank", "--headless")
+#: Ends of the names of files that vLLM reads of a model.
+READ = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".bin")
+#: Run by the Python that serves: prints the bytes that an all-reduce moves in a second. NCCL uses
+#: what vLLM will use.
+_LINK = """\
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+host, port, rank, nodes, seconds = sys.argv[1:]
+gpu, rank, nodes, size, rounds = torch.cuda.is_available(), int(rank), int(nodes), 32 << 20, 4
+dist.init_process_group(
+    "nccl" if gpu else "gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=nodes,
+    timeout=datetime.timedelta(seconds=float(seconds)))
+numbers = torch.ones(size // 4, device="cuda" if gpu else "cpu")
+def wait():
+    return float(numbers[0])
+dist.all_reduce(numbers)
+wait()
+begin = time.perf_counter()
+for _ in range(rounds):
+    dist.all_reduce(numbers)
+wait()
+print(2 * (nodes - 1) / nodes * rounds * size / (time.perf_counter() - begin), flush=True)
+os._exit(0)
+"""
+
+
+class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What a machine states to the others.
+
+    Attributes:
+        address, rank: Its own.
+        release: The installed release and the digest of its lock; vLLM's version without one.
+        model: The digest of the model's files.
+        arguments: Of vLLM, but `OWN`.
+        mtu: Bytes of a packet of its interface. *rdma*: whether that reads memory by itself.
+        speed: Gb/s that the interface states; 0 if it states none.
+    """
+
+    address: str
+    rank: int
+    release: str
+    model: str
+    arguments: str
+    mtu: int
+    rdma: bool
+    speed: float
+
+
+#: What must be equal on all machines.
+EQUAL = ("release", "model", "arguments", "mtu", "rdma")
+
+
+def interface(address: str) -> str:
+    """
+    Return the interface of this machine that has *address*.
+
+    Raises:
+        address-missing: None has.
+    """
+    known = {a.address: name for name, each in psutil.net_if_addrs().items() for a in each}
+    if address in known:
+        return known[address]
+    what = f"No interface of this machine has the address {address}."
+    raise ServeError("address-missing", what, details=[f"{known[a]}: {a}" for a in known])
+
+
+def state(
+    environment: ServingEnvironment, model: Path, words: Sequence[str], address: str, rank: int
+) -> Statement:
+    """
+    Return what this machine states, whose vLLM has the arguments *words*.
+
+    Raises:
+        address-missing: As `interface`.
+    """
+    name, marker = interface(address), environment.marker
+    settings = [a for a in flags.parse(words) if a.name not in OWN]
+    card = psutil.net_if_stats()[name]
+    return Statement(
+        address,
+        rank,
+        f"{marker.name}, {marker.key}" if marker else f"vLLM {environment.vllm}",
+        digest(model),
+        " ".join(sorted(" ".join(each.words) for each in settings)),
+        card.mtu,
+        Path("/sys/class/net", name, "device", "infiniband").is_dir(),
+        card.speed / 1000,
+    )
+
+
+def digest(model: Path) -> str:
+    """
+    Return a digest of the files in the folder *model*: names, sizes, and the first 16 MiB, which
+    hold configuration, tokenizer and the tensors' names and places, but not all numbers.
+    """
+    result = hashlib.sha256()
+    for path in sorted(path for path in model.glob("*") if path.name.endswith(READ)):
+        with path.open("rb") as stream:
+            result.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            result.update(stream.read(BEGINNING))
+    return result.hexdigest()
+
+
+def meet(
+    own: Statement, nodes: int, head: str, port: int
+) -> tuple[list[socket.socket], list[Statement]]:
+    """
+    Wait until all *nodes* are there; return the connections of this one, and all statements.
+
+    Raises:
+        peer-missing: They are not all there within `PATIENCE`.
+    """
+    end, peers, statements = time.monotonic() + PATIENCE, [], [own]
+    try:
+        if own.rank:
+            peers = [_connect(head, port, end)]
+            peers[0].sendall(msgspec.json.encode([own]) + b"\n")
+            return peers, _receive(peers[0], end)
+        with socket.create_server((own.address, port)) as listener:
+            while len(peers) < nodes - 1:
+                listener.settimeout(max(0.01, end - time.monotonic()))
+                peer, _ = listener.accept()
+                # What is no such machine, such as a port scanner, is left alone.
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    statements += _receive(peer, time.monotonic() + 10)
+                    peers.append(peer)
+        for peer in peers:
+            peer.sendall(msgspec.json.encode(statements) + b"\n")
+    except (OSError, msgspec.MsgspecError) as error:
+        what = f"{len(peers) + 1 if not own.rank else 1} of {nodes} machines are there."
+        where = f"waited at {own.address}" if not own.rank else f"asked {head}"
+        raise ServeError("peer-missing", what, details=[f"{where}, port {port}: {error}"]) from None
+    return peers, statements
+
+
+def _connect(head: str, port: int, end: float) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((head, port), timeout=10)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
+def _receive(peer: socket.socket, end: float) -> list[Statement]:
+    """Return the statements that *peer* sends until *end*; a machine that is lost closes it."""
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 2),
+        (socket.TCP_KEEPINTVL, 2),
+        (socket.TCP_KEEPCNT, 3),
+    ):
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.settimeout(max(0.01, end - time.monotonic()))
+    with peer.makefile("rb") as stream:
+        return msgspec.json.decode(stream.readline(LARGEST), type=list[Statement])
+
+
+def compare(statements: Sequence[Statement], nodes: int) -> None:
+    """
+    Check that the machines have all in common that one server needs.
+
+    Raises:
+        peers-differ: They do not.
+    """
+    wrong = []
+    for name in EQUAL:
+        if len({getattr(each, name) for each in statements}) > 1:
+            wrong += [f"{name} at {each.address}: {getattr(each, name)}" for each in statements]
+    if sorted(each.rank for each in statements) != list(range(nodes)):
+        wrong += [f"--node-rank of {each.address}: {each.rank}" for each in statements]
+    if wrong:
+        raise ServeError("peers-differ", "The machines cannot serve together.", details=wrong)
+
+
+def measure(
+    python: Path, own: Statement, nodes: int, head: str, port: int, variables: Mapping[str, str]
+) -> float:
+    """
+    Return the GB/s that an all-reduce over all machines moves, by the torch that will serve.
+
+    Raises:
+        link-failed: It did not end.
+    """
+    words = [head, str(port), str(own.rank), str(nodes), str(MEASURING / 2)]
+    command = [str(python), "-P", "-c", _LINK, *words]
+    # CUDA reserves addresses without bounds.
+    limits = Limits(MEASURING, 1 << 40, 1)
+    lines = run_limited(command, limits, env=variables).tail.splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        return float(lines[-1]) / 1e9
+    what = f"An all-reduce over {nodes} machines failed."
+    raise ServeError("link-failed", what, details=lines[-20:])
+
+
+def judge(rate: float, statements: Sequence[Statement]) -> None:
+    """
+    Check the *rate* of the link, in GB/s.
+
+    Raises:
+        link-slow: It is far below what the interfaces state.
+    """
+    stated = min(each.speed for each in statements) / 8
+    if rate < SLOWEST * stated:
+        what = f"The link gives {rate:.3f} GB/s, and its interfaces state {stated:.1f}."
+        raise ServeError("link-slow", what)

@@ -1,0 +1,176 @@
+"""Machines that serve together: how they find each other, what they compare, and what ends with one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.refusals import refusal
+from tests.support import standin
+from tests.support.processes import until
+from tests.support.standin import Machine, _standin, free_port
+
+from sparkwright.serving import guard, peers
+from sparkwright.serving.peers import Statement
+
+__all__ = ["_standin"]
+
+FIRST = Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", "--max-model-len=64", 9000, rdma=True, speed=200.0)
+SECOND = replace(FIRST, address="10.0.0.2", rank=1)
+HERE = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def joining(*statements: Statement, port: int) -> Iterator[list[list[Statement]]]:
+    """Let other machines come; yield what each of them was told, filled at the end."""
+    told: list[list[Statement]] = []
+
+    def join(own: Statement) -> None:
+        links, seen = peers.meet(own, len(statements) + 1, HERE, port)
+        told.append(seen)
+        links[0].close()
+
+    threads = [threading.Thread(target=join, args=(each,)) for each in statements]
+    for thread in threads:
+        thread.start()
+    yield told
+    for thread in threads:
+        thread.join(20)
+
+
+def test_all_machines_are_told_the_same_and_a_stranger_nothing() -> None:
+    port, own = free_port(), replace(FIRST, address=HERE)
+    with joining(SECOND, replace(SECOND, rank=2), port=port) as told:
+        stranger = threading.Thread(target=strange, args=(port,))
+        stranger.start()
+        links, seen = peers.meet(own, 3, HERE, port)
+        stranger.join(20)
+    assert sorted(each.rank for each in seen) == [0, 1, 2]
+    assert told == [seen, seen]
+    assert [link.recv(1) for link in links] == [b"", b""]
+    peers.compare([replace(each, address="x") for each in seen], 3)
+
+
+def strange(port: int) -> None:
+    """Speak HTTP to the port where machines meet."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((HERE, port), timeout=5) as one:
+            one.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert one.recv(100) == b""
+            return
+        time.sleep(0.05)
+
+
+def test_machine_that_does_not_come_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PATIENCE", 0.3)
+    port = free_port()
+    with refusal("peer-missing", match="1 of 2 machines are there"):
+        peers.meet(replace(FIRST, address=HERE), 2, HERE, port)
+    with refusal("peer-missing", match="1 of 2 machines are there"):
+        peers.meet(SECOND, 2, HERE, port)
+    with socket.create_server((HERE, port)), refusal("peer-missing", match="1 of 2 machines are there"):
+        peers.meet(replace(FIRST, address=HERE), 2, HERE, port)
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"release": "2026.11.2, ab"}, "release at 10.0.0.2: 2026.11.2, ab"),
+        ({"model": "cc"}, "model at 10.0.0.2: cc"),
+        ({"arguments": "--max-model-len=65"}, "arguments at 10.0.0.2: --max-model-len=65"),
+        ({"mtu": 1500}, "mtu at 10.0.0.2: 1500"),
+        ({"rdma": False}, "rdma at 10.0.0.2: False"),
+        ({"rank": 2}, "--node-rank of 10.0.0.2: 2"),
+        ({"rank": 0}, "--node-rank of 10.0.0.2: 0"),
+    ],
+)
+def test_machines_that_differ_do_not_serve_together(change: dict[str, object], detail: str) -> None:
+    peers.compare([FIRST, SECOND], 2)
+    with refusal("peers-differ") as refused:
+        peers.compare([FIRST, replace(SECOND, **change)], 2)
+    assert detail in refused.value.details
+
+
+def test_link_far_below_what_its_interfaces_state_is_refused() -> None:
+    """200 Gb/s are 25 GB/s. An interface that states no speed is not judged."""
+    peers.judge(1.3, [FIRST, SECOND])
+    with refusal("link-slow", match=r"1\.100 GB/s, and its interfaces state 25\.0"):
+        peers.judge(1.1, [FIRST, SECOND])
+    peers.judge(0.001, [FIRST, replace(SECOND, speed=0.0)])
+
+
+def test_torch_that_is_not_there_measures_nothing(tmp_path: Path) -> None:
+    with refusal("link-failed", match="over 2 machines") as refused:
+        peers.measure(standin.environment(tmp_path / "venv"), FIRST, 2, HERE, free_port(), {})
+    assert "No module named 'torch'" in refused.value.details[-1]
+
+
+def test_digest_of_a_model_is_of_what_vllm_reads(tmp_path: Path) -> None:
+    """The same for links, as the model cache has them; a README is nobody's difference."""
+    model, cache = standin.model(tmp_path / "toy"), tmp_path / "cache"
+    cache.mkdir()
+    for path in model.iterdir():
+        (cache / path.name).symlink_to(path)
+    digest = peers.digest(model)
+    (model / "README.md").write_text("x")
+    assert peers.digest(model) == peers.digest(cache) == digest
+    config = model / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert peers.digest(model) != digest
+
+
+def test_model_that_differs_is_said_on_both_machines(tmp_path: Path, standin: Path) -> None:
+    """Before torch or the model is loaded."""
+    machines = [Machine(tmp_path / name, standin) for name in ("first", "second")]
+    config = machines[1].model / "config.json"
+    config.write_text(config.read_text() + " ")
+    words = ("--nodes=2", f"--node-address={HERE}", f"--node-port={free_port()}", "--flag=--gpu-memory-utilization=0.5")
+    try:
+        first = machines[0].start(*words)
+        machines[1].start(*words, f"--join={HERE}")
+        for machine in machines:
+            _, said = machine.started[0].communicate(timeout=120)
+            assert machine.started[0].returncode == 1
+            assert "peers-differ" in said
+            assert f"model at {HERE}: {peers.digest(machines[1].model)}" in "".join(said.split("\n")).replace("    ", "")
+        assert first.returncode == 1
+    finally:
+        for machine in machines:
+            machine.close()
+
+
+@pytest.mark.parametrize(("deaf", "status"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
+def test_server_ends_when_another_machine_is_lost(tmp_path: Path, deaf: bool, status: int) -> None:
+    """Asked first, and killed with its children if it does not hear."""
+    script = "import signal, subprocess, sys, time\n" + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" * deaf
+    script += "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid, flush=True)\n"
+    script += "from pathlib import Path\nfrom sparkwright.serving import guard\nguard.start(0.0, Path('/nonexistent'), [int(sys.argv[1])])\n"
+    script += "print('guarded', flush=True)\nchild.wait()\ntime.sleep(60)\n"
+    own, other = socket.socketpair()
+    with own, other:
+        environment = {"HOME": str(tmp_path), "PYTHONPATH": str(Path(guard.__file__).parents[2])}
+        server = subprocess.Popen(
+            [sys.executable, "-c", script, str(own.fileno())], env=environment, pass_fds=[own.fileno()],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert server.stdout is not None
+        child = int(server.stdout.readline())
+        assert server.stdout.readline() == "guarded\n"
+        own.close()
+        time.sleep(0.5)
+        assert server.poll() is None
+        other.close()
+        _, said = server.communicate(timeout=30)
+    assert server.returncode == status
+    assert "another machine of this server has ended or is lost" in said
+    if deaf:
+        until(lambda: not standin.alive(child), 20)
