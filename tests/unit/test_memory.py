@@ -21,7 +21,7 @@ SHAPE = CacheShape(10240)
 #: What nvidia-smi prints of a GB10, of two GPUs with memory of their own, and of the programs on them.
 GB10 = "NVIDIA GB10, [N/A], [N/A]\n"
 H200 = "NVIDIA H200, 143771, 120000\nNVIDIA H200, 143771, 1000\n"
-APPS = "4242, /usr/bin/python3, 59392\n4343, [Not Found], [N/A]\n"
+APPS = "4242, 59392, /usr/bin/python3\n4343, [N/A], [Not Found]\n"
 
 
 @pytest.fixture(name="driver")
@@ -56,6 +56,31 @@ def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.M
     assert (gpu.gpus, gpu.shared, gpu.total, gpu.free, gpu.floor()) == (2, False, 143771 / 1024, 120000 / 1024, 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert MachineMemory.here().free == 1000 / 1024
+
+
+def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning is no second GPU, a comma in the name of a program is no column, and a driver without a device has none."""
+    warning = "WARNING: infoROM is corrupted at gpu 000F:01:00.0\nWARNING: see the manual, page 3, and reboot\n"
+    monkeypatch.setattr(memory.psutil, "process_iter", lambda _: ())
+    smi(driver, f"case $1 in *compute-apps*) printf '{warning}4242, 59392, /opt/a,b/serve,x\n';; *) printf '{warning}{GB10}';; esac")
+    here = MachineMemory.here()
+    assert (here.gpus, here.unified, here.tenants) == (1, True, (Tenant(4242, "serve,x", 58.0),))
+    smi(driver, "echo No devices were found")
+    assert MachineMemory.here().gpus == 0
+
+
+def test_guard_ends_a_server_only_below_the_floor_that_it_was_admitted_with() -> None:
+    assert [memory.guard_limit(floor) for floor in (12.0, 8.0, 3.0, 0.0)] == [8.0, 6.0, 2.25, 0.0]
+
+
+def test_cache_that_is_too_large_gets_what_is_free_and_not_the_least() -> None:
+    """A short one gets what its request takes, and no more."""
+    server = ServerMemory(44.2, cache=90, length=65536, shape=SHAPE)
+    (first, *_) = memory.remedies(server, SPARKS["128 GB"])
+    room = SPARKS["128 GB"].free - server.fixed
+    assert room - 0.01 < (first.server.cache or 0) <= room
+    (first, *_) = memory.remedies(ServerMemory(22, cache=1, length=262144, shape=SHAPE), SPARKS["128 GB"])
+    assert 2.5 <= (first.server.cache or 0) < 2.6
 
 
 @pytest.mark.parametrize(

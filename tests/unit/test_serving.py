@@ -457,6 +457,11 @@ SECRET_WORDS = [
     ["--variable", "AWS_SECRET_ACCESS_KEY=geheim"],
     ['--flag=--attention-config={"api_key": "geheim", "x": 1}'],
     ["--variable=HTTPS_PROXY=http://user:geheim@proxy.invalid"],
+    ["--variable", "HF_TOKEN=abc,geheim"],
+    ['--flag=--hf-overrides={"api_keys": ["geheim"]}'],
+    ['--flag=--hf-overrides={"headers": {"Authorization": "Bearer geheim"}}'],
+    ['--variable=HF_TOKEN=a"b}c geheim'],
+    ["--variable=NCCL_AUTH=a,geheim"],
 ]
 
 
@@ -469,8 +474,27 @@ def test_secret_is_never_shown(machine: Machine, words: list[str]) -> None:
         assert "flag-unknown" in done.stderr + done.stdout or done.returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["OTEL_EXPORTER_OTLP_HEADERS=authorization=geheim"],
+        ['{"Authorization":"Bearer geheim"}'],
+        ['{"api_keys":["geheim"]}'],
+        [r'{\"api_key\": \"a}geheim\"}'],
+        ["HF_TOKEN=a\ngeheim"],
+        ["--api-key", "a", "geheim"],
+        ["--flag=--hf-token", "--flag", "geheim"],
+    ],
+    ids=" ".join,
+)
+def test_secret_is_hidden_to_the_end_of_its_word(words: list[str]) -> None:
+    assert "geheim" not in "".join(redact(words))
+    assert redact(redact(words)) == redact(words)
+
+
 def test_what_counts_tokens_is_no_secret() -> None:
     words = ["--max-num-batched-tokens=8", "--tokenizer", "/models/toy", '--speculative-config={"num_speculative_tokens":3}', "--hf-overrides.eos_token_id=5"]
+    words += ['--hf-overrides={"num_key_value_heads":2,"linear_key_head_dim":8}', "--allowed-headers", "x", "--author=me", "--seed", "5"]
     assert redact(words) == words
 
 

@@ -11,11 +11,15 @@ from sparkwright.core.http import redact_credentials
 
 _NUMBER = re.compile(r"-[0-9.]+(e-?[0-9]+)?")
 #: Names of flags, variables and settings that hold a secret. Tokens of a text are none, nor are
-#: their ids.
-SECRET = re.compile(r"token(?!s|iz|-id|_id)|key|secret|passw|credential", re.IGNORECASE)
-#: Such a name with its value, also within JSON.
+#: their ids; heads of keys are none, nor are the headers that a browser may send.
+SECRET = re.compile(
+    r"token(?!s|iz|[-_]i[dn])|keys?(?![\w-])|secret|passw|passphrase|credential|authorization"
+    r"|(?<![a-z])auth(?![a-z])|(?<!allowed[-_])headers",
+    re.IGNORECASE,
+)
+#: Such a name, also within JSON, and all that follows: its value may hold any character.
 _ASSIGNED = re.compile(
-    rf"""([\w.-]*(?:{SECRET.pattern})[\w.-]*"?\s*[=:]\s*"?)[^",}}\s][^",}}]*""", re.IGNORECASE
+    rf"""((?:{SECRET.pattern})[\w.-]*[\\"']*\s*[=:]\s*).+""", re.IGNORECASE | re.DOTALL
 )
 
 
@@ -31,7 +35,8 @@ def redact(words: Sequence[str]) -> list[str]:
         value = word.removeprefix("--flag=")
         hidden = secret and not is_flag(value)
         shown.append("***" if hidden else _ASSIGNED.sub(r"\1***", redact_credentials(word)))
-        secret = is_flag(value) and "=" not in value and bool(SECRET.search(value))
+        if is_flag(value) and value != "--flag":
+            secret = "=" not in value and bool(SECRET.search(value))
     return shown
 
 

@@ -102,6 +102,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
         total, free = host.total / GIB, process.available_megabytes() * 1e6 / GIB
         rows, failure = query("gpu=name,memory.total,memory.free")
         files = sorted(DRIVER.glob("*/information"))
+        rows = [row for row in rows if all(re.fullmatch(r"\d+|\[.+\]|N/A", size) for size in row[1:])]
         names = [row[0] for row in rows] or [file.read_text("utf-8", "replace") for file in files]
         if not names and not failure:
             return cls(total, free, tenants=_tenants())
@@ -129,10 +130,18 @@ class MachineMemory(msgspec.Struct, frozen=True):
         return FLOOR * self.total if stated is None else stated
 
 
+def guard_limit(floor: float) -> float:
+    """
+    Return the GiB below which the guard ends a server that was admitted with *floor*: half of that
+    and 2 GiB for its reaction, and always less than the floor, which the server may reach.
+    """
+    return min(floor / 2 + 2, 0.75 * floor)
+
+
 def _tenants(*, gpus: bool = False) -> tuple[Tenant, ...]:
     """Return the processes that hold much memory, resident or of *gpus*; the largest first."""
     sizes, names = defaultdict[int, float](float), dict[int, str]()
-    for pid, name, size in query("compute-apps=pid,process_name,used_memory")[0] if gpus else ():
+    for pid, size, name in query("compute-apps=pid,used_memory,process_name")[0] if gpus else ():
         if pid.isdecimal() and size.isdecimal():
             sizes[int(pid)], names[int(pid)] = int(size) / 1024, Path(name).name
     for running in psutil.process_iter(["name", "memory_info"]):
@@ -144,7 +153,10 @@ def _tenants(*, gpus: bool = False) -> tuple[Tenant, ...]:
 
 
 def query(what: str) -> tuple[list[list[str]], str]:
-    """Return the rows that nvidia-smi prints of *what*, or why it does not; neither without it."""
+    """
+    Return the rows that nvidia-smi prints of *what*, or why it does not; neither without it. Other
+    lines, such as warnings, are left out; the last column may hold commas.
+    """
     command = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
     try:
         ended = process.run_limited(command, Limits(PATIENCE, 1 << 20, 1))
@@ -153,7 +165,9 @@ def query(what: str) -> tuple[list[list[str]], str]:
     if ended.late or ended.status:
         how = f"did not end within {PATIENCE:g} s" if ended.late else f"ended by {ended.status}"
         return [], (ended.tail.splitlines() or [f"nvidia-smi {how}"])[0][:200]
-    return [[word.strip() for word in row.split(",")] for row in ended.tail.splitlines()], ""
+    commas = what.count(",")
+    rows = (line.split(",", commas) for line in ended.tail.splitlines() if line.count(",") >= commas)
+    return [[word.strip() for word in row] for row in rows], ""
 
 
 #: A sound Spark has 110.4 GiB free of its 121.7 (NVIDIA/xr-ai#462); of the smaller one, half of the
@@ -362,6 +376,7 @@ def _flags(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     room = math.floor(room * 1024) / 1024
     for size, length in (
         (cache, server.length),
+        (min(cache, room), server.length),
         (math.ceil(one * 1024) / 1024, server.length),
         (room, server.length),
         (cache, server.shape.tokens(cache)),
