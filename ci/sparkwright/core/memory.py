@@ -102,7 +102,9 @@ class MachineMemory(msgspec.Struct, frozen=True):
         total, free = host.total / GIB, process.available_megabytes() * 1e6 / GIB
         rows, failure = query("gpu=name,memory.total,memory.free")
         files = sorted(DRIVER.glob("*/information"))
-        rows = [row for row in rows if all(re.fullmatch(r"\d+|\[.+\]|N/A", size) for size in row[1:])]
+        rows = [
+            row for row in rows if all(re.fullmatch(r"\d+|\[.+\]|N/A", size) for size in row[1:])
+        ]
         names = [row[0] for row in rows] or [file.read_text("utf-8", "replace") for file in files]
         if not names and not failure:
             return cls(total, free, tenants=_tenants())
@@ -166,7 +168,9 @@ def query(what: str) -> tuple[list[list[str]], str]:
         how = f"did not end within {PATIENCE:g} s" if ended.late else f"ended by {ended.status}"
         return [], (ended.tail.splitlines() or [f"nvidia-smi {how}"])[0][:200]
     commas = what.count(",")
-    rows = (line.split(",", commas) for line in ended.tail.splitlines() if line.count(",") >= commas)
+    rows = (
+        line.split(",", commas) for line in ended.tail.splitlines() if line.count(",") >= commas
+    )
     return [[word.strip() for word in row] for row in rows], ""
 
 
