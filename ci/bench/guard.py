@@ -47,7 +47,8 @@ def cost(folder: Path, distance: float, seconds: float) -> float:
         "print(subprocess.Popen(words).pid, flush=True)\n"
         "time.sleep(600)"
     )
-    words = [sys.executable, "-c", script, guard.__file__, str(FLOOR), str(folder / "record"), "/nonexistent", str(folder)]
+    limits = [str(2 * FLOOR), str(FLOOR + guard.SLACK)]
+    words = [sys.executable, "-c", script, guard.__file__, *limits, str(folder / "record"), "/nonexistent", str(folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout
         pid = int(server.stdout.readline())

@@ -63,8 +63,8 @@ def main() -> None:
         return
     from sparkwright.serving import guard
 
-    words = [str(os.getpid()), floor, os.environ["RECORD"], "/nonexistent"]
-    words += [] if place == "real" else [place]
+    words = [str(os.getpid()), str(2 * int(floor)), str(int(floor) + guard.SLACK), os.environ["RECORD"], "/nonexistent"]
+    words.append("/proc" if place == "real" else place)
     subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, *words], start_new_session=True, stdin=subprocess.DEVNULL)
     time.sleep(0.5)
     subprocess.run([sys.executable, __file__, place, rate, floor, "engine"], check=False)

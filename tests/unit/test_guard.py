@@ -18,6 +18,7 @@ from tests.support.processes import until
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.cli import doctor
+from sparkwright.core.memory import guard_limit
 from sparkwright.serving import guard
 
 __all__ = ["_machine", "_standin"]
@@ -39,7 +40,7 @@ class Folder:
         eater.write(self.path, available * GIB, free * GIB)
 
     def guard(self, floor: int = FLOOR, model: Path = Path("/nonexistent")) -> guard.Guard:
-        return guard.Guard(self.server.pid, floor, str(self.record), str(model), str(self.path))
+        return guard.Guard(self.server.pid, 2 * floor, floor + guard.SLACK, str(self.record), str(model), str(self.path))
 
     def close(self) -> None:
         self.server.kill()
@@ -109,28 +110,34 @@ def test_machine_that_stalls_ends_the_server_although_memory_seems_available(fol
     assert folder.guard().look(1.0) == ""
 
 
-def resident(path: Path) -> int:
-    """Return how many pages of the file at *path* are in the page cache."""
-    done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "PAGES", path], capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
-def test_page_cache_of_the_model_is_dropped_and_the_user_warned_once(folder: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shard = tmp_path / "blob"
-    with shard.open("wb") as stream:
-        stream.write(bytes(8 << 20))
-        os.fsync(stream.fileno())
-    (tmp_path / "model-00001.safetensors").symlink_to(shard)
-    watch = folder.guard(model=tmp_path)
+def test_user_is_warned_once_and_the_page_cache_stays(folder: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The kernel takes it back by itself, and to drop it would stop the looks for seconds."""
+    shard = tmp_path / "model-00001.safetensors"
+    shard.write_bytes(bytes(8 << 20))
+    os.sync()
     shard.read_bytes()
-    watch.relieve()
-    assert resident(shard) > 0
+    watch = folder.guard(model=tmp_path)
+    watch.warn()
     folder.set(11.0, free=2.0)
     assert watch.look(1.0) == ""
     for _ in range(3):
-        watch.relieve()
-    assert resident(shard) == 0
+        watch.warn()
+    fincore = ["fincore", "--bytes", "--noheadings", "--output", "PAGES", str(shard)]
+    assert int(subprocess.run(fincore, capture_output=True, text=True, check=True).stdout) > 0
     assert capfd.readouterr().err == "sparkwright guard: 11.0 GiB of memory are available; at 8.0 the server ends\n"
+
+
+@pytest.mark.parametrize("floor", [12.0, 3.0, 1.0, 0.0])
+def test_server_that_keeps_its_floor_is_not_ended(floor: float, folder: Folder) -> None:
+    """By the limit that `serve` gives the guard; and a look comes again, however little is left."""
+    watch = guard.Guard(folder.server.pid, round(floor * GIB), round(guard_limit(floor) * GIB), "", "", str(folder.path))
+    folder.set(floor)
+    assert watch.look(1.0) == ""
+    assert 0 < watch.period <= guard.LONGEST
+    if floor:
+        folder.set(floor * 0.6)
+        assert "were available" in watch.look(1.0)
+        assert watch.period > 0
 
 
 def rows(machine: Machine) -> list[doctor.MachineCheck]:
@@ -184,7 +191,7 @@ def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.
 
 def test_guard_started_by_another_process_watches_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
-    guard.main([str(os.getpid()), "0", str(tmp_path / "record"), "/nonexistent", "/proc"])
+    guard.main([str(os.getpid()), "0", "0", str(tmp_path / "record"), "/nonexistent", "/proc"])
     assert time.monotonic() - began < 5
     assert not (tmp_path / "record").exists()
 

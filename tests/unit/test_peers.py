@@ -153,7 +153,7 @@ def test_server_ends_when_another_machine_is_lost(tmp_path: Path, deaf: bool, st
     """Asked first, and killed with its children if it does not hear."""
     script = "import signal, subprocess, sys, time\n" + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" * deaf
     script += "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid, flush=True)\n"
-    script += "from pathlib import Path\nfrom sparkwright.serving import guard\nguard.start(0.0, Path('/nonexistent'), [int(sys.argv[1])])\n"
+    script += "from pathlib import Path\nfrom sparkwright.serving import guard\nguard.start(0.0, 0.0, Path('/nonexistent'), [int(sys.argv[1])])\n"
     script += "print('guarded', flush=True)\nchild.wait()\ntime.sleep(60)\n"
     own, other = socket.socketpair()
     with own, other:

@@ -22,7 +22,7 @@ from sparkwright.client.errors import ClientError
 from sparkwright.core import config
 from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
-from sparkwright.core.memory import GIB, MachineMemory
+from sparkwright.core.memory import GIB, MachineMemory, guard_limit
 from sparkwright.serving import guard, health, launch, peers, preflight
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
@@ -420,8 +420,8 @@ def _start(plan: ServingPlan, *, dry_run: bool) -> int:
         return 0
     variables = plan.launch.environment()
     links = _meet(plan, variables) if plan.together else []
-    # Below the floor of the plan it warns, and ends the server before half of that is left.
-    guard.start(plan.memory.floor / 2, plan.model.path, [link.fileno() for link in links])
+    floor, descriptors = plan.memory.floor, [link.fileno() for link in links]
+    guard.start(floor, guard_limit(floor), plan.model.path, descriptors)
     record = {
         **document,
         "pid": os.getpid(),

@@ -27,15 +27,15 @@ from pathlib import Path
 
 #: Bytes a second that a program can take at most, with a margin: 20 GB/s is what was tried.
 FASTEST = 25e9
-#: Bytes above the floor at which a server is ended. A step, such as the allocation of a cache, ends
-#: nothing above them.
+#: Bytes that a server may take until a look, and its end, come. A step, such as the allocation of a
+#: cache, ends nothing above the limit.
 SLACK = 2 << 30
 #: Seconds in which processes that are killed stop.
 REACTION = 0.04
 #: The longest time between two looks, in seconds.
 LONGEST = 1.0
-#: Seconds over which stalls are judged, between two droppings of the page cache, and two warnings.
-WINDOW, DROPPING, WARNING = 5.0, 2.0, 60.0
+#: Seconds over which stalls are judged, and between two warnings.
+WINDOW, WARNING = 5.0, 60.0
 #: Seconds in which a server ends by itself whose other machine is lost.
 GRACE = 5.0
 #: Share of the time in which every process waited for memory, and bytes a second that came back
@@ -50,22 +50,23 @@ class Guard:
     A guard of the process *server*.
 
     Args:
-        floor: Bytes that stay available.
+        floor: Bytes with which the server was admitted; it warns below them.
+        limit: Bytes below which it ends the server.
         record: File for what it saw if it ends the server.
-        model: Folder of the model, whose files may leave the page cache.
+        model: Folder of the model, for the record.
         proc: As ``/proc``; another folder in tests.
         peers: Descriptors of connections to the other machines of this server.
     """
 
     def __init__(
-        self, server: int, floor: int, record: str, model: str, proc: str, *peers: int
+        self, server: int, floor: int, limit: int, record: str, model: str, proc: str, *peers: int
     ) -> None:
-        self.server, self.floor, self.record = server, floor, record
-        self.model, self.proc, self.peers = Path(model), Path(proc), peers
+        self.server, self.floor, self.limit, self.record = server, floor, limit, record
+        self.model, self.proc, self.peers = model, Path(proc), peers
         self.meminfo = os.open(self.proc / "meminfo", os.O_RDONLY)
         self.free, self.available = self.read()
         self.least = self.available
-        self.dropped = self.warned = float("-inf")
+        self.warned = float("-inf")
         self.stalls = collections.deque[tuple[float, float, float]]()
 
     def read(self) -> tuple[int, int]:
@@ -77,7 +78,7 @@ class Guard:
         """Return why the server must end, *seconds* after the last look; empty if it may go on."""
         before, (self.free, self.available) = self.available, self.read()
         self.least = min(self.least, self.available)
-        if self.available < self.floor + SLACK:
+        if self.available < self.limit:
             rate = (before - self.available) / max(seconds, 1e-3) / 1e9
             return f"{gib(self.available)} GiB of memory were available, {rate:.1f} GB/s were taken"
         return self.stall()
@@ -85,7 +86,8 @@ class Guard:
     @property
     def period(self) -> float:
         """Seconds until the next look: what is left then lasts for `REACTION` at least."""
-        return min(LONGEST, max(SLACK, self.available - self.floor) / FASTEST - REACTION)
+        above = max(0, self.available - self.limit)
+        return min(LONGEST, (SLACK + above) / FASTEST - REACTION)
 
     def stall(self) -> str:
         """Return why the machine hangs, by the kernel's own accounts; empty if it does not."""
@@ -110,20 +112,16 @@ class Guard:
         match = re.search(f"^{pattern}", (self.proc / name).read_text(), re.MULTILINE)
         return int(match[1]) if match else 0
 
-    def relieve(self) -> None:
-        """Drop the model's files from the page cache, and warn, while little is left."""
+    def warn(self) -> None:
+        """
+        Tell the user that little is left. The page cache stays: the kernel counts clean pages as
+        available and takes them back, and to drop those of a model takes seconds without a look.
+        """
         now = time.monotonic()
-        if self.free < 2 * self.floor and now - self.dropped > DROPPING:
-            self.dropped = now
-            for path in self.model.glob("*.safetensors"):
-                with contextlib.suppress(OSError):
-                    file = os.open(path, os.O_RDONLY)
-                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-                    os.close(file)
-        if self.available < 2 * self.floor and now - self.warned > WARNING:
+        if self.available < self.floor and now - self.warned > WARNING:
             self.warned = now
-            end = gib(self.floor + SLACK)
-            self.say(f"{gib(self.available)} GiB of memory are available; at {end} the server ends")
+            free, limit = gib(self.available), gib(self.limit)
+            self.say(f"{free} GiB of memory are available; at {limit} the server ends")
 
     def say(self, message: str) -> None:
         """Tell the user, who may have closed the stream."""
@@ -133,9 +131,9 @@ class Guard:
     def end(self, message: str) -> None:
         """Kill the server and all that came of it, and tell why; also in the record."""
         self.kill([*descendants(self.server), self.server])
-        names = ("server", "floor", "free", "available", "least")
+        names = ("server", "floor", "limit", "free", "available", "least")
         values: dict[str, object] = {name: getattr(self, name) for name in names}
-        values |= {"message": message, "model": str(self.model), "time": round(time.time())}
+        values |= {"message": message, "model": self.model, "time": round(time.time())}
         with contextlib.suppress(OSError):
             Path(self.record).write_text(json.dumps({"schema": 1, **values}))
         self.say(message)
@@ -168,10 +166,10 @@ class Guard:
             now = time.monotonic()
             reason, last = self.look(now - last), now
             if reason:
-                free = gib(self.floor)
+                free = gib(max(0, self.limit - SLACK))
                 self.end(f"{reason}: the server was ended, so that {free} GiB stay free")
                 return
-            self.relieve()
+            self.warn()
         if server not in dict(ended):
             self.follow(server)
 
@@ -198,15 +196,20 @@ def records() -> Path:
     return Path(state, "sparkwright", "serving")
 
 
-def start(floor: float, model: Path, peers: list[int]) -> None:
+def start(floor: float, limit: float, model: Path, peers: list[int]) -> None:
     """
-    Start a guard of this process, also when that has become another program (exec); it takes the
-    connections *peers* to other machines.
+    Start a guard of this process, also when that has become another program (exec).
+
+    Args:
+        floor: GiB below which it warns.
+        limit: GiB below which it ends this process.
+        peers: Descriptors of connections to other machines.
     """
     with contextlib.suppress(OSError):
         records().mkdir(parents=True, exist_ok=True)
     record = records() / f"{os.getpid()}.json"
-    arguments = (str(os.getpid()), str(round(floor * 2**30)), str(record), str(model.absolute()))
+    sizes = [str(round(size * 2**30)) for size in (floor, limit)]
+    arguments = (str(os.getpid()), *sizes, str(record), str(model.absolute()))
     descriptors = map(str, peers)
     subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, *arguments, "/proc", *descriptors],
@@ -218,8 +221,8 @@ def start(floor: float, model: Path, peers: list[int]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Guard the parent: ``python guard.py PARENT FLOOR RECORD MODEL PROC [PEER...]``."""
-    parent, floor, record, model, proc, *peers = arguments
+    """Guard the parent: ``python guard.py PARENT FLOOR LIMIT RECORD MODEL PROC [PEER...]``."""
+    parent, floor, limit, record, model, proc, *peers = arguments
     if os.getppid() != int(parent):
         return
     with contextlib.suppress(ImportError, OSError):
@@ -228,7 +231,8 @@ def main(arguments: list[str]) -> None:
         ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE)
     with contextlib.suppress(OSError):
         os.nice(-10)
-    Guard(int(parent), int(floor), record, model, proc, *map(int, peers)).run()
+    sizes = int(floor), int(limit)
+    Guard(int(parent), *sizes, record, model, proc, *map(int, peers)).run()
 
 
 if __name__ == "__main__":
