@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.M
 def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning is no second GPU, a comma in the name of a program is no column, and a driver without a device has none."""
     warning = "WARNING: infoROM is corrupted at gpu 000F:01:00.0\nWARNING: see the manual, page 3, and reboot\n"
-    monkeypatch.setattr(memory.psutil, "process_iter", lambda _: ())
+    monkeypatch.setattr(psutil, "process_iter", lambda _: ())
     smi(driver, f"case $1 in *compute-apps*) printf '{warning}4242, 59392, /opt/a,b/serve,x\n';; *) printf '{warning}{GB10}';; esac")
     here = MachineMemory.here()
     assert (here.gpus, here.unified, here.tenants) == (1, True, (Tenant(4242, "serve,x", 58.0),))
