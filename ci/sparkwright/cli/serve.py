@@ -22,6 +22,7 @@ from sparkwright.client.errors import ClientError
 from sparkwright.core import config
 from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
+from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import GIB, MachineMemory, guard_limit
 from sparkwright.serving import guard, health, launch, peers, preflight
 from sparkwright.serving.errors import ServeError
@@ -306,7 +307,7 @@ def serve(arguments: argparse.Namespace) -> int:
         if request.shell:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
             console.warn(f"variables of this shell that the unit lacks: {text}")
-        console.result(_unit(sys.argv[1:]))
+        console.result(_unit(arguments))
         return 0
     return _start(plan, dry_run=arguments.dry_run)
 
@@ -359,12 +360,33 @@ def _similar(name: str) -> str:
     return ALIASES.get(name) or "".join(difflib.get_close_matches(name, long, 1, 0.8))
 
 
-def _unit(words: list[str]) -> str:
-    """Return a unit of systemd that runs this program with *words*, but ``--unit``."""
-    words = [word for word in words if word != "--unit"]
-    if (shown := redact(words)) != words:
-        console.warn("a secret is shown as ***; give it with EnvironmentFile= of systemd")
-    command = [sys.executable, "-m", "sparkwright", *shown]
+def _unit(arguments: argparse.Namespace) -> str:
+    """
+    Return a unit of systemd that serves what *arguments* ask for.
+
+    Raises:
+        UsageError: It would hold a secret.
+    """
+    words = [arguments.recipe] * bool(arguments.recipe)
+    values = {
+        **vars(arguments),
+        "variable": [f"{name}={value}" for name, value in arguments.variable],
+        "unit": None,
+        "dry_run": None,
+    }
+    for key, settings in {"--root": {}, **_OPTIONS}.items():
+        option = str(key)
+        value = values[option.removeprefix("--").replace("-", "_")]
+        if settings.get("action") == "store_true":
+            words += [option] * bool(value)
+        elif option not in ("recipe", "--patience") and value is not None:
+            words += [
+                f"{option}={each}" for each in (value if isinstance(value, list) else [value])
+            ]
+    if redact(words) != words:
+        todo = "Give it with EnvironmentFile= of systemd, and --environment."
+        raise UsageError("usage", "The unit would show a secret to whoever reads it.", todo=todo)
+    command = [sys.executable, "-m", "sparkwright", "serve", *words]
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         command = [word.replace(plain, escaped) for word in command]
     return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))

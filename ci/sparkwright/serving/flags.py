@@ -26,6 +26,7 @@ RESERVED = {
     "--api-key": "set the variable VLLM_API_KEY, which process lists do not show",
     "--hf-token": "set the variable HF_TOKEN, which process lists do not show",
     "--config": "use --flag, or a recipe",
+    "--num-gpu-blocks-override": "use --kv-cache-memory-bytes, which is counted",
     "--uds": "use --host and --port",
     "--fd": "use --host and --port",
     "--headless": "use --join",

@@ -39,6 +39,8 @@ DIVIDED = (
 )  # fmt: skip
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 SHARE = "--gpu-memory-utilization"
+#: Flags with the GiB that vLLM takes of the host's memory beside what is the GPU's.
+OFFLOADED = ("--kv-offloading-size", "--cpu-offload-gb")
 #: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
 DECIDED = {
     **dict.fromkeys((preflight.CACHE, SHARE), "memory"),
@@ -414,9 +416,11 @@ def _memory(
         server = recipe.memory(machine)
         floor = server.floor if request.floor is None else machine.floor(request.floor)
         server = replace(server, weights=weights or server.weights, floor=floor)
+    offloaded = sum(flags.number(words, name) or 0.0 for name in OFFLOADED) if machine.shared else 0
     cache, length = flags.number(words, preflight.CACHE), flags.value(words, "--max-model-len")
     return replace(
         server,
+        reserve=server.reserve + offloaded,
         cache=cache / GIB if cache else server.cache,
         share=flags.number(words, SHARE),
         # None and auto leave the length to vLLM.
