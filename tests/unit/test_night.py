@@ -132,6 +132,8 @@ def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: 
     command = [sys.executable, "-m", "sparkwright", *words, "--only", "G7"]
     pid, terminal = pty.fork()
     if not pid:
+        # Tests that were started by nohup ignore it, and so would the gate.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(command[0], command)
     seen = b""
     while b"G7: " not in seen:
