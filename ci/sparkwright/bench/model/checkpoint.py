@@ -87,10 +87,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     Attributes:
         config: ``config.json``.
         tensors: Those of all shards, by name.
+        shards: The names of the files that hold them.
     """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    shards: tuple[str, ...] = ()
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,7 +124,8 @@ def read(folder: Path) -> Checkpoint:
     config = _document(config_path, CONFIG, dict[str, Any])
     shard_of = _document(index, INDEX, _Index).weight_map if index.exists() else {}
     tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(shard_of.values())) or _shards(folder):
+    shards = tuple(sorted(set(shard_of.values())) or _shards(folder))
+    for shard in shards:
         _require(folder / shard)
         for name, tensor in header(folder / shard).items():
             if shard_of.get(name, shard) != shard or name in tensors:
@@ -134,7 +137,7 @@ def read(folder: Path) -> Checkpoint:
         raise invalid(
             f"The index names {len(lost):,} tensors that no shard holds.", details=lost[:5]
         )
-    return Checkpoint(config, tensors)
+    return Checkpoint(config, tensors, shards)
 
 
 def header(path: Path) -> dict[str, Tensor]:

@@ -73,6 +73,12 @@ class _JoinedLayer(msgspec.Struct):
     static: bool = False
 
 
+def joined_layer(name: str) -> str:
+    """Return the name of the layer of which vLLM makes the part *name* of no expert a part."""
+    parent, dot, own = name.rpartition(".")
+    return parent + dot + _JOINED.get(own, own)
+
+
 def check(config: Mapping[str, Any], modules: Sequence[Module]) -> None:
     """
     Check that vLLM loads *modules* as they are stored.
@@ -90,8 +96,7 @@ def check(config: Mapping[str, Any], modules: Sequence[Module]) -> None:
             continue
         name = _ROOT.sub("", module.name)
         experts = _EXPERTS.match(name)
-        parent, dot, own = name.rpartition(".")
-        layer = layers[experts[1] if experts else parent + dot + _JOINED.get(own, own)]
+        layer = layers[experts[1] if experts else joined_layer(name)]
         layer.formats.setdefault(_format(module), module.name)
         layer.static |= "input_scale" in module.parts
         layer.parts += [] if experts else [name]

@@ -182,14 +182,8 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
         mixture-joined, mixture-undeclared: vLLM would load a layer wrongly.
     """
     config = text_config(checkpoint.config)
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
-    # Nemotron-H states its layers by kind alone, as a list or, before, as a letter each.
-    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
-    if not layers and isinstance(kinds, (list, str)) and len(kinds) <= LARGEST_DEPTH:
-        layers = len(kinds)
-    if not layers:
-        raise invalid("config.json does not state num_hidden_layers.")
-    listed = _modules(checkpoint, config, layers)
+    layers = _depth(config)
+    listed = listed_modules(checkpoint)
     mixture.check(config, listed)
     every, taken = _experts(listed, config)
     groups = {module.group for module in listed}
@@ -229,8 +223,32 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
     )
 
 
-def _modules(checkpoint: Checkpoint, config: Mapping[str, Any], layers: int) -> list[Module]:
-    """Return the modules; those of more *layers* than that draft."""
+def _depth(config: Mapping[str, Any]) -> int:
+    """
+    Return how many layers the model has, without those that draft.
+
+    Raises:
+        checkpoint-invalid: The config does not state it.
+    """
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
+    # Nemotron-H states its layers by kind alone, as a list or, before, as a letter each.
+    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if not layers and isinstance(kinds, (list, str)) and len(kinds) <= LARGEST_DEPTH:
+        layers = len(kinds)
+    if not layers:
+        raise invalid("config.json does not state num_hidden_layers.")
+    return layers
+
+
+def listed_modules(checkpoint: Checkpoint) -> list[Module]:
+    """
+    Return the modules of *checkpoint*; layers beyond the model's own are of those that draft.
+
+    Raises:
+        checkpoint-invalid: As `audit`.
+    """
+    config = text_config(checkpoint.config)
+    layers = _depth(config)
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
