@@ -175,3 +175,17 @@ def test_each_part_of_a_divided_head_has_its_own_rows(vllm_python: Path, patched
         assert found[name]["same"]
         assert found[name]["best"] == found[name]["top"]
         assert set(found[name]["best"]) <= set(tokens)
+
+
+# The key of compiled graphs.
+
+
+def test_compiled_graphs_are_found_wherever_the_model_lies(vllm_python: Path, patched: Path, toy: Path, tmp_path: Path) -> None:
+    """Stock makes another key of each folder. A file that hf_config lacks, and that says how weights are stored, still makes one."""
+    shutil.copytree(toy, tmp_path / "elsewhere")
+    shutil.copytree(toy, tmp_path / "stored-otherwise")
+    (tmp_path / "stored-otherwise" / "hf_quant_config.json").write_text("{}")
+    folders = (toy, tmp_path / "elsewhere", tmp_path / "stored-otherwise")
+    here, elsewhere, otherwise, counted = json.loads(run_patched(vllm_python, patched, HERE / "keys.py", *folders).splitlines()[-1])
+    assert here == elsewhere == counted
+    assert otherwise != here
