@@ -21,4 +21,4 @@ def key(folder: str) -> str:
 
 keys = [key(folder) for folder in sys.argv[1:]]
 os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
-print(json.dumps([*keys, key(sys.argv[1])]))
+sys.stdout.write(json.dumps([*keys, key(sys.argv[1])]))
