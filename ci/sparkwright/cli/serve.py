@@ -9,13 +9,16 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from sparkwright.bench.server import start_parts
 from sparkwright.bench.server.launch import VariableError
+from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.client.errors import ClientError
@@ -193,6 +196,13 @@ _OPTIONS: options.Options = {
     },
     "--list": {**options.FLAG, "help": "only show which servers run here, and their memory"},
     "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
+    "--explain-start": {
+        "nargs": "?",
+        "const": "",
+        "metavar": "LOG",
+        "help": "once the server answers, show how long each part of its start took, and what was "
+        "cached; with LOG only show that of a log",
+    },
     "--floor": {
         "type": options.number(float, 0, 4096, "GiB"),
         "metavar": "GIB",
@@ -269,6 +279,11 @@ def serve(arguments: argparse.Namespace) -> int:
         return _list()
     if arguments.health is not None:
         return _check_health(arguments)
+    if arguments.explain_start:
+        parts = start_parts.read(Path(arguments.explain_start)).parts()
+        console.document({"parts": parts})
+        _show_parts(parts)
+        return 0
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
     if not arguments.python and not python.exists():
         python = Path(os.environ.get("VIRTUAL_ENV") or default_prefix(), "bin", "python")
@@ -309,7 +324,8 @@ def serve(arguments: argparse.Namespace) -> int:
             console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(arguments))
         return 0
-    return _start(plan, dry_run=arguments.dry_run)
+    explained = arguments.explain_start is not None
+    return _start(plan, dry_run=arguments.dry_run, explained=explained)
 
 
 def _apply_variables(
@@ -424,8 +440,11 @@ def _list() -> int:
     return 0
 
 
-def _start(plan: ServingPlan, *, dry_run: bool) -> int:
-    """Show *plan*, check what may change between two starts, and become the server."""
+def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
+    """
+    Show *plan*, check what may change between two starts, and become the server, whose start is
+    *explained*.
+    """
     request = plan.request
     document = plan.document()
     _show(plan)
@@ -452,6 +471,8 @@ def _start(plan: ServingPlan, *, dry_run: bool) -> int:
         "flags": redact(request.flags),
     }
     server = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
+    if explained:
+        _explain_start()
     return _become(plan.command, {**variables, health.RECORD: server})
 
 
@@ -507,6 +528,45 @@ def _show(plan: ServingPlan) -> None:
     ]
     console.table("Memory", ("", ">GiB", "why"), [(n, f"{s:.1f}", why) for n, s, why in sizes if s])
     console.table("Arguments of vLLM", ("from", "argument"), [*plan.decisions()])
+
+
+def _explain_start() -> None:
+    """
+    Have a child of this process, and of the server that it becomes, pass on what it prints, and
+    show the parts of the start when the server answers. It ends when the server does.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+        return
+    # Ctrl-C is for the server, whose last lines are still to come.
+    os.setsid()
+    os.close(writer)
+    start, rest = start_parts.StartLog(time.monotonic()), b""
+    while data := os.read(reader, 1 << 16):
+        os.write(1, data)
+        if start.ready:
+            continue
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            start.add(line.decode("utf-8", "replace"))
+        rest = rest[-LONGEST:]
+        if start.ready:
+            _show_parts(start.parts())
+    os._exit(0)
+
+
+def _show_parts(parts: Sequence[start_parts.StartPart]) -> None:
+    rows = list[tuple[str, str, str]]()
+    for part in parts:
+        seconds = "" if part.seconds is None else f"{part.seconds:.1f}"
+        counts = (f"{count} {event}" for event, count in part.counts.items())
+        rows.append((part.name, seconds, ", ".join(counts)))
+    columns = ("part of the start", ">seconds", "by the log")
+    console.table("The start", columns, rows, result=True)
 
 
 def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:
