@@ -1,4 +1,4 @@
-"""Put the bundle's lm-evaluation-harness where the gates look for it: harness.py ROOT."""
+"""Put the lm-evaluation-harness of a rehearsal where the gates look for it: harness.py ROOT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
     wheels = pylock.select(project.root / harness.LOCK)
     target = toolchain.locked_folder(context, harness.TITLE, wheels)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
-    (target / "complete").write_text("made of a bundle\n", "utf-8")
+    (target / "complete").write_text("made of a rehearsal\n", "utf-8")
 
 
 if __name__ == "__main__":

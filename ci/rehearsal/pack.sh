@@ -1,5 +1,6 @@
 #!/bin/bash
-# pack.sh DIST STOCK MODEL STORE WORK OUTPUT [PART]: pack the rehearsal of STACK for a host with Python 3.12
+# pack.sh DIST STOCK MODEL STORE WORK OUTPUT [PART]: pack the rehearsal of STACK for a host with Python 3.12.
+# On the host: sha256sum -c SHA256SUMS && cat part-* | tar xJ -C ROOT && python3 ROOT/program/ci/rehearsal/host.py setup ROOT, then run
 #   STACK   2026.06 (9.0a.yaml, for a host with torch 2.11.0), or 2026.11 (2026.11.yaml, which brings its own); from the environment
 #   DIST    folder with the wheel of the stack for 9.0a and its verdicts (`nox -s build -- --stack STACK --arch 9.0a`, `gate --only G0 --only G1`)
 #   STOCK   the official wheel under it
@@ -8,10 +9,10 @@
 #   WORK    folder for what is packed; OUTPUT: folder for parts of PART megabytes (default: 55)
 set -eu
 dist=$1 stock=$2 model=$3 store=$4 work=$5 output=$6 part=${7:-55}
-root=$(cd "$(dirname "$0")/../.." && pwd) stack=${STACK:-2026.06} spec=9.0a.yaml sites=(serve tool harness) suffix='' options=()
+root=$(cd "$(dirname "$0")/../.." && pwd) stack=${STACK:-2026.06} spec=9.0a.yaml sites=(serve tool harness) suffix=''
 mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 if [ "$stack" = 2026.11 ]; then
-  spec=2026.11.yaml suffix=-2026.11 options=(--trim --add "sites/torch=$work/torch")
+  spec=2026.11.yaml suffix=-2026.11
   sites+=(torch)
 fi
 git -C "$root" archive HEAD ci forks build cherry_picks tests/server pyproject.toml README.md | tar x -C "$work/program"
@@ -29,8 +30,15 @@ for site in "${sites[@]}"; do
   find "$work/$site.part" -name '*.so*' -type f -exec strip --strip-unneeded {} +
   mv "$work/$site.part" "$work/$site"
 done
-files=()
-for path in "$dist"/*; do files+=(--add "dist/${path##*/}=$path"); done
-sparkwright release bundle "$root/ci/rehearsal/$spec" --output "$output" --part "$part" "${options[@]}" "${files[@]}" --add "stock/${stock##*/}=$stock" \
-  --add "models/trained=$model" --add "program=$work/program" --add "store=$work/store" \
-  --add "sites/serve=$work/serve" --add "sites/tool=$work/tool" --add "sites/harness=$work/harness"
+bundle=$work/bundle
+rm -rf "$bundle"
+mkdir -p "$bundle/sites" "$bundle/models" "$bundle/stock" "$output"
+for site in "${sites[@]}"; do ln -s "$(realpath "$work/$site")" "$bundle/sites/"; done
+ln -s "$(realpath "$dist")" "$bundle/dist"
+ln -s "$(realpath "$stock")" "$bundle/stock/"
+ln -s "$(realpath "$model")" "$bundle/models/trained"
+ln -s "$(realpath "$work/program")" "$(realpath "$work/store")" "$bundle"
+python3 -c 'import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)' "$root/ci/rehearsal/$spec" >"$bundle/plan.json"
+# Two builds of a wheel share most members, which a large dictionary finds again.
+tar --dereference --exclude __pycache__ -C "$bundle" -c . | xz --lzma2=preset=1,dict=512MiB | split --bytes="${part}MB" --numeric-suffixes=1 --suffix-length=5 - "$output/part-"
+(cd "$output" && sha256sum part-* | tee SHA256SUMS)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store, replacing
-from sparkwright.release.bundle import anonymous_member
 
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
@@ -45,6 +44,12 @@ def pack(store: Store, archive: Path, files: Sequence[Path], began: float) -> Pa
                 member.size = len(data)
                 packed.addfile(member, io.BytesIO(data))
     return archive
+
+
+def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member without its owner and time."""
+    info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
+    return info
 
 
 def redacted(log: str) -> str:

@@ -69,9 +69,6 @@ COMMANDS = {
         "release", "install unpublished wheels, or the official one, for the gates"
     ),
     "release upload": CommandInfo("release", "send the wheels of a release to GitHub"),
-    "release bundle": CommandInfo(
-        "release", "pack gates for a GPU host without a network", checkout=False
-    ),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
     "release prune": CommandInfo(

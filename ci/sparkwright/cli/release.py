@@ -9,23 +9,11 @@ from typing import Any
 
 from sparkwright.cli import options
 from sparkwright.client.records import CHANNELS
-from sparkwright.core import strict_yaml
-from sparkwright.core.console import console, size
-from sparkwright.release import bundle as packer
+from sparkwright.core.console import console
 from sparkwright.release import keys, pages, policy, repository, staging
 from sparkwright.release.publisher import Changed, Publisher
 from sparkwright.release.release_draft import missing_lines
 from sparkwright.release.repository import IndexFolder
-
-
-def _inside(text: str) -> tuple[str, Path]:
-    """Return name and path of ``NAME=PATH``."""
-    name, _, path = text.partition("=")
-    parts = Path(name).parts
-    if not path or not parts or Path(name).is_absolute() or ".." in parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH, or NAME leaves the bundle")
-    return name, Path(path)
-
 
 #: The options of the commands that read an index, that sign, that take wheels, and a release.
 _INDEX: options.Options = {
@@ -154,36 +142,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "environment",
         },
     },
-    "release bundle": {
-        "spec": {
-            "type": Path,
-            "metavar": "SPEC",
-            "help": "file that states host, environments and commands",
-        },
-        "--output": {
-            "type": Path,
-            "required": True,
-            "metavar": "DIR",
-            "help": "folder for the parts",
-        },
-        "--part": {
-            "type": options.number(float, 0.001, 1e5, "megabytes"),
-            "default": 55,
-            "metavar": "MB",
-            "help": "size of a part in megabytes (default: 55)",
-        },
-        "--trim": {
-            **options.FLAG,
-            "help": "leave out the device code in folders that the GPU of the host does not take; "
-            "wheels stay as they are",
-        },
-        "--add": {
-            **options.REPEATED,
-            "type": _inside,
-            "metavar": "NAME=PATH",
-            "help": "file or folder to pack, and its path in the bundle; may be repeated",
-        },
-    },
 }
 
 
@@ -200,7 +158,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "release notes": notes,
         "release verify": verify,
         "release stage": stage,
-        "release bundle": bundle,
     }
     options.define(parsers, functions, _OPTIONS)
 
@@ -220,16 +177,6 @@ def stage(arguments: argparse.Namespace) -> dict[str, Any]:
     wheel = staging.install_stock(context, stock.absolute())
     console.result(f"{wheel.name}: {stock}")
     return {"stock": {"environment": str(stock.absolute()), "wheel": str(wheel)}}
-
-
-def bundle(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Pack wheels, folders and the commands to run for a host without a network."""
-    spec = strict_yaml.load(arguments.spec, packer.BundleSpec)
-    part = round(arguments.part * 1e6)
-    records = packer.pack(spec, dict(arguments.add), arguments.output, part, trim=arguments.trim)
-    rows = [[name, sha256, size(count)] for name, sha256, count in records]
-    console.table("bundle", ["name", "sha256", ">size"], rows, result=True)
-    return {"bundle": [dict(zip(("name", "sha256", "size"), row, strict=True)) for row in records]}
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -44,8 +44,8 @@ PASSED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
     "HF_HOME", "HF_HUB_CACHE", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
-    # By these the script of a bundle finds a server that outlived its gate.
-    "SPARKWRIGHT_BUNDLE_COMMAND", "SPT_NOENV",
+    # By these a rehearsal finds a server that outlived its gate.
+    "SPARKWRIGHT_COMMAND", "SPT_NOENV",
 )  # fmt: skip
 
 #: Variables of every server: nothing is fetched or reported, and the log comes line by line.

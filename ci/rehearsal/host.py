@@ -1,27 +1,25 @@
 """
-Set up a bundle on a host without a network, and run its commands: the standard library alone.
+Set up a rehearsal on a host without a network, and run its commands: the standard library alone.
 
-    python3 bundle_host.py setup BUNDLE ROOT     check host and files, and unpack them into ROOT
-    python3 bundle_host.py run ROOT [NAME ...]   run the commands that have no result yet, or of
-                                                 these only the named and what they come after
-    python3 bundle_host.py wait ROOT SECONDS [NAME ...]
-                                                 wait for them or the named, and show all states
-    python3 bundle_host.py collect ROOT FILE     pack the results
+    python3 host.py setup ROOT                check the host, and make the environments of ROOT
+    python3 host.py run ROOT [NAME ...]       run the commands that have no result yet, or of these
+                                              only the named and what they come after
+    python3 host.py wait ROOT SECONDS [NAME ...]
+                                              wait for them or the named, and show all states
+    python3 host.py collect ROOT FILE         pack the results
 
-BUNDLE holds ``bundle.json`` and the parts. A command starts when all commands in ``after`` have
-ended; one with ``alone`` runs by itself on its GPU. Its result is ``results/NAME.json``; a command
-without a result, for example after a kill, is run again. A refusal ends the script with status 1.
+ROOT holds what `pack.sh` packed, with ``plan.json``. A command starts when all commands in
+``after`` have ended; one with ``alone`` runs by itself on its GPU. Its result is
+``results/NAME.json``; a command without a result, for example after a kill, is run again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,51 +27,9 @@ import sysconfig
 import tarfile
 import time
 import venv
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
-
-#: What a reference means, and what to do; `release.errors` holds them with those of the program.
-REFUSALS = {
-    "bundle-busy": (
-        "The commands of this bundle run already, and two servers would share the GPU.",
-        "Wait for them with `bundle_host.py wait`, or end that `bundle_host.py run` first.",
-    ),
-    "bundle-incomplete": (
-        "A part or a file of the bundle is missing, or has other bytes than were packed.",
-        "Copy the named part again; if that does not help, pack the bundle again.",
-    ),
-    "bundle-root-taken": (
-        "The folder holds other files than those of this bundle.",
-        "Name a new folder.",
-    ),
-    "bundle-unsafe": (
-        "The bundle names a file outside its folder, so it was not packed by sparkwright.",
-        "Do not unpack it by other means; ask who gave it to you.",
-    ),
-    "bundle-torch-differs": (
-        "A library of vLLM is compiled for one version of torch and crashes with another.",
-        "Name the wheel's version of torch in the file, add a folder with that one, and list it "
-        "in the folders of each environment that has the wheel.",
-    ),
-    "command-unknown": (
-        "The bundle has no command of that name.",
-        "Take a name from the list in this message.",
-    ),
-    "gpu-foreign": (
-        "The wheels of the bundle are for another GPU than that of this host.",
-        "Take the bundle to a host with the GPU that it names, or build its wheels for this GPU.",
-    ),
-    "host-other-python": (
-        "The packages of the bundle are compiled for one Python and one kind of machine.",
-        "Run the script with the Python that the bundle names, or make the bundle for this one.",
-    ),
-    "host-other-torch": (
-        "vLLM is compiled for one version of torch, and neither the host nor the bundle has it.",
-        "Run the script with the Python whose packages hold the torch that the bundle names, or "
-        "pack the bundle with a torch of its own.",
-    ),
-}
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 #: Results that come back, as globs in ROOT: verdicts and states whole, logs and records if small.
 EVIDENCE = ("results/*.json", "dist/*.json*", "dist/*.html", "mutants/*/*.json*")
@@ -82,7 +38,7 @@ RECORDS = ("results/*.log", "stores/*/logs/**/*")
 LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
 
 #: The variable that marks the processes of a command.
-MARK = "SPARKWRIGHT_BUNDLE_COMMAND"
+MARK = "SPARKWRIGHT_COMMAND"
 #: Seconds in which a command that is late may end its servers.
 GRACE = 30
 #: Seconds to wait for processes that were killed.
@@ -98,48 +54,30 @@ print(version, f"{major}.{minor}", torch.cuda.device_count(), folder)
 """
 
 
-def refuse(reference: str, what: str) -> NoReturn:
-    """End the program because of *what*."""
-    means, todo = REFUSALS[reference]
-    raise SystemExit(f"error: {reference}: {what}\n  {means}\n  {todo}")
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """Return the plan in the file ``bundle.json`` at *path*, whose names stay in their folder."""
-    try:
-        plan: dict[str, Any] = json.loads(path.read_bytes())
-        names = [name for name, _, _ in plan["parts"]]
-        names += [command["name"] for command in plan["commands"]]
-        for name, environment in plan["environments"].items():
-            wheel = environment["wheel"] or name
-            names += [name, wheel, *environment["folders"], *environment["host"]]
-        names += [plan["own_torch"]] if plan["own_torch"] else []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        refuse("bundle-incomplete", f"{path} is not what `release bundle` writes ({error!r})")
-    require_inside(names)
+def read_plan(root: Path) -> dict[str, Any]:
+    """Return the plan of the folder *root*; what a line of YAML leaves out has its default."""
+    plan: dict[str, Any] = json.loads((root / "plan.json").read_bytes())
+    plan.setdefault("own_torch", "")
+    for environment in plan["environments"].values():
+        for key in ("wheel", "folders", "host"):
+            environment.setdefault(key, ())
+    for command in plan["commands"]:
+        command.update({"after": (), "gpu": 0, "alone": False, **command})
     return plan
 
 
-def require_inside(names: Iterable[str]) -> None:
-    """Refuse a bundle with a name that leaves its folder."""
-    for name in names:
-        path = PurePosixPath(name)
-        if not path.parts or path.is_absolute() or ".." in path.parts:
-            refuse("bundle-unsafe", f"it names {name!r}")
-
-
 def check_python(plan: Mapping[str, Any]) -> None:
-    """Refuse a host with another Python or machine than the bundle was made for."""
+    """Refuse a host with another Python or machine than the packages are for."""
     python = f"{sysconfig.get_python_version()} {os.uname().machine}"
     if python != plan["python"]:
-        refuse("host-other-python", f"the bundle is for Python {plan['python']}, here is {python}")
+        raise SystemExit(f"error: the packages are for Python {plan['python']}, here is {python}")
 
 
 def check_gpu(plan: Mapping[str, Any], root: Path) -> tuple[int, list[str]]:
     """
-    Refuse a host with another torch or GPU than the bundle was made for.
+    Refuse a host with another torch or GPU than the wheels are for.
 
-    The torch is the bundle's own, unpacked in *root*, if it brings one. Return how many GPUs the
+    The torch is that of *root* if it brings one. Return how many GPUs the
     host has, and the folders of its packages, that of its torch first.
     """
     own = plan["own_torch"]
@@ -156,53 +94,25 @@ def check_gpu(plan: Mapping[str, Any], root: Path) -> tuple[int, list[str]]:
     torch, capability, count, *folder = words if len(words) == 4 else ("none", "0.0", "0")
     if torch != plan["torch"]:
         why = "".join(ended.stderr.strip().splitlines()[-1:])
-        what = f"the bundle is for torch {plan['torch']}, here is {torch}"
-        refuse("host-other-torch", f"{what} ({why})" if why else what)
+        here = f"here is {torch} ({why})"
+        raise SystemExit(f"error: the wheels are for torch {plan['torch']}, {here}")
     if capability != plan["capability"]:
         gpu = f"SM {capability}" if capability != "0.0" else "no GPU"
-        refuse("gpu-foreign", f"the bundle is for SM {plan['capability']}, here is {gpu}")
+        raise SystemExit(f"error: the wheels are for SM {plan['capability']}, here is {gpu}")
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     host = [*(folder if not own else []), sysconfig.get_path("purelib"), *packages]
     return int(count), list(dict.fromkeys(host))
-
-
-def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
-    """Check every part of *bundle*, and write its files into *root*."""
-    for name, sha256, _ in plan["parts"]:
-        digest = "missing"
-        if (bundle / name).is_file():
-            with (bundle / name).open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != sha256:
-            refuse("bundle-incomplete", f"the sha256 of {name} is not {sha256}: {digest}")
-    root.mkdir(parents=True, exist_ok=True)
-    # In one step: a half of it would be taken for a folder with other files.
-    shutil.copy(bundle / "bundle.json", root / "bundle.json.part")
-    (root / "bundle.json.part").replace(root / "bundle.json")
-    # To cat, a hyphen alone is its standard input.
-    names = [f"./{name}" for name, _, _ in plan["parts"]]
-    with (
-        subprocess.Popen(["cat", *names], cwd=bundle, stdout=subprocess.PIPE) as parts,
-        tarfile.open(fileobj=parts.stdout, mode="r|xz") as archive,
-    ):
-        # Python's own filter is not in 3.11.2, which Debian 12 has.
-        archive.extraction_filter = lambda member, _: member
-        for member in archive:
-            require_inside([member.name])
-            if not (member.isfile() or member.isdir()):
-                refuse("bundle-unsafe", f"{member.name} is no file")
-            archive.extract(member, root)
 
 
 def make_environment(
     root: Path, name: str, environment: Mapping[str, Any], host: list[str]
 ) -> None:
     """
-    Make the environment *name*: the files of its wheel, then folders of the bundle, then the
+    Make the environment *name*: the files of its wheel, then folders of *root*, then the
     packages that it names of the folders *host*, or all of them.
     """
     folder = root / "environments" / name
-    venv.create(folder, with_pip=False, symlinks=True)
+    venv.create(folder, clear=True, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     paths = [str(root / folder) for folder in environment["folders"]]
     globs = environment["host"]
@@ -212,31 +122,22 @@ def make_environment(
     # A first start would compile thousands of files one by one.
     compileall = [sys.executable, "-m", "compileall", "-q", "-j0", str(site), *paths]
     paths += [] if globs else host
-    (site / "bundle.pth").write_text("\n".join(paths) + "\n", "utf-8")
+    (site / "rehearsal.pth").write_text("\n".join(paths) + "\n", "utf-8")
     if environment["wheel"]:
         (wheel,) = root.glob(environment["wheel"])
         subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True)
     subprocess.run(compileall, check=False, stdout=subprocess.DEVNULL)
 
 
-def setup(bundle: Path, root: Path) -> None:
-    """Set the bundle up in *root*; one that was cut off is begun again."""
-    plan, own = read_plan(bundle / "bundle.json"), root / "bundle.json"
-    if own.exists() and own.read_bytes() == (bundle / "bundle.json").read_bytes():
-        if (root / "results").exists():
-            return
-        shutil.rmtree(root)
-    elif root.exists() and {path.name for path in root.iterdir()} - {"bundle.json.part"}:
-        refuse("bundle-root-taken", f"{root} is not empty")
+def setup(root: Path) -> None:
+    """Check the host, and make the environments of *root*; what was cut off is made again."""
+    plan = read_plan(root)
     check_python(plan)
-    if not plan["own_torch"]:
-        check_gpu(plan, root)
-    unpack(bundle, plan, root)
     _, host = check_gpu(plan, root)
     for name, environment in plan["environments"].items():
         make_environment(root, name, environment, host)
     # Created last: it marks the setup as complete.
-    (root / "results").mkdir()
+    (root / "results").mkdir(exist_ok=True)
 
 
 def end_processes(mark: str) -> bool:
@@ -261,7 +162,7 @@ def end_processes(mark: str) -> bool:
 
 class Command:
     """
-    A command of the bundle that runs, with all that it starts in a session of its own.
+    A command that runs, with all that it starts in a session of its own.
 
     It sees the GPU *gpu* alone, and runs on the processors *cpus*.
     """
@@ -316,14 +217,14 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
     Commands for another GPU than the host has run on one that it has. Each GPU in use has its share
     of the processors, so that a measurement on one is not disturbed by the other's.
     """
-    plan = read_plan(root / "bundle.json")
+    plan = read_plan(root)
     if not (root / "results").is_dir():
-        refuse("bundle-incomplete", f"{root} was not set up to its end; run `setup` again")
+        raise SystemExit(f"error: {root} was not set up to its end; run `setup` again")
     with (root / "results" / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            refuse("bundle-busy", f"{root} is in use")
+            raise SystemExit(f"error: commands of {root} run already") from None
         check_python(plan)
         count, _ = check_gpu(plan, root)
         gpus = {command["name"]: command["gpu"] % count for command in plan["commands"]}
@@ -332,7 +233,7 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
         done = {path.stem for path in (root / "results").glob("*.json")}
         chosen = set(names or gpus)
         if unknown := sorted(chosen - set(gpus)):
-            refuse("command-unknown", f"{', '.join(unknown)}; it has {', '.join(gpus)}")
+            raise SystemExit(f"error: no command {', '.join(unknown)}; it has {', '.join(gpus)}")
         for command in reversed(plan["commands"]):
             chosen |= set(command["after"] if command["name"] in chosen else ())
         waiting = [command for command in plan["commands"] if command["name"] in chosen - done]
@@ -357,7 +258,7 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
 
 def wait(root: Path, seconds: float, names: Sequence[str] = ()) -> None:
     """Wait until each of *names*, or every command, has a result; print the states of all."""
-    commands = [command["name"] for command in read_plan(root / "bundle.json")["commands"]]
+    commands = [command["name"] for command in read_plan(root)["commands"]]
     results, until = root / "results", time.time() + seconds
     awaited = [results / f"{name}.json" for name in names or commands]
     while time.time() < until and not all(path.exists() for path in awaited):
@@ -412,8 +313,8 @@ def collect(root: Path, file: Path) -> None:
 def main() -> None:
     """Run the command."""
     match sys.argv[1:]:
-        case ["setup", bundle, root]:
-            setup(Path(bundle).absolute(), Path(root).absolute())
+        case ["setup", root]:
+            setup(Path(root).absolute())
         case ["run", root, *names]:
             run(Path(root).absolute(), names)
         case ["wait", root, seconds, *names]:
