@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# The branch `published` of the public repository: the index, the records of runs, the last drift, and the status page. `get` brings it
-# to ./published, `version` prints the version of its index (0 for none), and `put` commits what changed there and pushes it. Nothing
-# is ever forced: whoever is too late begins again.
+# The branch `published` of the public repository, which holds the index. `get` brings it to ./published, `version` prints the version of
+# its index (0 for none), and `put` commits what changed there and pushes it. Nothing is ever forced: whoever is too late begins again.
 set -euo pipefail
 
 branch=published

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.newcomer import CARRIED
-from tests.support import githubwork
+from tests.support import githubapi
 from tests.unit.test_repository import tracked
 
 #: A text, a path of names that calls nothing, or a mark that Python has in other words.
@@ -177,7 +177,7 @@ class World:
         self.artifacts.clear()
         contexts: dict[str, Any] = {"inputs": {**given, **(inputs or {})}, "vars": self.variables, "secrets": {}}
         contexts["github"] = {
-            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubwork.TOKEN, "run_id": str(self.run_id),
+            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubapi.TOKEN, "run_id": str(self.run_id),
             "sha": git(self.repository, "rev-parse", "main"), "actor": ACTOR, "workflow": made["name"],
         }  # fmt: skip
         jobs = self._jobs(made, contexts, workflow.parent)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support import githubwork, processes
+from tests.support import processes
 from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
@@ -373,16 +373,6 @@ def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
             member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-
-
-@pytest.fixture
-def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubwork.World]:
-    """Return GitHub, with an empty repository, and a token of ours."""
-    path = tmp_path / "github.git"
-    Repository(tmp_path / "seed").git("init", "--quiet", "--bare", str(path))
-    monkeypatch.setenv("GITHUB_TOKEN", githubwork.TOKEN)
-    with githubwork.serving(githubwork.World(path)) as world:
-        yield world
 
 
 class Index:

@@ -58,8 +58,8 @@ def test_a_job_ends_and_has_only_rights_that_people_approve(job: dict[str, Any])
     assert environments == ["release", "release", "refresh"] or "id-token" not in rights
     assert job.get("needs") == "approve" or "packages" not in rights
     assert job.get("environment") == "public" or "PUBLIC_TOKEN" not in str(job)
-    # No job may write the lab's own contents but the one that opens pull requests, which reads no upstream.
-    assert "contents" not in rights or (job is FLOWS["bump"]["jobs"]["propose"] and "--to" not in str(job))
+    # No job may write the lab's own contents.
+    assert "contents" not in rights
 
 
 def test_a_pull_request_reads_and_has_no_secrets() -> None:
@@ -98,7 +98,7 @@ def test_one_workflow_signs_and_holds_no_token_that_writes() -> None:
 def test_every_index_is_changed_under_one_lock() -> None:
     """Whoever calls `sign`, or pushes, holds the lock `published` from the first step to the last."""
     changing = [job for name, _, job in JOBS if "sign.yml" in job.get("uses", "") or (name != "sign" and "published.sh put" in str(job))]
-    assert [job["concurrency"] for job in changing] == [{"group": "published", "cancel-in-progress": False, "queue": "max"}] * 4
+    assert [job["concurrency"] for job in changing] == [{"group": "published", "cancel-in-progress": False, "queue": "max"}] * 2
 
 
 def test_only_the_run_itself_waits_for_a_person() -> None:
@@ -161,7 +161,7 @@ def test_a_job_calls_verbs_that_exist(text: str) -> None:
 def _words(line: str) -> list[str]:
     """Return the words of a command line as bash would pass them, with something fitting in place of each variable."""
     values = {
-        '"${index[@]}"': "--at index", '"$CHANNEL"': "candidate", '"github:$PUBLIC_REPOSITORY"': "github:a/b", '"${reports[@]}"': "--given f",
+        '"${index[@]}"': "--at index", '"$CHANNEL"': "candidate", '"github:$PUBLIC_REPOSITORY"': "github:a/b",
     }  # fmt: skip
     for name, value in values.items():
         line = line.replace(name, value)
@@ -232,12 +232,12 @@ def ran(folder: Path, flow: str, key: str, name: str, body: str, **contexts: dic
     """Return the status of the step *name* of a job, what it said, and the outputs; *body* is what the program does."""
     job = FLOWS[flow]["jobs"][key]
     [step] = [step for step in job["steps"] if step.get("name") == name]
-    settings = {**FLOWS[flow]["env"], **job.get("env", {}), **step.get("env", {})}
+    settings = {**FLOWS[flow].get("env", {}), **job.get("env", {}), **step.get("env", {})}
     env = {name: workflows.text(value, contexts) for name, value in settings.items()}
     env["PATH"] = f"{processes.script(folder / 'bin' / 'sparkwright', body).parent}:/usr/bin:/bin"
     (folder / "output").touch()
     done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=folder, env={**env, "HOME": str(folder), "GITHUB_OUTPUT": str(folder / "output")},
+        ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=folder, env={**env, "HOME": str(folder), "GITHUB_OUTPUT": str(folder / "output"), "GITHUB_STEP_SUMMARY": str(folder / "summary")},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60,
     )  # fmt: skip
     return done.returncode, done.stdout, workflows.pairs(folder / "output")
@@ -348,6 +348,18 @@ def test_a_published_candidate_is_not_gated_for_verified(tmp_path: Path, state: 
 
 
 @programs
+def test_drift_fails_where_a_patch_is_of_no_use_on_the_newest_base(tmp_path: Path) -> None:
+    for state, base, fails in (("conflict", "1.2", True), ("already-upstream", "1.2", True), ("moves", "1.2", False), ("conflict", "1.1", False)):
+        trial = {"patch": "a.patch", "base": base, "state": state}
+        document = {"drift": [{"of": {"bases": ["1.1", "1.2"], "trials": [trial]}}, {"of": {"bases": [], "trials": []}}]}
+        (tmp_path / "drift-2026.11.json").write_text(json.dumps(document))
+        status, said, _ = ran(
+            tmp_path, "drift", "drift", "Every patch is still needed and applies", "exit 0", matrix={"stack": "2026.11"}
+        )
+        assert (status != 0, f"a.patch on 1.2: {state}" in said) == (fails, fails), said
+
+
+@programs
 @pytest.mark.parametrize(
     ("event", "gated", "same", "skipped"),
     [
@@ -419,7 +431,7 @@ def test_a_folder_is_what_the_job_that_made_it_states(tmp_path: Path, change: Ca
     ("run", "changes", "refused"),
     [
         ("7", {}, False), ("7", {"path": ".github/workflows/pipeline.yml@main", "event": "workflow_dispatch"}, False),
-        ("7", {"path": ".github/workflows/bump.yml"}, True), ("7", {"head_branch": "topic"}, True), ("7", {"event": "pull_request"}, True),
+        ("7", {"path": ".github/workflows/drift.yml"}, True), ("7", {"head_branch": "topic"}, True), ("7", {"event": "pull_request"}, True),
         ("7", {"head_repository": {"full_name": "someone/lab"}}, True), ("7", {"status": "in_progress"}, True),
         ("7", {"head_branch": None, "head_repository": None}, True), ("8", {}, True), ("7/../7", {}, True),
     ],

@@ -153,19 +153,6 @@ def after_last_fit(trials: Sequence[Trial]) -> Sequence[Trial]:
     return trials[max((at for at, trial in enumerate(trials, 1) if trial.applies), default=0) :]
 
 
-class DriftEntry(msgspec.Struct, frozen=True):
-    """The drift of one fork, in a `Document`."""
-
-    of: Drift
-
-
-class Document(msgspec.Struct, frozen=True):
-    """The output of ``drift --json``; *error* if it failed."""
-
-    drift: tuple[DriftEntry, ...] = ()
-    error: dict[str, object] = {}
-
-
 def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Trial]:
     """
     Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
@@ -286,15 +273,13 @@ class PatchStatus(msgspec.Struct, frozen=True):
     page: str = ""
 
 
-def status(
-    context: RunContext, fork: str, today: datetime.date, drift: Drift | None = None
-) -> list[PatchStatus]:
+def status(context: RunContext, fork: str, today: datetime.date) -> list[PatchStatus]:
     """
-    Return a line per pick and patch of *fork*, in the order of application, by *drift*, else by the
-    last one in the store.
+    Return a line per pick and patch of *fork*, in the order of application, by the last drift in
+    the store.
     """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    drift = drift or last(context, fork)
+    drift = last(context, fork)
     carried = [_stored(context, ledger, record) for record in ledger.carried(stack)]
     carried += series.load(context.project.series_folder(fork))
     return [

@@ -1,10 +1,9 @@
-"""The commands of ``lab``: ``runner``, ``image``, ``status`` and ``report``."""
+"""The commands of ``lab``: ``runner``, ``image`` and ``report``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,24 +74,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "check the release and show what would be built, without an engine",
         },
     },
-    "lab status": {
-        "--runs": {
-            "metavar": "OWNER/REPO",
-            "help": "show the last runs of the pipeline of this repository on GitHub",
-        },
-        "--drift": {
-            **options.REPEATED,
-            "type": Path,
-            "metavar": "FILE",
-            "help": "output of `patch drift --json`, for the state of each patch; may be repeated",
-        },
-        "--output": {
-            "type": Path,
-            "required": True,
-            "metavar": "DIR",
-            "help": "folder for the page",
-        },
-    },
     "lab report": {
         "--html": {"type": Path, "metavar": "FILE", "help": "write a self-contained page instead"},
         "files": {
@@ -107,12 +88,10 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``lab``."""
-    for name in ("lab image", "lab status"):
-        add_index(parsers[name])
+    add_index(parsers["lab image"])
     functions = {
         "lab runner": runner,
         "lab image": image,
-        "lab status": status,
         "lab report": report,
     }
     options.define(parsers, functions, _OPTIONS)
@@ -206,29 +185,6 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         "base": base,
         "pushed": pushed,
     }
-
-
-def status(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the status page, and show what could not be read."""
-    # This loads the gates.
-    from sparkwright.lab.status_page import StatusPage
-
-    context = options.checkout(arguments)
-    content = StatusPage(datetime.datetime.now(datetime.UTC).date())
-    if arguments.index:
-        trusted = Prefix(default_prefix()).root / "trust"
-        content.read_releases(open_index(trusted, arguments.index, arguments.trust or ""))
-    content.read_patches(context, arguments.drift)
-    if arguments.runs:
-        github = GitHub.from_environment(context.mirrored(ADDRESS))
-        content.read_runs(Repository(github, arguments.runs))
-    path = arguments.output.absolute() / "index.html"
-    context.store.write(path, content.render().encode())
-    for problem in content.problems:
-        console.warn(f"{problem.subject}: {problem.reference}: {problem.message}")
-    console.result(str(path))
-    counts = {"releases": len(content.releases or ()), "runs": len(content.runs or ())}
-    return {"page": str(path), "problems": content.problems, **counts}
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -80,7 +80,6 @@ COMMANDS = {
     "release verify": CommandInfo("release", "check every file of an index by its hash"),
     "lab runner": CommandInfo("lab", "check that no stranger reaches a runner of the lab"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
-    "lab status": CommandInfo("lab", "make a page of releases, speeds, patches and runs"),
     "lab report": CommandInfo("lab", "show measurements here, or as a page"),
     "model inspect": CommandInfo(
         "model", "show what is quantised, and the speed that memory allows"

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sparkwright.builder import pins
 from sparkwright.cherry_picks import conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
@@ -24,10 +22,8 @@ from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.git import Objects
-from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError, stack_names
-from sparkwright.lab import upkeep
 
 #: What a command prints with ``--json``.
 Document = dict[str, Any]
@@ -84,43 +80,14 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "NAME",
             "help": "try this release, branch, tag or commit; may be repeated",
         },
-        "--issue": {
-            "metavar": "OWNER/REPO",
-            "help": "report conflicts in one issue of this repository",
-        },
-        "--author": {
-            "default": "github-actions[bot]",
-            "metavar": "LOGIN",
-            "help": "with --issue: login that the token belongs to (default: a workflow's)",
-        },
-        "--given": {
-            **options.REPEATED,
-            "type": Path,
-            "metavar": "FILE",
-            "help": "show this output of `patch drift --json`; may be repeated",
-        },
     },
     "patch bump": {
         **options.FORCE_PIN,
-        "--to": {"metavar": "VERSION", "help": "the release, or `newest`"},
-        "--given": {
-            "type": Path,
-            "metavar": "FILE",
-            "help": "with --pull: take this output of `patch bump --json`, and bump nothing",
-        },
+        "--to": {"required": True, "metavar": "VERSION", "help": "the release, or `newest`"},
         "--drop": {
             **options.REPEATED,
             "metavar": "PATCH",
             "help": "drop this patch or pick (#NUMBER); may be repeated",
-        },
-        "--pull": {
-            "metavar": "OWNER/REPO",
-            "help": "open a pull request with the result in this repository",
-        },
-        "--base": {
-            "default": "main",
-            "metavar": "BRANCH",
-            "help": "with --pull: target branch (default: main)",
         },
     },
     "patch bisect": {
@@ -331,24 +298,18 @@ def run_drift(arguments: argparse.Namespace) -> Document:
     context = options.checkout(arguments)
     if arguments.ideas:
         return _show_ideas(context)
-    reports = [report for path in arguments.given for report in upkeep.read_drift(path)]
-    for fork in () if arguments.given else context.forks:
+    reports = []
+    for fork in context.forks:
         upstream, patches = Upstream(context, fork), series.of(context, fork)
         with console.step(f"drift of {fork}: {len(patches)} patches"):
             reports.append(_measure(upstream, patches, arguments))
     for report in reports:
         _show_drift(report)
-    issue = None
-    if arguments.issue:
-        repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.issue)
-        run, author = run_url(), arguments.author
-        issue = upkeep.update_issue(repository, reports, author=author, run=run)
-        console.result(f"issue: {issue.action} {issue.url}")
     documents = [
         {"of": report, "absorbed": [report.absorption(name) for name in report.patches]}
         for report in reports
     ]
-    return {"drift": documents, "issue": issue}
+    return {"drift": documents}
 
 
 def _measure(
@@ -403,21 +364,13 @@ def _show_ideas(context: RunContext) -> Document:
 
 def run_bump(arguments: argparse.Namespace) -> Document:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
-    options.refuse(
-        (bool(arguments.given) == bool(arguments.to), "Name either --to VERSION or --given FILE."),
-        (arguments.given and not arguments.pull, "--given FILE goes with --pull."),
-    )
     context = options.checkout(arguments)
-    if arguments.given:
-        return {"pull": _propose(context, arguments, upkeep.read_proposal(arguments.given))}
     upstream = Upstream(context, only_fork(context))
     fork, version = upstream.fork, arguments.to
     if context.offline:
         raise SourceError(
             "offline", "bump needs the index and the upstream host, which --offline forbids."
         )
-    if arguments.pull:
-        upkeep.require_clean(context.project.root)
     rebase.refuse_worktree(context, fork)
     if version == "newest":
         if not context.project.fork(fork).sources.sdist:
@@ -449,20 +402,13 @@ def run_bump(arguments: argparse.Namespace) -> Document:
     changed = rebase.export(context, fork)
     title = "range-diff of both series:" if between else "no patch is left to compare"
     console.result("\n".join([*changed, "", title, *between]))
-    files = upkeep.contents(context.project.root, changed)
-    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), files)
-    pull = _propose(context, arguments, proposal) if arguments.pull else None
-    return {**msgspec.structs.asdict(proposal), "changed": changed, "pins": forced, "pull": pull}
-
-
-def _propose(
-    context: RunContext, arguments: argparse.Namespace, proposal: upkeep.Proposal
-) -> upkeep.IssueUpdate:
-    """Open or update the pull request of *proposal*."""
-    repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
-    pull = upkeep.propose(repository, context.project.root, proposal, base=arguments.base)
-    console.result(f"pull request: {pull.action} {pull.url}")
-    return pull
+    return {
+        "stack": context.project.stack,
+        "bump": plan,
+        "range_diff": between,
+        "changed": changed,
+        "pins": forced,
+    }
 
 
 def run_bisect(arguments: argparse.Namespace) -> Document:

@@ -108,16 +108,6 @@ def repository_of(url: str) -> tuple[str, str] | None:
     return (match["owner"], match["name"]) if match else None
 
 
-def run_url() -> str:
-    """
-    Return the address of this run of GitHub Actions; empty outside of one.
-    """
-    server, repository, run = (
-        os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
-    )
-    return f"{server}/{repository}/actions/runs/{run}" if server and repository and run else ""
-
-
 def limited(reply: Reply) -> bool:
     """
     Return True if *reply* refuses because of a rate limit; GitHub has four forms of such a reply.

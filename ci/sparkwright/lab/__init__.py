@@ -1,1 +1,1 @@
-"""The lab: its runner, its status page, and the upkeep that its workflows do."""
+"""The lab: the check that no stranger reaches its runner."""
