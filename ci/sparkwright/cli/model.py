@@ -1,4 +1,4 @@
-"""``sparkwright model``: a model's quantised modules and the speed that memory allows."""
+"""``sparkwright model``: a model by its files, before it is served."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``model``."""
-    options.define(parsers, {"model inspect": inspect}, _OPTIONS)
+    functions = {
+        "model inspect": inspect,
+    }
+    options.define(parsers, functions, _OPTIONS)
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
