@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
+from sparkwright.bench.model.slim import SlimRecord
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
 from sparkwright.builder.arch.rules import ArchRules
@@ -66,6 +67,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
     "each of *.canary.json": (Canary, "`gate`"),
+    "sparkwright-slim.json": (SlimRecord, "`model slim`"),
     "targets/releases/SHA256.NAME.json of an index": (
         Release,
         "`publish`, `release promote`; named by hash in the signed targets",

@@ -84,6 +84,7 @@ COMMANDS = {
     "model inspect": CommandInfo(
         "model", "show what is quantised, and the speed that memory allows"
     ),
+    "model slim": CommandInfo("model", "write a copy of a model that reads fewer bytes a token"),
 }
 #: Commands that give arguments to vLLM; `serve` takes them also without ``--flag``.
 VLLM_COMMANDS = ("serve", "bench", "gate")

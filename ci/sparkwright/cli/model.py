@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sparkwright.core.memory import (
     ServerMemory,
     refusals,
 )
+from sparkwright.serving import models
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
@@ -30,6 +32,30 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "folder of the model; only the headers of its weights are read",
         },
     },
+    "model slim": {
+        "model": {
+            "metavar": "MODEL",
+            "help": "folder of the model, or its name in this machine's model cache",
+        },
+        "--to": {
+            "type": Path,
+            "required": True,
+            "metavar": "DIR",
+            "help": "folder of the copy, empty or begun by the same command",
+        },
+        "--layers": {
+            "nargs": "+",
+            "default": [],
+            "metavar": "NAME",
+            "help": "layers, kinds or groups of layers as `model inspect` shows them, with * for "
+            "anything (default: all matrices in BF16 of the layers and the head)",
+        },
+        "--format": {
+            "choices": ("fp8", "nvfp4-w4a16"),
+            "default": "fp8",
+            "help": "format of the layers: a byte a number, or half of one (default: %(default)s)",
+        },
+    },
 }
 
 
@@ -37,6 +63,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``model``."""
     functions = {
         "model inspect": inspect,
+        "model slim": slim,
     }
     options.define(parsers, functions, _OPTIONS)
 
@@ -70,6 +97,23 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         "ceilings": ceilings,
         "bandwidth": measured or "not measured",
     }
+
+
+def slim(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write a copy of a model whose chosen layers have fewer bytes."""
+    # This loads NumPy.
+    from sparkwright.bench.model.slim import Slimming
+
+    model = models.find(arguments.model, "", os.environ)
+    slimming = Slimming(model.path, arguments.format, arguments.layers, model.commit)
+    plan = slimming.record
+    console.result(
+        f"{len(plan.layers):,} layers in {plan.format}: a token reads {size(plan.read_after)} of "
+        f"weights instead of {size(plan.read_before)}"
+    )
+    record = slimming.write(arguments.to.absolute())
+    console.result(f"written and recorded: {arguments.to}")
+    return {"record": record}
 
 
 def _show(audit: modules.ModuleAudit) -> None:

@@ -123,7 +123,7 @@ def _format(module: Module) -> str:
     """Return how *module* is stored; of FP8 with what a scale is for."""
     # Experts to which calibration sent no token lack the scale that distinguishes W4A16.
     scheme = module.scheme.replace(", W4A16", "")
-    if not scheme.startswith(("NVFP4", "MXFP", "FP8", "INT", "packed")):
+    if not module.quantised:
         return "not quantised"
     if scheme != "FP8":
         return scheme

@@ -52,6 +52,8 @@ APART = ("mtp", "vision")
 #: How vLLM quantises the lm_head that drafts share (draft_lm_head_quantization) → its part of the
 #: bytes in bfloat16: a byte, or half of one and an 8-bit scale for 16 weights.
 DRAFT_HEADS = {"fp8": 0.5, "nvfp4": 0.28125}
+#: How the scheme of a module begins that is quantised.
+_QUANTISED = ("NVFP4", "MXFP", "FP8", "INT", "packed")
 _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
@@ -109,6 +111,10 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     @property
     def bytes(self) -> int:
         return sum(tensor.bytes for tensor in self.parts.values())
+
+    @property
+    def quantised(self) -> bool:
+        return self.scheme.startswith(_QUANTISED)
 
     @property
     def rows(self) -> int:
@@ -202,7 +208,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
     for (group, short, scheme), members in sorted(alike.items()):
         stored = sum(module.bytes for module in members)
         read = stored * parts.get(group, 1.0)
-        quantised = scheme.startswith(("NVFP4", "MXFP", "FP8", "INT", "packed"))
+        quantised = members[0].quantised
         rows.append(ModuleRow(group, short, scheme, quantised, len(members), stored, read))
     if not (weights := sum(row.read for row in rows)):
         raise invalid("There is no weight in the checkpoint that writing a token would read.")
