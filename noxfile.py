@@ -50,7 +50,7 @@ TESTS = {
     "workflows": ("workflows", "Run every step of the workflows and every command of the guides."),
     "containers": (
         "containers",
-        "Build in a container engine, for both kinds of processor (root).",
+        "Make images in a container engine, for both kinds of processor (root).",
     ),
 }
 #: Tests with a session of their own.

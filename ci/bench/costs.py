@@ -1,4 +1,4 @@
-"""Print this machine's cost record of a fork as the text of ``build/<stack>/costs.yaml``."""
+"""Print the compiler calls of the last build of a fork as the text of ``build/<stack>/costs.yaml``; build it without a compiler cache first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 import sys
 
 import measure
-from sparkwright.builder import host_info, pylock, toolchain
-from sparkwright.builder.ninja import Costs, ShippedCosts, ShippedFile
+from sparkwright.builder import host_info, ninja, pylock, toolchain
+from sparkwright.builder.ninja import ShippedCosts, ShippedFile
+from sparkwright.builder.workspace import Workspace
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
+from sparkwright.core.store import read_lines
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +22,14 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 options = measure.arguments(__doc__ or "", more)
 context = measure.context(options)
-costs = Costs.of(context, options.fork).recorded
-if not costs:
-    sys.exit(f"{context.store.root} has no record of {options.fork}; build it first.")
+workspace = Workspace(context, toolchain.obtain(context), options.fork)
+record = workspace.folder / "launch" / ninja.FINISHED
+calls = (
+    read_lines(record, ninja.CompilerCall, "record of compiler calls") if record.exists() else []
+)
+compiled = [call for call in calls if call.good and not call.hit]
+if not compiled:
+    sys.exit(f"{context.store.root} has no compiled units of {options.fork}; build it first.")
 nvcc = next(
     filename.split("-")[1]
     for name, filename, _ in pylock.wheels(context.project)
@@ -39,5 +46,7 @@ console.result(
     "# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.ninja."
 )
 console.result(strict_yaml.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
-for unit, cost in sorted(costs.items()):
-    console.result(f"      {unit}: [{cost.seconds:.1f}, {cost.megabytes}]")
+source = f"{workspace.sandbox.sandbox_path(workspace.source)}/"
+for call in sorted(compiled, key=lambda call: call.unit):
+    unit = call.unit.removeprefix(source)
+    console.result(f"      {unit}: [{call.seconds:.1f}, {call.megabytes}]")

@@ -1,5 +1,5 @@
 """
-A container engine that the test session starts and stops, base images from Debian's own archive, and a demo that is built in it.
+A container engine that the test session starts and stops, base images from Debian's own archive.
 
 Needs root, ``dockerd`` and ``debootstrap``; for the images of the other architecture also qemu's user emulation. Where one is missing the
 tests are skipped with the reason, and fail instead where ``SPARKWRIGHT_CONTAINERS=required`` says that they were to run.
@@ -23,14 +23,11 @@ import docker
 import pytest
 from docker import DockerClient
 from tests import newcomer
-from tests.integration.conftest import Demo
 from tests.support import processes
 
-from sparkwright.builder.container import builder_image, connected
-from sparkwright.builder.pylock import Interpreter
+from sparkwright.builder.container import connected
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store, replacing
-from sparkwright.forks.context import RunContext
 
 ROOT = Path(__file__).parents[2]
 #: Seconds after which something that should have happened never will; machines that run tests are busy.
@@ -38,8 +35,8 @@ PATIENCE = 1500
 until = functools.partial(processes.until, seconds=PATIENCE)
 #: This machine's kind of processor, and the other one that wheels are built for, in the engine's words.
 OWN, OTHER = ("arm64", "amd64") if platform.machine() == "aarch64" else ("amd64", "arm64")
-#: What the builder image would install. A base that has it all is made once and kept, so that most tests need no network.
-PACKAGES = "ca-certificates,ccache,g++,git,python3,python3-dev,python3-venv"
+#: A base with a Python, made once and kept.
+PACKAGES = "ca-certificates,python3"
 
 
 def missing(what: str) -> NoReturn:
@@ -153,46 +150,11 @@ def imported(address: str, layer: Path, kind: str, tag: str) -> str:
 
 @pytest.fixture(scope="session")
 def base(engine_address: str, user_store: Store) -> str:
-    """Return the id of a base for this machine's kind of processor, on which nothing is left to be installed."""
-    return imported(engine_address, debian(OWN, user_store, PACKAGES), f"linux/{OWN}", "test/full:own")
+    """Return the id of a base for this machine's kind of processor, with a Python."""
+    return imported(engine_address, debian(OWN, user_store, PACKAGES, "python"), f"linux/{OWN}", "test/full:own")
 
 
 @pytest.fixture(scope="session")
 def plain_base(engine_address: str, user_store: Store) -> str:
     """Return the id of a base that has nothing but Debian's essentials."""
     return imported(engine_address, debian(OWN, user_store), f"linux/{OWN}", "test/plain:own")
-
-
-@pytest.fixture
-def contained_demo(demo_session: RunContext, engine: DockerClient, monkeypatch: pytest.MonkeyPatch) -> RunContext:
-    """Return the locked demo with the recipe of the builder image; what sparkwright itself requires comes from the user's index."""
-    monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")
-    shutil.copy(ROOT / "build" / "builder.Dockerfile", demo_session.project.root / "build")
-    return demo_session
-
-
-@pytest.fixture
-def builder(contained_demo: RunContext, engine: DockerClient, base: str) -> tuple[str, str, Interpreter]:
-    """Return the builder image, made by the first test that asks for it."""
-    return builder_image(contained_demo, engine, base)
-
-
-class Run(Demo):
-    """Builds of vllm in a container, as people start them."""
-
-    patience = PATIENCE
-
-    def __init__(self, folder: Path, address: str, base: str) -> None:
-        super().__init__(folder)
-        self._address = address
-        self.output += ["--container", "--base", base, "--memory", "4"]
-
-    def environment(self) -> dict[str, str]:
-        """Return variables with which nothing but what is in the store and the engine can be had."""
-        return {**os.environ, "DOCKER_HOST": self._address, "HOME": str(self.folder)}
-
-
-@pytest.fixture
-def contained_run(contained_demo: RunContext, engine_address: str, base: str) -> Run:
-    """Return builds of the demo in a container of the complete base."""
-    return Run(contained_demo.project.root.parent, engine_address, base)

@@ -200,7 +200,7 @@ def test_the_part_full_is_named_where_it_is_not_installed(cli: Cli, mini: Mini, 
     A command that needs it names the command that installs it. So does `doctor`, which makes its other checks, although nothing names the
     package index.
     """
-    error = json.loads(cli("build", "--container", *mini.words, "--json", program=bare).stdout)["error"]
+    error = json.loads(cli("plan", *mini.words, "--json", program=bare).stdout)["error"]
     assert (error["reference"], "[full]" in error["install"]) == ("part-missing", True)
     done = cli("doctor", *mini.words, "--json", env=dict.fromkeys(package_index.VARIABLES, ""), program=bare)
     checks = {check["subject"]: check for check in json.loads(done.stdout)["checks"]}

@@ -1,4 +1,4 @@
-"""Builds run without a network and in folders of fixed names, in namespaces or in a container of an engine that is asked first."""
+"""Builds run without a network and in folders of fixed names, in namespaces; the container engine is asked first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.unit.conftest import Mini
 
 from sparkwright.builder import container, sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
-from sparkwright.cli import main
 from sparkwright.core import process
 from sparkwright.core.store import Store
 
@@ -142,32 +141,6 @@ def test_a_broken_connection_hides_no_attempt(tmp_path: Path, begin: str) -> Non
     assert "sources.invalid" in caught.value.what
 
 
-#: Runs the words after it as in the builder container, whose network has its own addresses alone, with a name server at $1.
-CONTAINER = r"""
-import fcntl, os, socket, struct, subprocess, sys
-from pathlib import Path
-from sparkwright.builder.sandbox import Sandbox
-up = struct.pack("16sH22x", b"lo", 0x41)
-fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, up)
-Path("resolv.conf").write_text(f"nameserver {sys.argv[1]}\n")
-subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
-Sandbox.create({}).run(sys.argv[2:], log=Path("log"), env=dict(os.environ))
-"""
-
-
-@namespaces
-@pytest.mark.parametrize("server", ["127.0.0.53", "::1", "192.0.2.1"])
-def test_a_container_sees_a_name_asked_of_any_server(tmp_path: Path, server: str) -> None:
-    """Also of one at its own address, where many hosts have theirs; the program goes on without the answer."""
-    code = "import contextlib, socket\nwith contextlib.suppress(OSError): socket.getaddrinfo('sources.invalid', 80)"
-    command = [*("unshare", "--net", "--mount"), *([] if os.getuid() == 0 else ["--map-root-user"])]
-    command += [sys.executable, "-c", CONTAINER, server, sys.executable, "-c"]
-    environment = {**os.environ, sandbox.VARIABLE: "container"}
-    for program, expected in ((code, True), ("print(1)", False)):
-        done = subprocess.run([*command, program], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert ("BuildError" in done.stderr, "The build tried to download" in done.stderr) == (expected, expected), done.stderr
-
-
 @pytest.mark.parametrize("kind", ["none", pytest.param("", marks=namespaces)])
 @pytest.mark.parametrize("status", [0, 1])
 def test_words_of_a_download_decide_nothing(tmp_path: Path, kind: str, status: int) -> None:
@@ -201,13 +174,6 @@ def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, m
     assert Sandbox.create({tmp_path: "mini"}) == Sandbox("none")
     with refusal("isolation-missing", match="without a network"):
         Sandbox.create({tmp_path: "mini"}, needed=True)
-
-
-def test_a_container_that_has_a_network_is_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sandbox.VARIABLE, "container")
-    devices = {name for _, name in socket.if_nameindex()}
-
-    assert (Sandbox.create({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
 
 
 ID = "sha256:" + "0123456789abcdef" * 4
@@ -276,9 +242,3 @@ def test_a_base_without_its_digest_is_refused(mini: Mini, name: str) -> None:
     with refusal("base-unresolved"):
         container.pinned_base(mini.context(), name)
 
-
-@pytest.mark.parametrize("options", [["--base", ID], ["--container", "--target", "aarch64"]])
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path, options: list[str]) -> None:
-    """A base is for a container, and the builder image has no cross compiler."""
-    with refusal("usage"):
-        main.run(["build", "--cache-dir", str(tmp_path), *options])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.server
-import json
 import os
 import platform
 import re
@@ -18,19 +17,16 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import guides, processes, wheels
+from tests.support import guides, wheels
 from tests.unit.conftest import ROOT, Mini, write_sdist
 
-from sparkwright.builder import new_stack, pins, toolchain
-from sparkwright.builder.arch import rules
-from sparkwright.cherry_picks import series
+from sparkwright.builder import pins
 from sparkwright.cli import main, patch, stages
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
-from sparkwright.core.git import REGULAR
 from sparkwright.demo import upstreams
 from sparkwright.forks import package_index, resolve
-from sparkwright.forks.stack import Project, read_lock, render_lock, stack_names
+from sparkwright.forks.stack import render_lock
 
 TAG = upstreams.tag()
 #: Bytes of the official wheel.
@@ -229,145 +225,17 @@ def test_an_accepted_release_of_the_index_fits(pinned: Mini) -> None:
     assert {line.partition(" ")[0] for line in lines} == {"mini_flashinfer-0.7.4-py3-none-any.whl"}
 
 
-PATCH = """From: T <t@t.example>
-Date: Sun, 1 Nov 2026 12:00:00 +0000
-Subject: [PATCH] Change a file
-
-As told.
-
-Upstream-Status: Pending
-Reason: the test wants it
-Drop-When: the test ends
----
-diff --git a/docs/{0}.txt b/docs/{0}.txt
-new file mode 100644
---- /dev/null
-+++ b/docs/{0}.txt
-@@ -0,0 +1 @@
-+{0}
-"""
-VENDORED_RULE = """
-  - {name: attention-12.1, fork: vllm, source: flash-attention, file: CMakeLists.txt, command: set, where: [ARCHS], argument: 1,
-     expect: "8.0", append: ["12.1"], reason: the test, drop_when: it ends}
-
-kept:
-"""
-NEW = ["lock", "--new", "next", "--vllm", "0.34.0"]
-
-
-@pytest.fixture(name="older")
-def _older(pinned: Mini) -> Mini:
-    """Return the project with a patch that the next release has, one that conflicts with it, a rule for another list, and few tools."""
-    series = pinned.root / "forks/demo/vllm/series"
-    series.write_text(f"{series.read_text()}taken.patch\nother.patch\n")
-    for name in ("taken", "other"):
-        series.with_name(f"{name}.patch").write_text(PATCH.format(name))
-    pinned.edit("build/demo/archs.yaml", '"8.0;9.0;10.0;12.0"', '"8.0"')
-    pinned.edit("build/demo/archs.yaml", "\nkept:\n", VENDORED_RULE)
-    entry = "    requires:\n      torch: torch==2.14.1\n"
-    pinned.edit("build/demo/environment.yaml", "    package: mini_vllm\n", f"    package: mini_vllm\n{entry}")
-    (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==1\n")
-    return pinned
-
-
-def test_a_new_stack_has_the_pins_of_its_release_and_says_what_no_longer_fits(older: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """What upstream took is gone, what conflicts stays, and the commands to go on are named; another stack changes in nothing."""
-    before = {path: path.read_bytes() for path in older.root.rglob("*") if path.is_file()}
-    assert main.main([*NEW, *older.words, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    states = {finding["name"]: finding["state"].partition(":")[0] for finding in document["findings"]}
-    todo = [finding["todo"] for finding in document["findings"] if finding["todo"]]
-    made, words = Project(older.root, "next"), "--stack next --fork vllm"
-
-    assert [pins.release(made.spec.forks[fork]) for fork in ("cutlass", "flashinfer", "vllm")] == ["4.7.1", "0.7.4", "0.34.0"]
-    assert made.build_folder.joinpath("requirements.in").read_text().endswith("\nmini-tool==2\n")
-    assert toolchain.spec(made).forks["vllm"].requires == {}
-    assert (states["taken.patch"], states["other.patch"]) == ("is upstream", "conflicts")
-    assert (states["supported-12.1"], states["marlin-repack-native"]) == ("no longer matches", "matches")
-    assert states["attention-12.1"] == "not tried"
-    assert todo == [f"sparkwright patch rebase {words}, then sparkwright patch export {words}", "correct it in build/next/archs.yaml, or remove it"]
-    assert series.names(made.series_folder("vllm"))[-1] == "other.patch"
-    locked = read_lock(made).forks["vllm"].bases[platform.machine()]
-    assert (locked.version, before) == ("0.34.0", {path: path.read_bytes() for path in before})
-    with refusal("usage", match="There is a stack"):
-        main.run([*NEW, *older.words])
-
-
-def test_a_new_stack_loses_nothing_that_people_wrote(older: Mini) -> None:
-    """Whatever the form of the files; only what was changed for the other release of vLLM goes."""
-    stack_file, tools = older.root / "forks/demo/stack.yaml", older.root / "build/demo/requirements.in"
-    stack_file.write_text(stack_file.read_text()[stack_file.read_text().index("stack:") :])
-    tools.write_text('mini-tool[fast]==1; python_version >= "3.8"  # of ours\n')
-    older.edit("build/demo/environment.yaml", "    distribution: mini-cutlass\n", "    distribution: mini-cutlass\n    variables:\n      torch: a variable\n")
-    shutil.copy(older.root / "build/demo/archs.yaml", older.root / "build/demo/archs-9.0a.yaml")
-    audit = older.root / "ci/audit"
-    for name in ("demo", "demo-9.0a", "demo-other"):
-        (audit / f"{name}.yaml").write_text(f"# {name}\n")
-    shutil.copytree(older.root / "forks/demo", older.root / "forks/branch")
-    older.edit("forks/branch/stack.yaml", 'sdist: {name: "mini-vllm", version: "0.33.0"}', "")
-    older.edit("forks/branch/stack.yaml", f'vllm.git", ref: "{upstreams.TAGS["vllm"]}"', 'vllm.git", ref: "main"')
-    assert main.main([*NEW, *older.words]) == 0
-
-    made, near = Project(older.root, "next"), Project(older.root, "demo")
-    assert (made.spec.arch, [*made.spec.forks]) == (near.spec.arch, [*near.spec.forks])
-    assert tools.parent.with_name("next").joinpath("requirements.in").read_text().splitlines()[1:] == ['mini-tool[fast]==2; python_version >= "3.8"']
-    assert toolchain.spec(made).forks["cutlass"].variables == {"torch": "a variable"}
-    assert {path.name: path.read_text() for path in audit.glob("next*")} == {"next.yaml": "# demo\n", "next-9.0a.yaml": "# demo-9.0a\n"}
-
-
-@pytest.mark.parametrize("folder", ["build", "forks"])
-def test_a_new_stack_takes_no_folder_that_is_there(older: Mini, folder: str) -> None:
-    notes = older.root / folder / "next" / "notes.txt"
-    notes.parent.mkdir()
-    notes.write_text("mine")
-    with refusal("usage", match="There is a stack 'next' already"):
-        main.run([*NEW, *older.words])
-    assert notes.read_text() == "mine"
-
-
-@pytest.mark.parametrize("words", [["--tools"], ["--force-pin"], ["--fork", "vllm"]])
-def test_a_new_stack_refuses_what_it_does_not_heed(older: Mini, words: list[str]) -> None:
-    with refusal("usage", match="--new excludes"):
-        main.run([*NEW, *older.words, *words])
-
-
-def test_without_a_stack_of_a_release_there_is_no_new_one(older: Mini) -> None:
-    older.edit("forks/demo/stack.yaml", 'sdist: {name: "mini-vllm", version: "0.33.0"}', "")
-    older.edit("forks/demo/stack.yaml", f'vllm.git", ref: "{upstreams.TAGS["vllm"]}"', 'vllm.git", ref: "main"')
-    with refusal("not-provided", match="release of vllm"):
-        main.run([*NEW, *older.words])
-
-
-def test_rules_for_a_file_that_is_too_large_no_longer_match(older: Mini) -> None:
-    context = older.context()
-    tree = context.objects.store_files([("CMakeLists.txt", REGULAR, b"#" * (rules.LARGEST_CMAKE + 1))])
-    findings = new_stack._try_rules(context, "vllm", tree)
-    assert {finding.state for finding in findings if finding.name == "supported-12.1"} == {
-        f"no longer matches: CMakeLists.txt is larger than {rules.LARGEST_CMAKE} bytes."
-    }
-
-
 def test_the_advice_names_the_verbs_that_have_the_option() -> None:
     *_, sentence = pins.PinError.references["pins-disagree"].todo.split(". ")
     own = {verb for table in (stages._OPTIONS, patch._OPTIONS) for verb, names in table.items() if "--force-pin" in names}
     assert own == set(re.findall("patch bump|lock|plan|build", sentence))
 
 
-def test_a_killed_run_leaves_no_stack(older: Mini) -> None:
-    """Whatever was written is no stack, and the next run makes it."""
-    for below, step in ((".new-next/forks", 3), ("project/build/next", 1), ("project/forks/next", 1), ("project/build/next", 2)):
-        assert processes.kill_at(step, lambda: main.main([*NEW, *older.words]), below)
-        assert stack_names(older.root) == ["demo"]
-    assert main.main([*NEW, *older.words]) == 0
-
-    assert (stack_names(older.root), [*(older.root / ".rebase").iterdir()]) == (["demo", "next"], [])
-
-
 def test_the_guide_to_a_new_stack(pinned: Mini, tmp_path: Path) -> None:
     """Its commands run as they stand there, but for `plan`, whose compiler the index does not have."""
-    (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==1\n")
+    (pinned.root / "build/demo/requirements.in").write_text("# Tools of the demo.\nmini-tool==2\n")
     (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": {upstreams.HOST: f"{pinned.upstreams}/"}}))
     environment = {**os.environ, "SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(pinned.cache)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    places = {"NEXT": "next", "0.33.1": "0.34.0", "0.7.4": "0.7.2", "sparkwright plan": "sparkwright apply"}
+    places = {"2026.11": "demo", "NEXT": "next", "0.33.1": "0.34.0", "0.7.4": "0.7.2", "0.7.5": "0.7.4", "sparkwright plan": "sparkwright apply"}
     guides.run(ROOT / "docs/howto/make-a-stack.md", pinned.root, environment, places)

@@ -28,9 +28,9 @@ from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 
-#: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
-#: on them, and cost records, which plan memory and are no result of a build.
-SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
+#: Folders that two stores share: bytes that the lock names by hash, and locks, since both stores
+#: work on them.
+SHARED = ("downloads", "environments", "mirrors", "locks")
 
 #: Ends of the names of members that another host compiler changes.
 HOST = (".so", *(f".dist-info/{name}" for name in (BUILD_RECORD, SBOM, "RECORD")))

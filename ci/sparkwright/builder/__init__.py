@@ -71,8 +71,8 @@ class BuildError(SparkwrightError):
         "isolation-missing": Advice(
             "The system does not let users create namespaces, as on Ubuntu 24.04 and in most "
             "containers.",
-            "Build in a container (sparkwright build --container), or as root, or allow "
-            "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+            "Allow namespaces (sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0), or "
+            "build as root; in a container of docker, start that with --privileged.",
         ),
         "memory-exceeded": Advice(
             "Compiling one unit alone takes more memory than there is: the system killed its "

@@ -1,15 +1,9 @@
 """
-The container engine: its images, one way to run a program in them, and builds in a container.
+The container engine: its images, and one way to run a program in them.
 
 A container has no network and no rights, runs as the caller's user, and is removed when the run
 that started it ends. Its name states the owner process, so that the next run removes the containers
 of killed runs.
-
-The builder image is a base that is pinned by digest, the system packages that it lacks, and this
-program. A build fetches outside, then runs the same command inside without a network. The container
-has a store of its own for everything that depends on its Python and compilers, at the same path
-inside and outside, so that every path it prints can be opened. Downloads and mirrors are shared
-read-only; objects, locks, cost records and the compiler cache are shared for writing.
 """
 
 from __future__ import annotations
@@ -34,17 +28,13 @@ from docker.models.containers import Container
 from docker.models.images import Image
 from docker.types import LogConfig, Mount
 
-from sparkwright.builder import ninja, preflight, pylock, toolchain
+from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.pylock import Interpreter
-from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import source_wheel
-from sparkwright.builder.workspace import fetch_external
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, Failure, SparkwrightError, StoreError
-from sparkwright.core.files import content_key, read_bytes, sha256_bytes
-from sparkwright.core.store import Store
+from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.words import ENGINE_FULL, FORMAT_UNKNOWN
-from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -60,11 +50,6 @@ _DESCRIBE = (
 IMAGE_LABEL = "sparkwright.image"
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
-#: Path of the program in the builder image (build/builder.Dockerfile).
-PROGRAM = "/usr/local/lib/sparkwright/bin/python"
-#: Folders of the store that a build in a container shares.
-READ = ("downloads", "mirrors")
-WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
 
 class ContainerError(SparkwrightError):
@@ -96,7 +81,7 @@ class ContainerError(SparkwrightError):
         "engine-missing": Advice(
             "No container engine is installed on this machine, or it is not running.",
             "Install one (sudo apt-get install docker.io) or start it (sudo systemctl start "
-            "docker); or build without --container.",
+            "docker).",
         ),
         "engine-refused": Advice(
             "The container engine reported an error; its message is above.",
@@ -104,18 +89,18 @@ class ContainerError(SparkwrightError):
         ),
         "engine-unreachable": Advice(
             "The container engine's socket is there, but the engine behind it was stopped, "
-            "hangs, or ended during the build.",
+            "hangs, or ended during the work.",
             "Start it again (sudo systemctl restart docker) and read its log (journalctl -u "
             "docker). What is finished is kept.",
         ),
         "image-build-failed": Advice(
-            "The base has no package that the builder needs and could not install it, or its "
+            "The base has no package that the image needs and could not install it, or its "
             "Python is older than 3.11.",
             "Read the last lines above. With --offline the base must have everything that "
-            "build/builder.Dockerfile or build/serve.Dockerfile lists.",
+            "build/serve.Dockerfile lists.",
         ),
         "image-mismatch": Advice(
-            "The digest names an image of one architecture, and the build was asked for in "
+            "The digest names an image of one architecture, and the image was asked for in "
             "another.",
             "Name an image of that architecture with --base, or change --platform.",
         ),
@@ -290,7 +275,6 @@ def run(
         "environment": {
             "HOME": "/tmp",  # noqa: S108  see above
             "LC_ALL": "C.UTF-8",
-            VARIABLE: "container",
             **(variables or {}),
         },
         "mem_limit": memory or None,
@@ -470,7 +454,7 @@ def build_image(
     return str(image.id)
 
 
-# The builder image, and a build in it.
+# The base of an image.
 
 
 def pinned_base(context: RunContext, name: str) -> str:
@@ -484,33 +468,6 @@ def pinned_base(context: RunContext, name: str) -> str:
     if not PINNED.fullmatch(base):
         raise ContainerError("base-unresolved", f"The base image {base!r} is named by no digest.")
     return base
-
-
-def builder_image(
-    context: RunContext, engine: docker.DockerClient, base: str
-) -> tuple[str, str, Interpreter]:
-    """
-    Return the ids of the images with compilers and Python, and with this program besides, both
-    built when the engine has none; and the description of their Python.
-
-    Raises:
-        offline, source-unreachable: The base or a requirement of the program cannot be had.
-        image-mismatch, emulation-missing, image-build-failed, disk-full: As `prepare_base` and
-            `build_image`.
-    """
-    target = f"linux/{engine.version()['Arch']}"
-    files = {"Dockerfile": read_bytes(context.project.root / "build" / "builder.Dockerfile")}
-    with console.step(f"builder image for {target}"):
-        system, python = system_image(context, engine, base, target, "system", files)
-        with tempfile.TemporaryDirectory() as folder:
-            files |= {
-                f"wheels/{path.name}": path.read_bytes()
-                for path in program_wheels(context, python, Path(folder), extra="full")
-            }
-        hashes = {name: sha256_bytes(data) for name, data in files.items()}
-        key = content_key("image", {"system": system, "files": hashes})
-        image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
-    return system, image, python
 
 
 def system_image(
@@ -565,82 +522,3 @@ def program_wheels(
         source_wheel.write_program(folder, extra=extra),
         *pylock.required(context, python, source_wheel.stated_requirements(extra)),
     ]
-
-
-def build(
-    context: RunContext, words: Sequence[str], *, base: str = ""
-) -> tuple[int, dict[str, Any]]:
-    """
-    Run the command line *words* in the builder image; return its exit status and the document that
-    it printed.
-
-    Args:
-        base: Base image instead of the one of ``environment.yaml``.
-
-    Raises:
-        engine-missing, engine-forbidden, engine-unreachable, engine-refused: As `connected`.
-        base-unresolved: As `pinned_base`.
-        container-killed: A signal ended the program.
-        early-check-failed: As `preflight.check_output`.
-    """
-    preflight.check_output(context)
-    with connected() as engine:
-        base = pinned_base(context, base)
-        for fork in context.forks:
-            for name in (fork, *context.project.fork(fork).needs):
-                fetch.fetch(context, name)
-            preflight.check_target_names(context, fork)
-            fetch_external(context, fork)
-        system, image, python = builder_image(context, engine, base)
-        files = list(pylock.wheels(context.project, python))
-        for fork in context.forks:
-            if locked := context.lock.forks[fork].bases.get(python.machine):
-                files.append((locked.name, locked.filename, locked.sha256))
-        pylock.download(context.store, files, offline=context.offline)
-        with console.step(f"build in a container of {base}, Python {python.version}"):
-            return run_program(context, engine, system, image, words)
-
-
-def run_program(
-    context: RunContext, engine: docker.DockerClient, system: str, image: str, words: Sequence[str]
-) -> tuple[int, dict[str, Any]]:
-    """
-    Run sparkwright in *image* with the command line *words*; return its status and the JSON
-    document that it printed, if any. It runs the build itself, since `VARIABLE` is set there.
-
-    Args:
-        system: The image below; environments and build folders depend on its compilers and Python.
-    """
-    store = Store(context.store.root / "containers" / system.removeprefix("sha256:")[:16])
-    memory = ninja.memory_budget(context.memory) * 10**6
-    command = [
-        *(PROGRAM, "-m", "sparkwright", *words),
-        # The last of two options counts.
-        *("--offline", "--root", str(context.project.root), "--cache-dir", str(store.root)),
-        *("--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"),
-        *(f"--mirror={url}={path}" for url, path in context.mirrors.items()),
-    ]
-    folders = [
-        bind(context.project.root),
-        bind(context.output, writable=True),
-        bind(store.root, writable=True),
-        # The engine would create a missing mount point as root.
-        *(bind(context.store.folder(name), store.folder(name)) for name in READ),
-        *(bind(context.store.folder(name), store.folder(name), writable=True) for name in WRITTEN),
-    ]
-    lines: list[str] = []
-    status = run(
-        engine,
-        image,
-        command,
-        folders=folders,
-        variables={
-            # /tmp inside is memory.
-            "TMPDIR": str(store.folder("tmp")),
-            "GITHUB_ACTIONS": os.environ.get("GITHUB_ACTIONS", ""),
-        },
-        # The rest is for sparkwright, ninja, the linker and file pages.
-        memory=memory + 10**9,
-        on_out=lines.append if console.json else console.result,
-    )
-    return status, msgspec.json.decode("\n".join(lines)) if lines else {}

@@ -11,26 +11,26 @@ Machines share results if ``CCACHE_REMOTE_STORAGE`` names a server. Without ccac
 the same.
 
 The cost of a unit is its seconds of CPU and the peak resident megabytes of one process of its
-compiler (``ru_maxrss`` of wait4(2); nvcc runs cicc and ptxas one after the other). It is taken from
-this machine's record, else as the stack ships it, else guessed.
+compiler (``ru_maxrss`` of wait4(2); nvcc runs cicc and ptxas one after the other), as the stack
+ships it in ``costs.yaml``, else guessed.
 
 Of the edges that are ready, ninja starts the one on the longest path first, and among equals the
 one that stands first in the file (1.12 and later). So compile edges are written longest first, and
-large ones in a pool of their own. CMake's ``build.ninja`` is left as it is: its edges are written
-to a second file in another order, every command unchanged, so that both share one log.
+large ones in a pool of their own: on 20 cores the units of 2026.11 take a third less time than in
+CMake's order (`ci/bench/schedule.py`). CMake's ``build.ninja`` is left as it is: its edges are
+written to a second file in another order, every command unchanged, so that both share one log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -41,7 +41,7 @@ from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key
-from sparkwright.core.store import Store, translate_disk_full
+from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
@@ -66,8 +66,8 @@ SCHEDULE = "sparkwright.ninja"
 SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
 #: Units above so many megabytes get the pool ``heavy``.
 HEAVY = 2000
-#: The share of the cores that large units at once must leave in use.
-BUSY = 0.9
+#: What every other unit may take, in megabytes.
+LIGHT = 1000
 
 #: A line with its continuations; a dollar escapes what follows it.
 _LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
@@ -95,7 +95,7 @@ class Cost(NamedTuple):
 
 #: The cost of a unit that was never measured. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
 #: 450-760 MB on one x86-64 core; a guess should rather be too large.
-GUESS = Cost(20, 1200)
+GUESS = Cost(20, 1000)
 
 
 class ShippedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,56 +120,19 @@ class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forks: dict[str, ShippedCosts] = {}
 
 
-class Costs:
+def shipped_costs(context: RunContext, fork: str) -> dict[str, Cost]:
     """
-    The costs of one fork's units.
+    Return the costs of the units of *fork* that come with the stack, by source; those of another
+    architecture are a better estimate than a guess.
 
-    Args:
-        store: Holds this machine's record under *key*.
-        shipped: The costs that come with the stack.
+    Raises:
+        file-invalid: The file cannot be read.
     """
-
-    def __init__(self, store: Store, key: str, shipped: Mapping[str, Cost]) -> None:
-        self._store, self._key, self._shipped = store, key, shipped
-        #: Unit → its last cost on this machine.
-        self.recorded = store.get("costs", key, dict[str, Cost]) or {}
-
-    @classmethod
-    def of(cls, context: RunContext, fork: str) -> Costs:
-        """
-        Return the costs of *fork* with this run's arch, compilers, host and target.
-
-        A cross build may take a quarter of the time of a native one.
-
-        Raises:
-            file-invalid: The shipped file cannot be read.
-        """
-        parts = {
-            "arch": context.project.spec.arch,
-            "compilers": toolchain.code_generators(context),
-            "host": platform.machine(),
-            "target": context.machine,
-        }
-        # Those of another architecture are a better estimate than a guess.
-        path = context.project.build_folder / "costs.yaml"
-        shipped = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
-        units = shipped[fork].units if fork in shipped else {}
-        key = f"{fork}-{content_key('costs', parts)[:16]}"
-        return cls(context.store, key, {unit: Cost(*cost) for unit, cost in units.items()})
-
-    def expected(self, unit: str) -> Cost:
-        """Return the cost of *unit* on this machine, else as the stack ships it, else a guess."""
-        return self.recorded.get(unit) or self._shipped.get(unit) or GUESS
-
-    @property
-    def total(self) -> float:
-        """The seconds of CPU of all units that were ever measured."""
-        return sum(self.expected(unit).seconds for unit in {**self._shipped, **self.recorded})
-
-    def add(self, costs: Mapping[str, Cost]) -> None:
-        """Add *costs* to this machine's record."""
-        self.recorded |= costs
-        self._store.put("costs", self._key, self.recorded)
+    path = context.project.build_folder / "costs.yaml"
+    forks = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
+    if fork not in forks:
+        return {}
+    return {unit: Cost(*cost) for unit, cost in forks[fork].units.items()}
 
 
 # The order in build.ninja.
@@ -184,77 +147,69 @@ class CompileOrder(msgspec.Struct, frozen=True):
 
 def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
     """
-    Return an order of *units* that never holds more than *megabytes*, except for one unit alone.
-
-    It is safe for the largest units that can meet, whatever the real times are: as many large units
-    at once as leave nearly all cores busy.
+    Return an order in which one of the large among *units*, beside others that take `LIGHT` each,
+    fits into *megabytes*, and as many more of the large ones as fit beside all cores.
     """
-    sizes = sorted((unit.megabytes for unit in units), reverse=True)
-    heavy = [size for size in sizes if size > HEAVY]
-    light = sizes[len(heavy) :]
-    jobs, left = cores, megabytes
-    for depth in range(max(1, min(len(heavy), cores)), 0, -1):
-        large = heavy[:depth]
-        left, beside = megabytes - sum(large), light[: cores - len(large)]
-        fitting = sum(total <= left for total in accumulate(beside))
-        jobs = cores if fitting == len(beside) else len(large) + fitting
-        if left >= 0 and jobs >= BUSY * cores:
-            return CompileOrder(jobs, depth)
-    return CompileOrder(max(jobs, 1) if left >= 0 else 1, 1)
+    largest = max((unit.megabytes for unit in units), default=0)
+    if largest <= HEAVY:
+        return CompileOrder(max(1, min(cores, megabytes // LIGHT)), 1)
+    jobs = max(1, min(cores, 1 + (megabytes - largest) // LIGHT))
+    return CompileOrder(jobs, max(1, (megabytes - jobs * LIGHT) // largest))
 
 
 def write_schedule(
-    build: Path, inside: Path, cost: Callable[[str], Cost], cores: int, megabytes: int
-) -> tuple[CompileOrder, dict[str, Cost]]:
+    build: Path, inside: Path, costs: Mapping[str, Cost], cores: int, megabytes: int
+) -> CompileOrder:
     """
-    Write the schedule of the build folder; return the order of its units, and the expected cost of
-    each by the name of its object.
+    Write the schedule of the build folder, and return the order of its units.
 
     Args:
         inside: The name that the folder has for ninja.
-        cost: Returns the expected cost of a unit, by its path as the compiler sees it.
+        costs: The costs of units, by their paths as the compiler sees them.
     """
-    text, costs = _schedule(build / "build.ninja", build, inside, cost)
-    chosen = order([*costs.values()], cores, megabytes)
+    text, units = _schedule(build / "build.ninja", build, inside, costs)
+    chosen = order(units, cores, megabytes)
     (build / SCHEDULE).write_text(f"pool heavy\n  depth = {chosen.heavy}\n{text}", "utf-8")
-    return chosen, costs
+    return chosen
 
 
 def _schedule(
-    path: Path, build: Path, inside: Path, cost: Callable[[str], Cost]
-) -> tuple[str, dict[str, Cost]]:
-    """Return the text of a ninja file with its units longest first, and the cost of each object."""
+    path: Path, build: Path, inside: Path, costs: Mapping[str, Cost]
+) -> tuple[str, list[Cost]]:
+    """Return the text of a ninja file with its units longest first, and their costs."""
     statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
-    seconds, costs = dict[int, float](), dict[str, Cost]()
+    seconds, units = dict[int, float](), list[Cost]()
     for slot, statement in enumerate(statements):
-        if edge := _compile_edge(statement):
-            costs[edge[0]] = expected = cost(edge[1])
-            seconds[slot] = expected.seconds
+        if source := _compiled_source(statement):
+            cost = costs.get(source, GUESS)
+            units.append(cost)
+            seconds[slot] = cost.seconds
             # Of two values for a variable, ninja takes the last.
-            statements[slot] += "  pool = heavy\n" if expected.megabytes > HEAVY else ""
+            statements[slot] += "  pool = heavy\n" if cost.megabytes > HEAVY else ""
         elif match := _SUBNINJA.fullmatch(statement):
             nested = build / (inside / _unescaped(match[1])).relative_to(inside)
-            text, nested_costs = _schedule(nested, build, inside, cost)
+            text, nested_units = _schedule(nested, build, inside, costs)
             target = nested.with_suffix(f".{SCHEDULE}")
             target.write_text(text, "utf-8")
             statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
-            seconds[slot] = max((unit.seconds for unit in nested_costs.values()), default=0.0)
-            costs |= nested_costs
+            seconds[slot] = max((unit.seconds for unit in nested_units), default=0.0)
+            units += nested_units
     # Every other statement keeps its place; rules stand before the edges that use them.
     result = list(statements)
-    for slot, source in zip(seconds, sorted(seconds, key=lambda slot: -seconds[slot]), strict=True):
-        result[slot] = statements[source]
-    return "".join(result), costs
+    longest_first = sorted(seconds, key=lambda slot: -seconds[slot])
+    for slot, other in zip(seconds, longest_first, strict=True):
+        result[slot] = statements[other]
+    return "".join(result), units
 
 
-def _compile_edge(statement: str) -> tuple[str, str] | None:
-    """Return the object and the source of *statement*, or None if it is no compile edge."""
+def _compiled_source(statement: str) -> str:
+    """Return the source of the compile edge *statement*; empty if it is none."""
     match = _BUILD.match(re.sub(r"\$\n[ \t]*", "", statement))
     if match is None:
-        return None
+        return ""
     output, source = map(_unescaped, match.groups())
     is_unit = PurePath(output).suffix == ".o" and PurePath(source).suffix in SUFFIXES
-    return (output, source) if is_unit else None
+    return source if is_unit else ""
 
 
 def _unescaped(text: str) -> str:
@@ -335,7 +290,7 @@ class BuildFolder:
         log = f"{context.project.stack}-{context.named(fork)}-compile.log"
         self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._launch, self._expected = work / "launch", dict[str, Cost]()
+        self._launch = work / "launch"
         self._env = {
             **cache_variables(context, env, None if sandbox.mounts else context.store.root),
             "NINJA_STATUS": "[%f/%t] ",
@@ -344,9 +299,14 @@ class BuildFolder:
             "TMPDIR": str(self._launch / "tmp"),
         }
 
-    def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:
+    def compile(
+        self, targets: Sequence[str], costs: Mapping[str, Cost] = MappingProxyType({})
+    ) -> list[CompilerCall]:
         """
         Make the CMake *targets*, or everything if there are none, and return the compiler calls.
+
+        Args:
+            costs: Source → its cost.
 
         Raises:
             compile-failed, disk-full: A unit failed; finished objects are kept.
@@ -356,13 +316,13 @@ class BuildFolder:
         with translate_disk_full(self._path):
             # The calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
-            self._collect(costs)
+            (self._launch / CALLS).unlink(missing_ok=True)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            chosen, self._expected = write_schedule(
+            chosen = write_schedule(
                 self._path,
                 self._sandbox.sandbox_path(self._path),
-                lambda path: costs.expected(path.removeprefix(self._source)),
+                {f"{self._source}{unit}": cost for unit, cost in costs.items()},
                 self._cores,
                 self._megabytes,
             )
@@ -371,7 +331,8 @@ class BuildFolder:
                 with console.step(title):
                     self._make(targets, chosen.jobs)
             finally:
-                calls = self._collect(costs)
+                calls = [call for call in self._calls() if call.good]
+                (self._launch / CALLS).replace(self._launch / FINISHED)
         work = [call.seconds for call in calls if not call.hit]
         console.note(
             f"{len(work)} units compiled ({duration(sum(work))} of work), "
@@ -406,33 +367,25 @@ class BuildFolder:
             *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
             *("-C", str(self._path), *options, "-f", SCHEDULE),
         ]
-        run = partial(
-            self._sandbox.run,
-            log=self._log,
-            env=self._env,
-            network=REMOTE in self._env,
-            failure=partial(BuildError, "compile-failed"),
-            what=f"{self._name} does not compile.",
-        )
-        with console.progress("work", 0, "seconds") as progress:
-
-            def plan(line: str) -> None:
-                progress.total += self._seconds(line)
+        kills = launcher.memory_kills()
+        with console.progress("work", 0, "steps") as progress:
 
             def on_line(line: str) -> None:
                 lines.append(line)
                 if match := _PROGRESS.match(line):
-                    step = f"{match[1]} of {match[2]}: {Path(line.rpartition(' ')[2]).name}"
-                    progress.update(progress.done + self._seconds(line), step)
+                    step = Path(line.rpartition(" ")[2]).name
+                    progress.update(int(match[1]), step, total=int(match[2]))
 
             try:
-                run([*command, "-n"], on_line=plan)
-            except BuildError:
-                # It needs a file that an edge writes (dyndep): the whole is not known.
-                progress.total = 0
-            kills = launcher.memory_kills()
-            try:
-                run(command, on_line=on_line)
+                self._sandbox.run(
+                    command,
+                    log=self._log,
+                    env=self._env,
+                    network=REMOTE in self._env,
+                    failure=partial(BuildError, "compile-failed"),
+                    what=f"{self._name} does not compile.",
+                    on_line=on_line,
+                )
             except BuildError as error:
                 failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
@@ -447,11 +400,6 @@ class BuildFolder:
                         ) from error
                 return failed
         return []
-
-    def _seconds(self, line: str) -> float:
-        """Return the expected seconds of CPU of the edge of a *line* of ninja."""
-        words = line.split() if _PROGRESS.match(line) else ()
-        return next((self._expected[word].seconds for word in words if word in self._expected), 0)
 
     def _failed_edges(self, text: str) -> list[FailedEdge]:
         """Return the failed edges in the *text* that ninja printed, in their order."""
@@ -471,13 +419,6 @@ class BuildFolder:
                 call = msgspec.json.decode(line, type=CompilerCall)
                 unit = call.unit.removeprefix(self._source)
                 calls.append(msgspec.structs.replace(call, unit=unit))
-        return calls
-
-    def _collect(self, costs: Costs) -> list[CompilerCall]:
-        """Add the recorded calls to *costs*, set their file aside, and return the good ones."""
-        calls = [call for call in self._calls() if call.good]
-        costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
-        (self._launch / CALLS).replace(self._launch / FINISHED)
         return calls
 
     @staticmethod

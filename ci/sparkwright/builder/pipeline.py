@@ -414,7 +414,7 @@ def _graft(
         omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
-        ).compile(settings.targets, ninja.Costs.of(context, fork))
+        ).compile(settings.targets, ninja.shipped_costs(context, fork))
         changes, manifest = graft.changes(
             context, source, base, workspace.build, members, omissions, settings
         )

@@ -26,14 +26,11 @@ from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 
-#: namespace: its own network, mounts and processes · container: the engine gave it no network ·
-#: none: no isolation.
-Kind = Literal["namespace", "container", "none"]
+#: namespace: its own network, mounts and processes · none: no isolation.
+Kind = Literal["namespace", "none"]
 #: An empty folder of every Linux system (Filesystem Hierarchy Standard 3.0, 4.9), hidden in the
 #: sandbox alone.
 INSIDE = Path("/usr/local/src")
-#: Set by `sparkwright build --container` for the program that it starts inside.
-VARIABLE = "SPARKWRIGHT_ISOLATION"
 
 #: Mounts an empty folder at $1 and in it $2 folders (pairs of source and target), then runs the
 #: rest, and writes the counters of its network to the file $0. The shell stays: it reaps orphans,
@@ -53,7 +50,6 @@ exit "$status"
 _BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
 #: The kernel's counters of the network of this process. The twelfth of IPv4 is OutNoRoutes; the
 #: second of UDP is NoPorts, which tells of a name that is asked of a server at an own address.
-_NETWORK = (Path("/proc/net/snmp"), Path("/proc/net/snmp6"))
 _UNANSWERED = re.compile(
     r"^(?:Ip: (?:\d+ ){11}|Udp: \d+ |(?:Ip6OutNoRoutes|Udp6NoPorts)\s+)(\d+)", re.MULTILINE
 )
@@ -92,10 +88,6 @@ class Sandbox(msgspec.Struct, frozen=True):
         Raises:
             isolation-missing: It is needed, and this machine offers none.
         """
-        # From the kernel: /sys may not be mounted, or be that of another network.
-        devices = {name for _, name in socket.if_nameindex()}
-        if os.environ.get(VARIABLE) == "container" and devices == {"lo"}:
-            return cls("container")
         refusal = _refusal()
         if refusal and needed:
             raise BuildError(
@@ -146,7 +138,7 @@ class Sandbox(msgspec.Struct, frozen=True):
         Raises:
             build-downloads: The program tried to reach a host, even if it succeeded without it.
         """
-        isolated = self.kind != "none" and not (network and self.kind == "namespace")
+        isolated = self.kind == "namespace" and not network
         variables = {
             name: self.translate(text) for name, text in env.items() if name.lower() not in _PROXIES
         }
@@ -162,8 +154,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             end_by = signal.SIGKILL
         failure: SparkwrightError | None = None
         counters.unlink(missing_ok=True)  # of a run that was killed
-        files = _NETWORK if self.kind == "container" else (counters,)
-        before, wanted = _unanswered(*files), list[str]()
+        wanted = list[str]()
         with socket.create_server(("127.0.0.1", 0)) as proxy:
             if not isolated:
                 # Without a proxy a program reaches the host that it wants; this one refuses it.
@@ -177,7 +168,7 @@ class Sandbox(msgspec.Struct, frozen=True):
                 failure = error
             finally:
                 proxy.shutdown(socket.SHUT_RDWR)  # which ends a wait for a connection
-        attempts = _unanswered(*files) - before
+        attempts = _unanswered(counters)
         counters.unlink(missing_ok=True)
         if wanted or (isolated and attempts):
             lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
@@ -194,9 +185,9 @@ class Sandbox(msgspec.Struct, frozen=True):
             raise failure
 
 
-def _unanswered(*paths: Path) -> int:
-    """Return how many packets of programs met no host or port, by the counters in *paths*."""
-    text = "".join(path.read_text("ascii") for path in paths if path.exists())
+def _unanswered(counters: Path) -> int:
+    """Return how many packets of programs met no host or port, by the file *counters*."""
+    text = counters.read_text("ascii") if counters.exists() else ""
     return sum(map(int, _UNANSWERED.findall(text)))
 
 

@@ -177,7 +177,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``environment.yaml``: tools and per-fork settings of a stack.
 
     Attributes:
-        image: Base of the builder image, ``name@sha256:…``; ``name@unresolved`` if no registry
+        image: Base of images that serve, ``name@sha256:…``; ``name@unresolved`` if no registry
             could be asked for its digest.
     """
 
@@ -363,7 +363,7 @@ def check_compiler(context: RunContext, settings: ForkEnvironment) -> None:
     if version and int(version.partition(".")[0]) < settings.gcc:
         others = sorted(set(settings.targets) - settings.listed_targets)
         install = f"sudo apt-get install g++-{settings.gcc}, then CXX=g++-{settings.gcc} "
-        install += f"CC=gcc-{settings.gcc}; Debian 12 has none: build there with --container."
+        install += f"CC=gcc-{settings.gcc}; Debian 12 has none."
         if context.cross:
             # CMake is given the compiler without a version in its name.
             install = f"Cross-compile on a system whose {compiler_command(context)[0]} is newer."

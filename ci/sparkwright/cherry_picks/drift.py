@@ -590,13 +590,6 @@ def _stated_commit(
     return UNRESOLVED
 
 
-def rewrite_stack(project: Project, fork: str, version: str) -> str:
-    """Return stack.yaml with *fork* at *version*, without a commit; raises as `plan_bump`."""
-    old = _version(project, fork)
-    after = _bumped(project.fork(fork), old, version)
-    return _rewrite_stack(project, fork, old, version, after)
-
-
 def _rewrite_stack(project: Project, fork: str, old: str, version: str, after: ForkSpec) -> str:
     """
     Return stack.yaml with *version* in place of *old* wherever the block of the fork has it in

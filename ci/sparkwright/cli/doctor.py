@@ -64,7 +64,7 @@ PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
     "g++": ("g++", "plan, build and demo", "missing"),
     "Python headers": ("python3-dev", "plan and build", "missing"),
     "ccache": ("ccache", "the reuse of units in other checkouts", "look"),
-    "docker": ("docker.io", "build --container", "look"),
+    "docker": ("docker.io", "lab image", "look"),
     "aarch64-linux-gnu-g++": ("g++-aarch64-linux-gnu", "build --target aarch64", "look"),
 }
 

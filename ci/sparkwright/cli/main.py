@@ -139,8 +139,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         overview = _overview()
         overview.parse_args(words)
         overview.error("the command comes first")
-    # A build in a container repeats the words inside it.
-    namespace = argparse.Namespace(command=name, words=tuple(words))
+    namespace = argparse.Namespace(command=name)
     parser, words = parsers(COMMANDS[name].module)[name], words[count:]
     own, others = options.split(parser, words) if name in VLLM_COMMANDS else (words, ())
     if others and name != "serve":

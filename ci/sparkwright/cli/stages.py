@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, new_stack, pins, pipeline, preflight, pylock, toolchain
+from sparkwright.builder import configure, pins, pipeline, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan as arch_plan
-from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace, fetch_external, source_tree
 from sparkwright.cherry_picks import series
@@ -63,8 +61,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             **options.FLAG,
             "help": "also lock the tools and the harness of G6 anew, at their newest versions",
         },
-        "--new": {"metavar": "STACK", "help": "make this stack from the nearest one"},
-        "--vllm": {"metavar": "VERSION", "help": "with --new: release of vLLM that it is for"},
     },
     "fetch": _COMPILED,
     "plan": {**_COMPILED, **options.FORCE_PIN},
@@ -108,14 +104,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "WHEEL",
             "help": "with --again: wheels to rebuild (default: the last build of each --fork)",
         },
-        "--container": {
-            **options.FLAG,
-            "help": "build in a container without network, privileges or root",
-        },
-        "--base": {
-            "metavar": "IMAGE@sha256:HEX",
-            "help": "with --container: base image (default: `image` in environment.yaml)",
-        },
     },
     "audit": {
         **_TARGET,
@@ -158,13 +146,6 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
-    words = (arguments.tools, arguments.force_pin, arguments.fork)
-    options.refuse(
-        (bool(arguments.new) != bool(arguments.vllm), "--new goes with --vllm."),
-        (arguments.new and any(words), "--new excludes --tools, --force-pin and --fork."),
-    )
-    if arguments.new:
-        return _new(context, arguments.new, arguments.vllm)
     project, refused = context.project, list[SourceError]()
     with project.editing():
         pins.check(context, every=True, force=arguments.force_pin)
@@ -193,17 +174,6 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     if refused:
         raise refused[0]
     return {"lock": written, "unresolved": unresolved}
-
-
-def _new(context: RunContext, stack: str, version: str) -> dict[str, Any]:
-    """Make the stack, and show what fits of the nearest one, and what to do about the rest."""
-    findings = new_stack.create(context, stack, version)
-    rows = [[finding.fork, finding.name, finding.state] for finding in findings]
-    title = f"{stack}: vLLM {version}"
-    console.table(title, ["fork", "pin, patch, pick or rule", "state"], rows, result=True)
-    steps = dict.fromkeys(finding.todo for finding in findings if finding.todo)
-    console.result("\n".join(["next:", *steps, f"sparkwright plan --stack {stack}"]))
-    return {"stack": stack, "findings": findings}
 
 
 def lock_vendored(context: RunContext, fork: str) -> None:
@@ -369,21 +339,9 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
 def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
     options.refuse(
-        (arguments.base and not arguments.container, "--base belongs to --container."),
         (arguments.wheels and not arguments.again, "Wheels belong to --again."),
-        (
-            arguments.container and arguments.target,
-            "The builder image has no cross compiler, so --target excludes --container.",
-        ),
     )
     context = options.checkout(arguments)
-    # In the container the same command line runs again.
-    if arguments.container and VARIABLE not in os.environ:
-        from sparkwright.builder import container
-
-        status, document = container.build(context, arguments.words, base=arguments.base)
-        console.document(document)
-        return status
     if arguments.again:
         return _again(context, _wheels(context, arguments.wheels))
     console.note(

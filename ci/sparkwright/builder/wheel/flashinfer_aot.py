@@ -330,7 +330,7 @@ class AotBuilder:
         context, fork = self._context, self._spec.fork
         ninja.BuildFolder(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
-        ).compile((), ninja.Costs.of(context, fork))
+        ).compile((), ninja.shipped_costs(context, fork))
         build = self.folder / "build"
         libraries = graft.read_libraries(build, {module: module.path for module in modules})
         members = {module.path: data for module, data in libraries.items()}
