@@ -1,12 +1,13 @@
 #!/bin/bash
-# rehearse.sh ROOT STEP [NAME MODEL [WORDS…]]: one step of the rehearsal of STACK (9.0a.yaml: 2026.06), in the unpacked bundle ROOT
+# rehearse.sh ROOT STEP [NAME MODEL [WORDS…]]: one step of the rehearsal of STACK, in the folder ROOT that host.py set up
 set -eu
-export STACK=${STACK:-2026.06}
+export STACK=${STACK:-2026.11}
 root=$1 step=$2 name=${3:-} model=${4:-}
 rehearsal=$root/program/ci/rehearsal environments=$root/environments trained=$root/program/tests/server/trained.py
 # Nights run beside each other, and a store has one at a time.
 store=$root/stores/${STORE:-$name}
-candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
+# Models are made before the wheels are there.
+candidate=$(echo "$root"/dist/*.whl) stock=$(echo "$root"/stock/*.whl)
 python() { "$environments/$1/bin/python" "${@:2}"; }
 own_store() {
   if [ ! -e "$store" ]; then
@@ -31,7 +32,8 @@ case $step in
   learned)
     # NAME: a type of transformers. The models that know what the gates ask
     rm -rf "$root/models/$name"
-    PYTHONPATH=$root/program/ci:$root/program/tests/server python candidate "$trained" "$root/models/$name" "$root/program/ci/gates" 320 "$name" ;;
+    PYTHONPATH=$root/program/ci:$root/program/tests/server python candidate "$trained" "$root/models/$name.new" "$root/program/ci/gates" 320 "$name"
+    mv "$root/models/$name.new" "$root/models/$name" ;;
   wide)
     # NAME: the hybrid that `learned` made
     rm -rf "$root/models/wide"
