@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.bench.statistics import attempt_alpha
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
     GateResult,
@@ -33,13 +34,16 @@ from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_digest
 from sparkwright.gates.core.verdict import ORDER, Attempt, Ladder, Verdict, declarations
-from sparkwright.release import canary, throughput_recheck
+from sparkwright.release import canary
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
+from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy, ThroughputRule
 from sparkwright.release.wheel_facts import WheelFacts
 
 #: Seconds by which the clocks of two machines may differ.
 CLOCKS = 86_400
+
+#: Machines round logarithms differently in the last digit.
+TOLERANCE = 1e-9
 
 #: Ends of attempts that count against `GateRule.attempts`; one that was killed, or ended with the
 #: machine, may have met what it looked for. Ctrl-C gives not-run, and chooses nothing.
@@ -231,9 +235,11 @@ def decide(
         )
         ladder = replace(ladder, verdicts=verdicts)
     cells = throughput.cells if throughput and throughput.kind == "gate" else ()
-    for verdict in verdicts:
-        if (verdict.gate, verdict.state) == ("G8", "pass"):
-            cells = throughput_recheck.recompute(verdict, throughput, policy.throughput)
+    passed = any((verdict.gate, verdict.state) == ("G8", "pass") for verdict in verdicts)
+    if passed and not (throughput and throughput.state == "pass" and cells):
+        raise ReleaseError(
+            "verdict-hollow", f"The pass of G8 of {wheel.name} has no measurement that passed."
+        )
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
     judged = ladder or Ladder(wheel.stack, None, ())
@@ -333,7 +339,7 @@ def _gates(
         best = compared[max(compared, key=ORDER.index)] if compared else None
         missing += _lacks(wheel, policy, "G8", "", best, outcomes)
         if best and best.state == "pass" and throughput and policy.throughput:
-            missing += throughput_recheck.missing(throughput, policy.throughput)
+            missing += _throughput(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
         states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
         # A fail is looked at below.
@@ -348,6 +354,26 @@ def _gates(
         and not _excuse(verdict, policy)
     ]
     return missing, tuple(recipe for recipe, lacking in by_recipe.items() if not lacking)
+
+
+def _throughput(result: Result, rule: ThroughputRule) -> Iterator[Missing]:
+    """Yield why a pass is not the one that the policy asks for: margins and workloads."""
+    alpha = attempt_alpha(rule.policy.alpha, result.attempt)
+    primary = {
+        (cell.name, series.metric): series.margin
+        for cell in result.cells
+        for series in cell.series
+        if series.primary
+    }
+    bounds = rule.policy.bounds
+    wide = any(margin > bounds[metric].margin for (_, metric), margin in primary.items())
+    if wide or result.alpha > alpha * (1 + TOLERANCE):
+        text = f"margins {list(primary.values())} and error rate {result.alpha:g}; "
+        yield Missing("G8", "invalid", "margin-wider", line(f"{text}asked for: {alpha:g}"))
+    wanted = [(cell.name, metric) for cell in rule.cells for metric in cell.primary]
+    if lacking := [f"{cell} {metric}" for cell, metric in wanted if (cell, metric) not in primary]:
+        text = f"series that decide were not measured: {', '.join(lacking)}"
+        yield Missing("G8", "invalid", "cells-missing", line(text))
 
 
 def _lacks(
