@@ -207,49 +207,6 @@ def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytes
     assert not any(address.removeprefix("redis://") in text for text in (said, *logs))
 
 
-# Wheels that are built again.
-
-
-def rebuilt(demo: Demo, *words: str, status: int = 0) -> dict[str, Any]:
-    """Build a wheel again, and return the comparison."""
-    done = demo.run("build", "--again", "--json", "--output", str(demo.folder / "dist"), *words, status=status)
-    return dict(json.loads(done.stdout)["rebuilds"][0])
-
-
-def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo: Demo) -> None:
-    """In another store, without the compiler cache; also if its source was asked for as any kind: the record names the kind."""
-    before = built_demo.sha256()
-
-    assert "--source changed" in built_demo.build("--source", "auto").stderr
-    found = rebuilt(built_demo, "--source", "auto", "--fork", "vllm")
-    assert (found["verdict"], found["first"], found["again"]) == ("identical", before, before)
-    assert found["device_code"][0] == found["device_code"][1] != ""
-    assert not (built_demo.folder / "store" / "work" / "rebuild").exists()
-
-
-def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> None:
-    """A wheel that was compiled with another flag is refused for its inputs; claiming it was not, it is found by its kernels."""
-    members, settings = built_demo.members(), built_demo.folder / "project" / "build" / "demo" / "environment.yaml"
-    text = settings.read_text("utf-8")
-    (folder := built_demo.folder / "changed").mkdir()
-    version, first = built_demo.version, Path(shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name))
-    flag = '      CMAKE_CUDA_FLAGS: "-Xptxas=-O1"\n      CMAKE_MODULE_LINKER_FLAGS:'
-    settings.write_text(text.replace("      CMAKE_MODULE_LINKER_FLAGS:", flag), "utf-8")
-    built_demo.build()
-    settings.write_text(text, "utf-8")
-    libraries = {name: data for name, data in built_demo.members().items() if name.endswith(".so") and data != members[name]}
-    # The first wheel's version, record and bill of materials: only the libraries and their hashes change.
-    lying = archive.rewrite(first, folder, version=version, replace=libraries)
-    wheel = shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name)
-
-    refused = json.loads(built_demo.run("build", "--again", "--json", str(wheel), status=1).stdout)["error"]
-    assert (refused["reference"], refused["details"]) == ("inputs-differ", ["build/demo/environment.yaml"])
-    found = rebuilt(built_demo, str(lying), status=1)
-    assert found["verdict"] == "different"
-    assert set(found["unexplained"]) <= set(libraries)
-    assert found["device_code"][0] != found["device_code"][1]
-
-
 HERE = platform.machine()
 OTHER = next(machine for machine in MACHINES if machine != HERE)
 

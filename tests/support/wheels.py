@@ -202,3 +202,10 @@ def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]
         for one, data in found.items():
             archive.writestr(one, data)
     return folder / path.name
+
+
+def build_record(path: Path) -> BuildRecord:
+    """Return the build record in the wheel at *path*."""
+    with zipfile.ZipFile(path) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(f".dist-info/{wheelfile.BUILD_RECORD}"))
+        return msgspec.json.decode(wheel.read(name), type=BuildRecord)

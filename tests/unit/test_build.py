@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -18,7 +17,6 @@ from tests.refusals import refusal
 from tests.support import processes, wheels
 from tests.unit.conftest import Mini, Repository
 
-from sparkwright.audit import policy, reproduce
 from sparkwright.builder import pipeline, preflight, toolchain, workspace
 from sparkwright.builder.sandbox import INSIDE
 from sparkwright.builder.toolchain import Toolchain
@@ -261,42 +259,3 @@ def test_every_output_folder_has_one_wheel_of_a_release_also_after_an_interrupti
 # Builds again.
 
 
-@pytest.mark.parametrize(
-    ("first", "again", "verdict", "unexplained"),
-    [
-        (
-            {"mini/a.py": b"1", "mini/gone.so": b""},
-            {"mini/a.py": b"2", "mini/new.so": b""},
-            "different",
-            ("mini/a.py", "mini/gone.so", "mini/new.so"),
-        ),
-        ({"mini/x.so": b"1"}, {"mini/x.so": b"2"}, "same-device-code", ()),
-        ({"mini/a.py": b"1"}, {"mini/a.py": b"1"}, "identical", ()),
-    ],
-)
-def test_only_host_code_may_differ(
-    mini: Mini, first: dict[str, bytes], again: dict[str, bytes], verdict: str, unexplained: tuple[str, ...]
-) -> None:
-    """Another host compiler makes another library of the same device code."""
-    name, metadata = WheelName.of("mini-1.0-py3-none-any.whl"), "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
-    (mini.root / "two").mkdir()
-    one = archive.write(mini.root, name, first, metadata, pure=True)
-    two = archive.write(mini.root / "two", name, again, metadata, pure=True)
-    result = reproduce.compare(one, two, policy.load(mini.context().project.audit_file, "12.1f"), mini.root)
-
-    assert (result.verdict, result.unexplained) == (verdict, unexplained)
-    with refusal("rebuild-differs") if unexplained else contextlib.nullcontext():
-        reproduce.raise_for_difference(result)
-
-
-@pytest.mark.parametrize("record", [b"", b"{}", b"\xff", b'{"x":' * 10_000, "../demo", "other"])
-def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(mini: Mini, record: bytes | str) -> None:
-    """Its record is none, or names a stack that is not here; no path is made of that name."""
-
-    def edit(files: dict[str, bytes]) -> None:
-        name = next(name for name in files if name.endswith("/sparkwright.json"))
-        files[name] = record if isinstance(record, bytes) else json.dumps({**json.loads(files[name]), "stack": record}).encode()
-
-    path = wheels.changed(built(mini), mini.root / "changed", edit)
-    with refusal("not-provided", match="no build record|no stack"):
-        main.run(["build", "--again", *mini.words, str(path)])

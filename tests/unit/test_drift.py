@@ -185,44 +185,11 @@ def test_a_pick_that_is_pinned_anew_is_not_judged_by_the_drift_of_its_old_diff(s
     assert [line["needed"] for line in lines[:2]] == ["until main 2026-11-01", "not looked at"]
 
 
-@pytest.mark.parametrize(
-    ("words", "commit", "states", "page"),
-    [
-        (["7"], "main~2", ("applies", "is upstream (ancestor: "), "https://github.com/acme/widget/pull/7"),
-        (["lost", "--from", "v1"], "main~3", ("applies", "conflicts"), ""),
-    ],
-)
-def test_bisect_finds_the_commit_that_took_or_broke_a_patch(
-    stack: Host, capsys: pytest.CaptureFixture[str], words: list[str], commit: str, states: tuple[str, str], page: str
-) -> None:
-    """The search for a pick starts from the pick's own base."""
-    change = document(stack, capsys, "bisect", *words)["bisect"]
-
-    assert (change["commit"], change["before"], change["page"]) == (stack.work.git("rev-parse", commit), states[0], page)
-    assert change["after"].startswith(states[1])
-
-
-def test_a_bisection_without_a_result_is_refused(stack: Host) -> None:
-    """Unknown patches and ends, ends in the wrong order or of one answer."""
-    for words, reference, what in (
-        (["third", "--from", "v1"], "not-provided", "no patch 'third'"),
-        (["kept"], "bisect-undecided", "No commit certainly changes"),
-        (["kept", "--from", "v9"], "not-provided", "v9 is neither a release nor a branch"),
-        (["kept", "--from", "0" * 40], "not-provided", "does not follow 0000"),
-        (["kept", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
-    ):
-        with refusal(reference, match=what):
-            main.run(["patch", "bisect", *stack.words, *words])
-    stack.lock(ref="gone", commit="unresolved", tree="unresolved")
-    with refusal("not-provided", match="needs a commit to start from"):
-        main.run(["patch", "bisect", *stack.words, "kept"])
-
-
 def test_a_patch_that_upstream_took_and_changed_since_names_the_commit(
     host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Neither the patch-id nor a revert shows it on the newest commit; the search of `bisect` does, which starts from the locked commit. Rows come
+    Neither the patch-id nor a revert shows it on the newest commit; a search does, which starts from the locked commit. Rows come
     base by base, and what git has to do does not grow with upstream's commits.
     """
     host.work.commit({"a.txt": TEXT}, "Begin")
@@ -247,7 +214,6 @@ def test_a_patch_that_upstream_took_and_changed_since_names_the_commit(
                 ("already-upstream", f"history: {took[:12]} 2026-11-01 Write numbers in words took it, and its lines changed since"),
             ]  # fmt: skip
     assert counts[1] <= counts[0]
-    assert document(host, capsys, "bisect", "ours")["bisect"]["commit"] == took
     with refusal("not-provided", match="v9 is neither"):
         main.run(["patch", "drift", *host.words, "--to", took, "--to", "v9"])
     assert took in capsys.readouterr().out

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 from tests.refusals import refusal
+from tests.support import wheels
 from tests.support.githost import GitHost
 from tests.unit.conftest import PARTY, ROOT, Host, Index, Nest
 
-from sparkwright.audit.reproduce import read_record, rebuild_context, separate_store
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.workspace import source_tree
@@ -276,7 +276,7 @@ def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Inde
     assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
     assert fetch.fetch(world.run(), host.fork).pin == world.commit
     again = pipeline.build(world.run(), host.fork)
-    assert read_record(pipeline.wheel_path(world.run(), again)).deviations == ()
+    assert wheels.build_record(pipeline.wheel_path(world.run(), again)).deviations == ()
 
 
 def test_a_silent_host_is_asked_again_by_fetch(
@@ -373,37 +373,6 @@ def test_a_wheel_has_the_same_bytes_with_and_without_a_host(host: Host, offered:
     hashes += [built(answers=True), built(answers=False)]
     assert hashes == [hashes[0]] * 2 + [hashes[2]] * 2
     assert hashes[0] != hashes[2]
-
-
-def test_a_wheel_of_an_archive_in_place_of_git_is_built_again_to_the_byte(host: Host, offered: Index, server: GitHost) -> None:
-    """From its record, whatever the host says by then; its version is another than that of the same archive by choice."""
-    world = World(host, offered, "folder of a wheel", server, {"include/more.h": b""})
-    run = world.run()
-    built = pipeline.build(run, host.fork)
-    path = pipeline.wheel_path(run, built)
-    record = read_record(path)
-    assert record.source.source.git_error == "sdist-differs"
-    with separate_store(rebuild_context(world.run(answers=False), path, record)) as other:
-        again = pipeline.build(other, host.fork)
-    assert (again.filename, again.sha256) == (built.filename, built.sha256)
-    assert pipeline.build(world.run("--source", "wheel", "--output", str(host.root / "chosen")), host.fork).filename != built.filename
-
-
-def test_a_wheel_whose_need_is_an_archive_in_place_of_git_is_built_again_to_the_byte(host: Host, offered: Index, server: GitHost) -> None:
-    """The record names the sources of what was compiled against, too."""
-    world = World(host, offered, "sdist", server, {"include/more.h": b""})
-    _add_fork(world, ("widget",))
-    with refusal("sdist-differs"):
-        world.lock(answers=True)
-    built = pipeline.build(world.run(), "other")
-    path = pipeline.wheel_path(world.run(), built)
-    record = read_record(path)
-    assert [(need.fork, need.git_error) for need in record.needs] == [("widget", "sdist-differs")]
-    # The host fails for another reason by then.
-    host.work.git("push", "--quiet", str(host.path), ":refs/tags/v1")
-    with separate_store(rebuild_context(world.run(), path, record)) as other:
-        again = pipeline.build(other, "other")
-    assert (again.filename, again.sha256) == (built.filename, built.sha256)
 
 
 def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:

@@ -62,12 +62,6 @@ class BuildError(SparkwrightError):
             "The build would fail later; the checks before it list all findings at once.",
             "Correct every finding above, then run again.",
         ),
-        "inputs-differ": Advice(
-            "This checkout would build something else: the reviewed files named above are not "
-            "those that the wheel was made from.",
-            "Check out the commit that the wheel was made from, with its stack, or build the "
-            "wheel anew here.",
-        ),
         "isolation-missing": Advice(
             "The system does not let users create namespaces, as on Ubuntu 24.04 and in most "
             "containers.",
@@ -96,12 +90,6 @@ class BuildError(SparkwrightError):
             "another release moved it, or the name is misspelt.",
             "Compare the names above with what is left out, which `audit` lists, and correct or "
             "remove the entry under `unused` in environment.yaml, or the --keep.",
-        ),
-        "rebuild-differs": Advice(
-            "The same inputs gave other code or other files: an unpinned tool, a build that "
-            "depends on its environment, or tampering.",
-            "Look at the members and kernels named above. Publish neither wheel before the "
-            "reason is known.",
         ),
         "requirement-mismatch": Advice(
             "The official wheel does not require what environment.yaml would change.",

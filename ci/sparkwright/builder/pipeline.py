@@ -86,7 +86,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
         keep: Parts of the official wheel that were kept although the GPU cannot use them.
         unlocked: External projects that were not compiled, each with the reason.
-        absent: Those of them whose sources could not be had.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
@@ -107,7 +106,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     targets: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
-    absent: tuple[str, ...] = ()
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -428,7 +426,6 @@ def _graft(
             targets=settings.targets,
             keep=settings.keep,
             unlocked=settings.unlocked,
-            absent=tuple(sorted(toolchain.absent_sources(context, fork))),
             plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(context),

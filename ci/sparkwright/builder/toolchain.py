@@ -215,8 +215,6 @@ def absent_key(context: RunContext, fork: str) -> str:
 
 def absent_sources(context: RunContext, fork: str) -> Mapping[str, str]:
     """Return the external projects that are left out, though the lock resolves their sources."""
-    if context.absent is not None:
-        return context.absent
     record = context.store.get("absent-sources", absent_key(context, fork), AbsentSources)
     return record.reasons if record else {}
 
@@ -239,10 +237,15 @@ def spec(project: Project) -> EnvironmentSpec:
     return read
 
 
-def settings(context: RunContext, fork: str) -> ForkEnvironment:
+def settings(
+    context: RunContext, fork: str, absent: Mapping[str, str] | None = None
+) -> ForkEnvironment:
     """
     Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
     targets and architecture.
+
+    Args:
+        absent: In place of `absent_sources`.
 
     Raises:
         file-invalid: As `spec`.
@@ -260,7 +263,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
         return own
     locked, named = context.lock.forks[fork], named_targets(context, fork)
     targets, projects, unlocked = {*(named or own.core_targets or ("all",))}, [], {}
-    absent = absent_sources(context, fork)
+    absent = absent_sources(context, fork) if absent is None else absent
     for name, external in own.external.items():
         # A core target is compiled without the external project, too.
         required = named.intersection(external.targets).difference(own.core_targets)

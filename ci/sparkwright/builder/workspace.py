@@ -298,10 +298,8 @@ def fetch_external(
     key, rules = toolchain.absent_key(context, fork), rules_of(context, fork).rules
     hosts = content_key("hosts", (dict(context.mirrors), context.offline))
     earlier = context.store.get("absent-sources", key, toolchain.AbsentSources)
-    # A rebuild has the projects of the first build.
-    fixed = context.absent is not None
-    whole = toolchain.settings(context if fixed else dataclasses.replace(context, absent={}), fork)
-    if fixed or whole.needs_upstream_cmake:
+    whole = toolchain.settings(context, fork, absent={})
+    if whole.needs_upstream_cmake:
         vendored_trees(context, fork, whole.sources, rules)
         return whole
     silent = earlier.reasons if earlier and earlier.hosts == hosts and not again else {}

@@ -24,7 +24,6 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks.patch import Patch, PatchError, sections
-from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 from sparkwright.core.words import HUNK_MOVED
 
@@ -115,19 +114,23 @@ def _apply(git: Git, patch: bytes, *options: str) -> tuple[bool, str]:
     return not status and names.count(b"\0") >= len(re.findall(rb"(?m)^diff --git ", patch)), output
 
 
-def apply_patches(
+def apply_patches(objects: Objects, fork: str, base: str, patches: Sequence[Patch]) -> PatchedTree:
+    """
+    Apply *patches* to the tree *base*, in order; takes and raises as `patched_tree`.
+    """
+    outcomes = evaluate(objects, base, patches, strict=True)
+    return patched_tree(objects, fork, base, patches, outcomes)
+
+
+def patched_tree(
     objects: Objects,
     fork: str,
     base: str,
     patches: Sequence[Patch],
-    failure: Callable[[Sequence[Patch], Outcome], PatchError] | None = None,
+    outcomes: Sequence[Outcome],
 ) -> PatchedTree:
     """
-    Apply *patches* to the tree *base*, in order.
-
-    Args:
-        failure: Makes the error in place of `error_of`, from the patches up to the one that was not
-            applied.
+    Return the tree of *base* with all *patches*, of which `evaluate` returned the *outcomes*.
 
     Raises:
         patch-conflict: A patch does not apply.
@@ -135,31 +138,23 @@ def apply_patches(
         patch-no-effect: A patch leaves the tree as it was.
         patch-invalid: A patch changes a file that it does not name, a link or a submodule.
     """
-    with console.step(f"apply {len(patches)} patches to {fork}"):
-        outcomes = evaluate(objects, base, patches, strict=True)
-        if outcomes and outcomes[-1].status != "applied":
-            raise (failure or partial(error_of, fork))(patches[: len(outcomes)], outcomes[-1])
-        steps = [
-            AppliedPatch(
-                patch.name,
-                patch.sha256,
-                patch.subject,
-                patch.reason,
-                outcome.tree,
-                patch.pick,
-            )
-            for patch, outcome in zip(patches, outcomes, strict=True)
-        ]
+    if outcomes and outcomes[-1].status != "applied":
+        raise error_of(fork, patches[: len(outcomes)], outcomes[-1])
+    steps = [
+        AppliedPatch(
+            patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree, patch.pick
+        )
+        for patch, outcome in zip(patches, outcomes, strict=True)
+    ]
     trees = [base, *(step.tree for step in steps)]
     modes, wrong = objects.paths(trees[-1]) if steps else {}, list[str]()
     # git finds a diff behind any text, also where `sections` sees none.
     for patch, (before, after) in zip(patches, itertools.pairwise(trees), strict=True):
         named = {path for part in sections(patch.data) for path in (part.old, part.new)}
-        wrong += [
-            f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"
-            for path in objects.changes(before, after)
-            if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
-        ]
+        for path in objects.changes(before, after):
+            mode = modes.get(path, (REGULAR,))[0]
+            if path not in named or mode not in (REGULAR, EXECUTABLE):
+                wrong.append(f"{patch.name}: {path}: {mode if path in modes else 'removed'}")
     if wrong:
         raise PatchError(
             "patch-invalid",

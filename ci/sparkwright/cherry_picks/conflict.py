@@ -95,11 +95,9 @@ def error_with_report(
     outcome: apply.Outcome,
 ) -> PatchError:
     """
-    Return the error for *outcome*: the last of *patches* was not applied to *source*. The error of
-    a conflict holds the report.
+    Return the error for the conflict *outcome* of the last of *patches* on *source*, with the
+    report.
     """
-    if outcome.status != "conflict":
-        return apply.error_of(upstream.fork, patches, outcome)
     *earlier, patch = patches
     options = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
     commands = [f"sparkwright patch {name} {options}" for name in ("rebase", "export")]

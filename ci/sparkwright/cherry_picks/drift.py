@@ -26,7 +26,6 @@ from sparkwright.cherry_picks.ledger import (
     Ledger,
     PickRecord,
     load_ledger,
-    path_of,
     render,
     today,
 )
@@ -341,61 +340,6 @@ def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
         f"The series has no patch {name!r}.",
         details=[patch.name for patch in patches],
     )
-
-
-def bisect(
-    fork: Upstream, patches: Sequence[Patch], start: str, end: str
-) -> tuple[Commit, str, str]:
-    """
-    Return the first commit of the branch after *start* at which the last of *patches* stops or
-    begins to apply, after those before it; with its states on the parent and on the commit.
-
-    Args:
-        start: Empty for the base of the pull request, or the locked commit.
-        end: The last commit; empty for the tip of the branch.
-
-    Raises:
-        file-invalid: The fork has no ledger, which names the repository.
-        not-provided: A name means nothing, or *end* does not follow *start*.
-        offline, source-unreachable: The repository may not be asked, or does not answer.
-        bisect-undecided: It applies at both ends, or at none.
-    """
-    ledger = strict_yaml.load(path_of(fork.context.project.root, fork.fork), Ledger)
-    objects = fork.context.objects
-    start = start or fork.start_of(patches[-1])
-    if not start:
-        raise SourceError(
-            "not-provided",
-            "The search needs a commit to start from.",
-            todo="Name one with --from.",
-        )
-    tip = fork.commit(ledger.branch)
-    old, new = fork.commit(start), fork.commit(end) if end else tip
-
-    def trial(commit: str) -> Trial:
-        done = trials(fork, patches, fork.at_commit(commit[:12], commit, patches))[-1]
-        console.note(f"{commit[:12]}: {MEANING[done.state]}")
-        return done
-
-    if not objects.text("rev-list", "-1", "--first-parent", new, f"^{old}", check=False):
-        raise SourceError(
-            "not-provided",
-            f"{new[:12]} does not follow {old[:12]} on {ledger.branch}.",
-            todo="Choose ends with --from and --to.",
-        )
-    before, after = trial(old), trial(new)
-    if before.applies == after.applies:
-        raise PatchError(
-            "bisect-undecided",
-            f"No commit certainly changes the state from {old[:12]} to {new[:12]}.",
-            details=[f"{end.base}: {MEANING[end.state]}" for end in (before, after)],
-        )
-    old, new = _first_change(fork, patches, old, new, applies=before.applies)
-    was, now = (
-        MEANING[end.state] + (f" ({end.proof})" if end.state == "already-upstream" else "")
-        for end in (trial(old), trial(new))
-    )
-    return log(objects, "-1", new)[0], was, now
 
 
 def _first_change(

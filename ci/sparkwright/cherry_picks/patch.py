@@ -90,11 +90,6 @@ class PatchError(SparkwrightError):
             "Compare the two, correct the patch with `sparkwright patch rebase`, and write "
             "the pinned sha256 into `Backport-Of: #NUMBER SHA256`.",
         ),
-        "bisect-undecided": Advice(
-            "The patch applies at both ends of the search, or at none.",
-            "Choose other ends with --from and --to.",
-            exit_code=4,
-        ),
         "export-mismatch": Advice(
             "The files of the series are not what its commits give: edited by hand, or made by "
             "another tool.",

@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
+from sparkwright.core.console import console
 from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -228,7 +228,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
     Apply the series of the fork of *source*; the result is kept in the store.
 
     Raises:
-        patch-conflict, patch-already-upstream, patch-no-effect: See `apply.apply_patches`.
+        patch-conflict, patch-already-upstream, patch-no-effect: See `apply.patched_tree`.
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
         backport-stale: See `check_backports`.
     """
@@ -246,6 +246,12 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
 def apply_with_report(
     upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]
 ) -> apply.PatchedTree:
-    """Apply *patches* to *source*; see `apply.apply_patches`. A conflict has the report."""
-    failure = partial(conflict.error_with_report, upstream, source)
-    return apply.apply_patches(upstream.context.objects, source.fork, source.tree, patches, failure)
+    """Apply *patches* to *source*; see `apply.patched_tree`. A conflict has the report."""
+    objects, fork, base = upstream.context.objects, source.fork, source.tree
+    with console.step(f"apply {len(patches)} patches to {fork}"):
+        outcomes = apply.evaluate(objects, base, patches, strict=True)
+        if outcomes and outcomes[-1].status == "conflict":
+            raise conflict.error_with_report(
+                upstream, source, patches[: len(outcomes)], outcomes[-1]
+            )
+        return apply.patched_tree(objects, fork, base, patches, outcomes)

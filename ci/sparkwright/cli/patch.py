@@ -90,22 +90,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "drop this patch or pick (#NUMBER); may be repeated",
         },
     },
-    "patch bisect": {
-        "patch": {
-            "metavar": "PATCH",
-            "help": "name of a patch file, or number of a pull request",
-        },
-        "--from": {
-            "dest": "start",
-            "metavar": "NAME",
-            "help": "start of the search (default: the pick's own base, or the locked commit)",
-        },
-        "--to": {
-            "dest": "end",
-            "metavar": "NAME",
-            "help": "end of the search (default: upstream's newest commit)",
-        },
-    },
 }
 
 
@@ -118,7 +102,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "patch export": _exclusive(run_export),
         "patch drift": run_drift,
         "patch bump": _exclusive(run_bump),
-        "patch bisect": run_bisect,
         "patch watch": _exclusive(run_watch),
     }
     options.define(parsers, functions, _OPTIONS)
@@ -409,19 +392,6 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         "changed": changed,
         "pins": forced,
     }
-
-
-def run_bisect(arguments: argparse.Namespace) -> Document:
-    """Find the upstream commit that changes the state of a patch."""
-    context = options.checkout(arguments)
-    upstream = Upstream(context, only_fork(context))
-    patches = drift.up_to(series.of(context, upstream.fork), arguments.patch)
-    change, before, after = drift.bisect(upstream, patches, arguments.start, arguments.end)
-    page = upstream.ledger.page(change.number) if change.number else ""
-    lines = [change.line(), page, f"before it: {before}", f"with it: {after}"]
-    console.result("\n".join(filter(None, lines)))
-    result = {"commit": change.commit, "before": before, "after": after}
-    return {"bisect": {**result, "line": change.line(), "page": page}}
 
 
 def run_watch(arguments: argparse.Namespace) -> Document:

@@ -93,17 +93,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             **options.FLAG,
             "help": "also make the wheel of FlashInfer's modules, compiled ahead of time",
         },
-        "--again": {
-            **options.FLAG,
-            "help": "rebuild finished wheels in another folder from their build records, and fail "
-            "if one differs without an explanation",
-        },
-        "wheels": {
-            "nargs": "*",
-            "type": Path,
-            "metavar": "WHEEL",
-            "help": "with --again: wheels to rebuild (default: the last build of each --fork)",
-        },
     },
     "audit": {
         **_TARGET,
@@ -338,12 +327,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
-    options.refuse(
-        (arguments.wheels and not arguments.again, "Wheels belong to --again."),
-    )
     context = options.checkout(arguments)
-    if arguments.again:
-        return _again(context, _wheels(context, arguments.wheels))
     console.note(
         f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
         f"cache: {context.store.root}"
@@ -404,27 +388,6 @@ def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
             todo="Run `sparkwright build`, or name a wheel.",
         )
     return wheels
-
-
-def _again(context: RunContext, wheels: list[Path]) -> int:
-    """Build each wheel again from its record, compare the two, and fail if one differs."""
-    from sparkwright.audit import reproduce
-
-    # Refuse unusable wheels before hours are spent on the others.
-    records = {path: reproduce.read_record(path) for path in wheels}
-    contexts = {
-        path: reproduce.rebuild_context(context, path, record) for path, record in records.items()
-    }
-    rebuilds = []
-    for path, own in contexts.items():
-        rules = policy.load(own.project.audit_file, own.project.spec.arch)
-        separate = reproduce.separate_store(own)
-        with console.step(f"build {path.name} again, elsewhere"), separate as other:
-            rebuilds.append(reproduce.reproduce(other, path, records[path], rules))
-    console.document({"rebuilds": rebuilds})
-    for rebuild in rebuilds:
-        reproduce.raise_for_difference(rebuild)
-    return 0
 
 
 def audit(arguments: argparse.Namespace) -> None:

@@ -32,12 +32,7 @@ class RunContext:
         keep: Parts of the official wheel that a graft keeps although the GPU cannot use them.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
-        cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles
-            every unit.
-        absent: External projects to leave out, each with the reason, as a build record lists them;
-            None for those whose sources could not be used (`builder.workspace.fetch_external`).
-        git_errors: Forks whose archive is taken in place of git, each with the reason, as a build
-            record says.
+        cached: Take units from the compiler cache.
     """
 
     project: Project
@@ -53,8 +48,6 @@ class RunContext:
     keep: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
-    absent: Mapping[str, str] | None = None
-    git_errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def objects(self) -> Objects:

@@ -243,8 +243,6 @@ def choose(context: RunContext, fork: str, locked: ForkLock) -> tuple[SourceKind
     when its host answers, and its commit and tree are locked or provable by an archive. Print why
     not, and return it as `FetchedSource.git_error` if the tree of the archive may be another.
     """
-    if fork in context.git_errors:
-        return locked.kinds[1], context.git_errors[fork]
     if context.source in locked.kinds:
         return context.source, ""
     sources = context.project.fork(fork).sources
