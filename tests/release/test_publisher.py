@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.refusals import refusal
-from tests.support import githubapi, processes, publisher, tufindex, verdicts, wheels
+from tests.support import githubapi, packs, processes, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import files, tree
 from tests.support.publisher import IndexOwner
 
@@ -308,3 +309,39 @@ def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
         (left := root / "left-by-a-kill").touch()
         assert staging.environment(context, side, wheel) == made
         assert not left.exists()
+
+
+def test_packs_of_shown_recipes_and_of_the_sets_wheels_are_published_and_go_with_the_release(
+    owner: IndexOwner, new: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night leaves a record beside the verdicts; its archive must be the one of the record."""
+    wheels.judge(new[-1], companions=new[:-1])
+    stem, recipe = new[-1].name.removesuffix(".whl"), verdicts.RECIPE
+    made, records = {"vllm": sha256_file(new[-1])}, {}
+    for name, key in (
+        ("shown", {"recipe": recipe, "wheels": made}),
+        ("unshown", {"recipe": "no-such-recipe", "wheels": made}),
+        ("other-wheel", {"recipe": recipe, "wheels": {**made, "torch": "b" * 64}}),
+    ):
+        (tmp_path / name).mkdir()
+        archive, pack = packs.pack(tmp_path / name, key=replace(packs.KEY, **key))
+        records[name] = replace(pack, name=f"{stem}.{name}.pack.tar.zst")
+        shutil.copy(archive, new[-1].parent / records[name].name)
+        record = new[-1].parent / f"{stem}.{name}.pack.json"
+        record.write_bytes(msgspec.json.encode(records[name]))
+    damaged = new[-1].parent / records["shown"].name
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-1] + b"\0")
+    with refusal("evidence-invalid"):
+        owner.publish(new)
+    damaged.write_bytes(data)
+    owner.publish(new)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its recipe was not shown for the wheel" in said
+    assert "it was made with another torch" in said
+    release = owner.index.entries["2026.11.2"].release
+    assert release.packs == (records["shown"],)
+    path = owner.root / records["shown"].path
+    assert path.read_bytes() == data
+    assert release.notes
+    assert "a start takes 63 s instead of 279" in (owner.root / release.notes.path).read_text()

@@ -39,6 +39,13 @@ say("INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.33.0) with
 for k in range(3):
     say(f"Loading safetensors checkpoint shards:  {k * 50}% Completed | {k}/2 [00:00<00:00]", end="\r")
 say("\nINFO GPU KV cache size: 1,024 tokens")
+if root := os.environ.get("VLLM_CACHE_ROOT"):
+    graph = os.path.join(root, "torch_compile_cache", "torch_aot_compile", "ab", "rank_0_0", "model")
+    if not os.path.exists(graph):
+        time.sleep(1)
+        os.makedirs(os.path.dirname(graph))
+        with open(graph, "w") as sink:
+            sink.write("compiled")
 count = {"tokens": 5.0}
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, body, status=200, kind="application/json"):
@@ -87,7 +94,7 @@ class FrontendArgs:
 """
 ENVS = """
 environment_variables = {"VLLM_CPU_KVCACHE_SPACE": None, "VLLM_CPU_OMP_THREADS_BIND": None, "VLLM_HOST_IP": None, "VLLM_API_KEY": None,
-                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None,
+                         "VLLM_LOGGING_LEVEL": None, "VLLM_CACHE_ROOT": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None,
                          "VLLM_TUNED_CONFIG_FOLDER": None}
 """
 

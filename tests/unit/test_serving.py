@@ -22,20 +22,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
-from tests.support import checkpoints, standin
+from tests.support import checkpoints, packs, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
 from sparkwright.client import environment as client
 from sparkwright.client.environment import default_prefix
+from sparkwright.client.records import WarmPack
 from sparkwright.core import config
 from sparkwright.core.arguments import redact
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
+from sparkwright.core.process import CACHES
+from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.serving import flags, health, launch, models, preflight
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
@@ -69,13 +73,13 @@ class World:
         path = recipes.files(self.folder / "data")[recipe]
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
 
-    def install(self, channel: str = "verified") -> None:
+    def install(self, channel: str = "verified", **fields: Any) -> None:
         """Mark the stand-in as a release that `install` made."""
         listing = msgspec.json.encode(client.describe(self.environment))
         marker = client.Marker(
             name="spark.1", folder=str(self.environment.resolve()), index="https://example.org/", python="3.11.2", key="c" * 64,
             packages={"vllm": standin.VERSION}, channel=channel,  # type: ignore[arg-type]
-            wheels={"vllm": "a" * 64}, listing=sha256_bytes(listing),
+            wheels={"vllm": "a" * 64}, listing=sha256_bytes(listing), **fields,
         )  # fmt: skip
         (self.environment / client.LISTING).write_bytes(listing)
         (self.environment / client.MARKER).write_bytes(msgspec.json.encode(marker))
@@ -808,8 +812,8 @@ def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path, file: str,
 
 
 #: What `pip install sparkwright` does not bring.
-ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "zstandard",
-          "ml_dtypes", "cyclonedx", "auditwheel")  # fmt: skip
+ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "ml_dtypes",
+          "cyclonedx", "auditwheel")  # fmt: skip
 BARE = f"""
 import sys
 class Blocker:
@@ -857,3 +861,68 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
     again = bare(machine, unpacked, "from sparkwright.core import config; print(len(config.carried()), config.root())")
     assert again.stdout.split() == [str(len(config.carried())), str(unpacked / "sparkwright" / "data")]
+
+
+# Warm packs.
+
+
+def pack_of(world: World, plan: ServingPlan, folder: Path, **changes: Any) -> WarmPack:
+    """Install a pack that is made for what *plan* serves here."""
+    marker = plan.environment.marker
+    assert marker
+    assert plan.recipe
+    key = warm_pack.pack_key(plan.launch, plan.recipe.name, model_digest(world.model), marker)
+    folder.mkdir()
+    archive, pack = packs.pack(folder, key=msgspec.structs.replace(key, **changes))
+    return packs.install(world.environment, archive, pack)
+
+
+def test_a_server_starts_from_its_pack_and_needs_no_memory_for_tuning(world: World) -> None:
+    world.install()
+    before = world.plan("toy-cpu", machine=DESKTOP)
+    pack = pack_of(world, before, world.folder / "own")
+    # Its memory and its address are no part of the key.
+    plan = world.plan("toy-cpu", machine=DESKTOP, floor=1.0, port=9000)
+    assert plan.warm == warm_pack.overlay(world.environment.resolve(), pack)
+    assert plan.launch.environment()["VLLM_CACHE_ROOT"].startswith(str(plan.warm))
+    assert (plan.warm / CACHES / packs.GRAPH).exists()
+    assert plan.memory.autotune == 0
+    assert not any("warm pack" in text for text in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "said"),
+    [
+        ({"driver": "1.2"}, {}, "the warm pack is not used: driver: 1.2, here "),
+        ({"gpu": "NVIDIA GB10 (SM 12.1)"}, {}, "the warm pack is not used: gpu: NVIDIA GB10 (SM 12.1), here "),
+        ({"model": "e" * 64}, {}, f"the warm pack is not used: model: {'e' * 64}, here "),
+        ({}, {"flags": ("--seed=3",)}, "the warm pack is not used: here: --seed=3"),
+        ({}, {"variables": {"VLLM_CACHE_ROOT": "/elsewhere"}}, "the warm pack is not used, as caches are elsewhere: VLLM_CACHE_ROOT"),
+    ],
+    ids=["driver", "gpu", "model", "flag", "root"],
+)
+def test_a_pack_of_another_machine_or_command_is_left_and_the_part_is_named(
+    world: World, changes: dict[str, str], values: dict[str, Any], said: str
+) -> None:
+    world.install()
+    pack_of(world, world.plan("toy-cpu", machine=DESKTOP), world.folder / "own", **changes)
+    plan = world.plan("toy-cpu", machine=DESKTOP, **values)
+    assert plan.warm is None
+    assert [text for text in plan.warnings if said in text]
+    assert not (world.environment / CACHES / "warm").exists()
+
+
+def test_a_damaged_pack_is_left_and_the_server_starts_cold(world: World) -> None:
+    world.install()
+    pack = pack_of(world, world.plan("toy-cpu", machine=DESKTOP), world.folder / "own")
+    (world.environment / CACHES / "packs" / pack.sha256).write_bytes(b"")
+    plan = world.plan("toy-cpu", machine=DESKTOP)
+    assert plan.warm is None
+    assert [text for text in plan.warnings if "not the one that was signed" in text]
+
+
+def test_a_pack_that_the_release_offers_is_named_in_a_line_and_not_fetched(world: World) -> None:
+    world.install(packs={"toy-cpu": 31_000_000})
+    plan = world.plan("toy-cpu", machine=DESKTOP)
+    assert plan.warm is None
+    assert [text for text in plan.warnings if "`sparkwright install --warm toy-cpu` fetches 31 MB" in text]

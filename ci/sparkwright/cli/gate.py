@@ -235,6 +235,8 @@ def _spend_night(
             with console.step("the environment of the stock wheel"):
                 stock = staging.environment(context, "stock", wheel).wheel
         report = night.run(stock)
+        if pack := night.make_pack():
+            console.result(f"warm pack: {pack.text}")
         canary.write(
             context.store, context.output, night.ladder, night.reference, gate_options.profile
         )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from sparkwright.bench.server import start_parts
+from sparkwright.bench.server import start_parts, warm_pack
 from sparkwright.bench.server.launch import VariableError
 from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
@@ -472,7 +472,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
     }
     server = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     if explained:
-        _explain_start()
+        _explain_start(plan.warm)
     return _become(plan.command, {**variables, health.RECORD: server})
 
 
@@ -530,10 +530,13 @@ def _show(plan: ServingPlan) -> None:
     console.table("Arguments of vLLM", ("from", "argument"), [*plan.decisions()])
 
 
-def _explain_start() -> None:
+def _explain_start(warm: Path | None) -> None:
     """
     Have a child of this process, and of the server that it becomes, pass on what it prints, and
     show the parts of the start when the server answers. It ends when the server does.
+
+    Args:
+        warm: The folder of a warm pack that it starts from, if it does.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -556,6 +559,9 @@ def _explain_start() -> None:
         rest = rest[-LONGEST:]
         if start.ready:
             _show_parts(start.parts())
+        if start.ready and warm:
+            made = warm_pack.additions(warm)
+            console.result(f"with the warm pack: {made.compiled} compiled, {made.tuned} tuned")
     os._exit(0)
 
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: What a server of the release must answer.
 CANARY = "sparkwright-canary.json"
+#: The folder of warm packs below that of the caches.
+PACKS = "packs"
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
 #: any file that it writes, its output included.
 _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
@@ -142,6 +144,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
         channel: That it was installed from.
         packages: Project → version. *wheels*: project → sha256 of its wheel.
         listing: The sha256 of the list of files.
+        packs: Recipe → bytes of the warm pack that the release offered for it.
     """
 
     name: ReleaseName
@@ -153,6 +156,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     channel: Channel
     wheels: dict[str, Sha256]
     listing: str = ""
+    packs: dict[str, int] = {}
 
 
 def default_prefix() -> Path:

@@ -76,6 +76,15 @@ class ClientError(SparkwrightError):
             "No release of that name is installed here, or there is no earlier one.",
             "See `sparkwright list`, and name the folder of the installations with --prefix.",
         ),
+        "pack-foreign": Advice(
+            "A warm pack holds code that runs, so it is only taken from the index that the release"
+            " came from, and for that release's wheels.",
+            "Leave --index out. If it was left out, tell the publisher.",
+        ),
+        "pack-unknown": Advice(
+            "The release has no warm pack for that recipe: none was made where it was gated.",
+            "Serve without one; the second start is as fast.",
+        ),
         "edit-mismatch": Advice(
             "A file that the release edits on the machine is not the file for which the edit was"
             " made.",

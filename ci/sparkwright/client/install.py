@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.client import environment
-from sparkwright.client.environment import CANARY, LISTING, MARKER, Marker, Prefix, Python
+from sparkwright.client.environment import (
+    CANARY,
+    LISTING,
+    MARKER,
+    PACKS,
+    Marker,
+    Prefix,
+    Python,
+)
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
     check_room,
@@ -30,13 +38,20 @@ from sparkwright.client.folders import (
     remove_unfinished,
 )
 from sparkwright.client.index import Index, newest_first
-from sparkwright.client.records import LARGEST_LOCK, LARGEST_RELEASE, Channel, Release, ReleaseLock
+from sparkwright.client.records import (
+    LARGEST_LOCK,
+    LARGEST_RELEASE,
+    Channel,
+    Release,
+    ReleaseLock,
+    WarmPack,
+)
 from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError, StoreError
 from sparkwright.core.files import content_key, sha256_bytes
-from sparkwright.core.process import cache_variables
-from sparkwright.core.store import write_file
+from sparkwright.core.process import CACHES, cache_variables
+from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
@@ -199,6 +214,7 @@ def install(
             packages={wheel.project: wheel.version for wheel in wheels},
             channel=index.states[name].channel,
             wheels={wheel.project: wheel.sha256 for wheel in wheels},
+            packs={pack.key.recipe: pack.size for pack in release.packs},
         )
         if dry_run:
             return _result(prefix, "would install", before, marker)
@@ -228,6 +244,59 @@ def install(
         with prefix.switching():
             prefix.switch(name)
         return _result(prefix, "installed", before, marker)
+
+
+def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[WarmPack]:
+    """
+    Bring the warm packs for *recipe* to the current release, as the archives that are signed;
+    `serve` unpacks the one that was made for the machine. They go when the release goes.
+
+    Raises:
+        nothing-installed: There is no current release.
+        pack-foreign: That is from another index, or the packs are not for its wheels.
+        pack-unknown: The release has none for *recipe*.
+        download-invalid, index-damaged, index-unreachable, disk-full: As `locked_wheels.obtain`.
+    """
+    from sparkwright.client import locked_wheels
+
+    with prefix.locked():
+        marker = prefix.marker(prefix.current)
+        if not marker:
+            raise ClientError("nothing-installed", f"{prefix.root} has no current release.")
+        if marker.index != index.address:
+            raise ClientError(
+                "pack-foreign",
+                f"{marker.name} was not installed from {index}.",
+                details=[f"but from {marker.index}"],
+            )
+        release = index.release(marker.name)
+        packs = [pack for pack in release.packs if pack.key.recipe == recipe]
+        if not packs:
+            offered = sorted({pack.key.recipe for pack in release.packs})
+            what = f"{marker.name} has no warm pack for {recipe!r:.80}."
+            raise ClientError("pack-unknown", what, details=[f"for {name}" for name in offered])
+        wheels = list[locked_wheels.LockedWheel]()
+        for pack in packs:
+            if others := sorted(pack.key.wheels.items() - marker.wheels.items()):
+                raise ClientError(
+                    "pack-foreign",
+                    f"The warm pack {pack.name} was made with other wheels.",
+                    details=[project for project, _ in others],
+                )
+            url = index.join(pack.url or pack.path)
+            wheels.append(
+                locked_wheels.LockedWheel(recipe, "", pack.name, url, pack.sha256, pack.size)
+            )
+        folder = own_folder(prefix.environment_folder(marker.name), CACHES, PACKS)
+        with locked_folder(cache), translate_disk_full(folder):
+            remove_unfinished(folder)
+            for pack, path in zip(packs, locked_wheels.obtain(cache, wheels, {}), strict=True):
+                with replacing(folder / pack.sha256) as temporary:
+                    shutil.copyfile(path, temporary)
+                    flush(temporary)
+                # Last: without its record it is none.
+                write_file(folder / f"{pack.sha256}.json", msgspec.json.encode(pack))
+    return packs
 
 
 def _canary(index: Index, release: Release, marker: Marker) -> bytes:

@@ -98,6 +98,15 @@ _ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
         "--dry-run",
         {"action": "store_true", "help": "check everything, and create nothing"},
     ),
+    (
+        ("install",),
+        "--warm",
+        {
+            "type": nonempty,
+            "metavar": "RECIPE",
+            "help": "also fetch what the gates compiled for this recipe, for a faster first start",
+        },
+    ),
     (("rollback",), "--yes", {"action": "store_true", "help": "even if that release was yanked"}),
     (
         ("uninstall",),
@@ -167,17 +176,18 @@ def _yanked(prefix: Prefix, address: str) -> dict[str, str]:
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release."""
     prefix = Prefix(Path(arguments.prefix))
-    return _show(
+    cache = without_links(
+        Path(
+            os.environ.get("SPARKWRIGHT_CACHE_DIR") or platformdirs.user_cache_path("sparkwright"),
+            "client",
+        )
+    )
+    index = _open_index(arguments, prefix)
+    result = _show(
         installation.install(
             prefix,
-            without_links(
-                Path(
-                    os.environ.get("SPARKWRIGHT_CACHE_DIR")
-                    or platformdirs.user_cache_path("sparkwright"),
-                    "client",
-                )
-            ),
-            _open_index(arguments, prefix),
+            cache,
+            index,
             channel=arguments.channel,
             stack=arguments.stack or "",
             version=arguments.version or "",
@@ -186,6 +196,12 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
             dry_run=arguments.dry_run,
         )
     )
+    if not arguments.warm or arguments.dry_run:
+        return result
+    packs = installation.add_packs(prefix, cache, index, arguments.warm)
+    for pack in packs:
+        console.result(f"  warm pack: {pack.text}")
+    return {**result, "packs": packs}
 
 
 def _show(result: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from sparkwright.core.states import State
 LARGEST_RELEASE = 8 << 20
 LARGEST_LOCK = 16 << 20
 LARGEST_EVIDENCE = 128 << 20
+#: Bytes of the files of the largest warm pack; those of a hybrid model with drafts had 158 MB.
+LARGEST_PACK = 4 << 30
 
 # Patterns end in \Z, as $ admits a newline.
 #: UTC, to the second, such as ``2026-11-22T07:30:00Z``; sorts as times do.
@@ -56,6 +58,41 @@ def line(text: str) -> str:
     return _CONTROL.sub(" ", text)[:1000]
 
 
+class PackKey(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    For what a warm pack was made, and so where it is used.
+
+    Attributes:
+        recipe: Its name.
+        model: The digest of the model's files.
+        settings: Arguments and variables of vLLM that may change what is compiled, sorted.
+        wheels: Project → sha256 of those wheels that compile, or whose code is compiled.
+        python: Its version, such as ``3.12``.
+        gpu: Its name and capability; of a machine without one, the processor.
+        driver: Of the GPU; empty without one.
+    """
+
+    recipe: Line
+    model: Sha256
+    settings: tuple[Line, ...]
+    wheels: dict[Name, Sha256]
+    python: Line
+    gpu: Line
+    driver: Line
+
+    def differences(self, here: PackKey) -> list[str]:
+        """Return in what *here* is another machine, model or command, each in a few words."""
+        names = ("recipe", "model", "python", "gpu", "driver")
+        pairs = [(name, str(getattr(self, name)), str(getattr(here, name))) for name in names]
+        changed = sorted({*self.wheels.items()} ^ {*here.wheels.items()})
+        settings = sorted({*self.settings} ^ {*here.settings})
+        return [
+            *(f"{name}: {there}, here {own}" for name, there, own in pairs if there != own),
+            *(f"wheel of {project}" for project in dict.fromkeys(name for name, _ in changed)),
+            *(f"{'pack' if each in self.settings else 'here'}: {each}" for each in settings),
+        ]
+
+
 class ReleaseFile(msgspec.Struct, frozen=True, kw_only=True):
     """
     A file by its hash.
@@ -73,6 +110,35 @@ class ReleaseFile(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         """The place of the file below the root of the index."""
         return f"files/{self.sha256}/{self.name}"
+
+
+class WarmPack(ReleaseFile, frozen=True, kw_only=True):
+    """
+    What a start of a recipe compiled and tuned, as an archive, and what it saved on the machine
+    that gated.
+
+    Attributes:
+        unpacked: Bytes of its files. *tables*: how many of them hold tuned configurations.
+        cold_s, warm_s: Seconds of a start without it, and with it.
+        compiled, tuned: Graphs and kernels, and tables, that the start with it still made.
+    """
+
+    key: PackKey
+    unpacked: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_PACK)]
+    tables: Size
+    cold_s: float
+    warm_s: float
+    compiled: Size
+    tuned: Size
+
+    @property
+    def text(self) -> str:
+        """Its size and what it saves, for people."""
+        return (
+            f"{self.key.recipe}, {self.size / 1e6:,.1f} MB for {self.key.gpu}: a start takes "
+            f"{self.warm_s:g} s instead of {self.cold_s:g}; {self.compiled} compiled and "
+            f"{self.tuned} tuned with it"
+        )
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -292,6 +358,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         edits, overlays: What the client does after the installation.
         inexact_records: Project whose RECORD may disagree with its members → why.
         before: The name of the previous release of the stack; empty for the first.
+        packs: For faster first starts.
     """
 
     name: ReleaseName
@@ -305,6 +372,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     overlays: tuple[Overlay, ...] = ()
     inexact_records: dict[Name, str] = {}
     before: str = ""
+    packs: tuple[WarmPack, ...] = ()
     #: A client refuses a release of another format; docs/howto/publish.md says when it is raised.
     format: Literal[1] = 1
 
@@ -328,7 +396,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
                 wheel.proof.canary,
             )
         )
-        return tuple(file for file in (*own, *self.locks, self.notes) if file)
+        return tuple(file for file in (*own, *self.locks, *self.packs, self.notes) if file)
 
 
 class ReleaseState(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from sparkwright.core.errors import Failure, FileError, WheelError
 
@@ -47,6 +47,9 @@ RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: Every installer can unpack these; others may also require gigabytes of memory.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
+#: Bytes of the largest header that extends another one, such as a long name.
+MOST_HEADER_BYTES = 1 << 20
+
 _RECORD_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
 #: What Python's readers raise for bytes that are no archive; each compression has errors of its
@@ -65,6 +68,28 @@ DAMAGE = (
     OverflowError,
     RuntimeError,
 )
+
+
+class ArchiveHeader(tarfile.TarInfo):
+    """
+    A header of a tar. `tarfile` would read one that extends another, or the map of a sparse file,
+    into memory, whatever its size.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        # Every Python calls this for every header; newer ones do not call `frombuf`.
+        if self.type == tarfile.GNUTYPE_SPARSE or (
+            self.size > MOST_HEADER_BYTES and not self.isreg()
+        ):
+            raise tarfile.ReadError("it has a sparse file or an endless header")
+        # git writes one, with the commit; the values of all of them would be kept.
+        if self.type == tarfile.XGLTYPE and tar.pax_headers:
+            raise tarfile.ReadError("it has a second global header")
+        header: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return header
+
+    def _proc_gnusparse_10(self, *_: object) -> NoReturn:
+        raise tarfile.ReadError("it has a sparse file in the form of pax")
 
 
 def safe_path(name: str, origin: str) -> str:

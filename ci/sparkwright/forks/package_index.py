@@ -22,7 +22,6 @@ import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import platformdirs
@@ -35,6 +34,7 @@ from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.core.zips import (
+    ArchiveHeader,
     damage_guard,
     folders_above,
     odd_name,
@@ -52,8 +52,6 @@ LARGEST_PAGE = 64 << 20
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
-#: Bytes of the largest header that extends another one, such as a long name.
-MOST_HEADER_BYTES = 1 << 20
 
 
 class IndexFile(msgspec.Struct, frozen=True):
@@ -281,28 +279,6 @@ def _leaves(path: str, target: str) -> bool:
     return not target or target.startswith("/") or odd_name(target) or climbs
 
 
-class _ArchiveHeader(tarfile.TarInfo):
-    """
-    A header of a tar. `tarfile` would read one that extends another, or the map of a sparse file,
-    into memory, whatever its size.
-    """
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        # Every Python calls this for every header; newer ones do not call `frombuf`.
-        if self.type == tarfile.GNUTYPE_SPARSE or (
-            self.size > MOST_HEADER_BYTES and not self.isreg()
-        ):
-            raise tarfile.ReadError("it has a sparse file or an endless header")
-        # git writes one, with the commit; the values of all of them would be kept.
-        if self.type == tarfile.XGLTYPE and tar.pax_headers:
-            raise tarfile.ReadError("it has a second global header")
-        header: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
-        return header
-
-    def _proc_gnusparse_10(self, *_: object) -> NoReturn:
-        raise tarfile.ReadError("it has a sparse file in the form of pax")
-
-
 def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     """
     Yield the files of the source distribution *archive* (``.tar.gz``), its single top folder taken
@@ -313,7 +289,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     """
     origin, top, total = archive.name, "", 0
     files, folders = set[str](), set[str]()
-    with damage_guard(origin), tarfile.open(archive, "r|gz", tarinfo=_ArchiveHeader) as tar:
+    with damage_guard(origin), tarfile.open(archive, "r|gz", tarinfo=ArchiveHeader) as tar:
         for info in tar:
             # It would keep each member, with headers of its own.
             tar.members.clear()  # type: ignore[attr-defined]

@@ -189,6 +189,7 @@ class Publisher:
             proofs,
             device_code,
             contents,
+            verdicts=verdicts,
             name=name,
             url=url,
             address=host.url if host else lambda _: "",
@@ -286,7 +287,10 @@ class Publisher:
             replace(wheel, proof=proofs[wheel.name], device_code=device_code[wheel.name])
             for wheel in entry.release.wheels
         ]
-        release = replace(entry.release, wheels=tuple(wheels))
+        folders = dict.fromkeys(proofs, verdicts)
+        locks = [(self.folder / lock.path).read_bytes() for lock in entry.release.locks]
+        packs = release_draft.warm_packs(proofs, folders, locks, contents)
+        release = replace(entry.release, wheels=tuple(wheels), packs=packs)
         release = release_draft.with_notes(release, index.before(release), contents)
         with self._changing(index) as change:
             _set_release(change, release, contents, "verified")

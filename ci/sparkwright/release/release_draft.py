@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sparkwright.client import install, wheel_check
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
+    LARGEST_PACK,
     ForkSource,
     Machine,
     Missing,
@@ -27,10 +29,18 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseLock,
     ReleaseWheel,
+    WarmPack,
     line,
 )
+from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.core.files import (
+    list_folder,
+    read_bytes,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+)
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
@@ -152,6 +162,7 @@ def draft(
     device_code: Mapping[str, str],
     contents: Contents,
     *,
+    verdicts: Path | None,
     name: str,
     url: str,
     address: Callable[[str], str],
@@ -162,6 +173,7 @@ def draft(
     Return the release of *wheels*, whose files are added to *contents*.
 
     Args:
+        verdicts: The folder of the gates' files; None for beside each wheel.
         name: Of the release.
         url: The address of the index. *address*: returns the address of a new wheel at another
             host by its file name; empty for the index.
@@ -220,6 +232,9 @@ def draft(
         before=before.name if before else "",
     )
     _require_installable(release, wheels, contents)
+    folders = {facts.name: verdicts or facts.path.parent for facts in wheels}
+    locks = [data for file, data in contents.items() if file.name.startswith("pylock.")]
+    release = replace(release, packs=warm_packs(proofs, folders, locks, contents))
     return with_notes(release, before, contents)
 
 
@@ -293,6 +308,45 @@ def with_notes(release: Release, before: Release | None, contents: Contents) -> 
     """Return *release* with its notes, which are added to *contents*."""
     text = pages.notes(release, before)
     return replace(release, notes=_add(f"{release.name}.md", text.encode(), contents))
+
+
+def warm_packs(
+    proofs: Mapping[str, Proof],
+    folders: Mapping[str, Path],
+    locks: Sequence[bytes],
+    contents: Contents,
+) -> tuple[WarmPack, ...]:
+    """
+    Return the packs that nights made of wheels and recipes that *proofs* show, whose files are
+    added to *contents*. One that was made with wheels that no set holds is left out, with a
+    warning.
+
+    Args:
+        folders: Of the gates' files, by wheel. *locks*: the files of the locked sets.
+
+    Raises:
+        file-invalid: A record is damaged. evidence-invalid: An archive is not the one of it.
+    """
+    packs, failure = list[WarmPack](), partial(ReleaseError, "evidence-invalid")
+    for name, folder in folders.items():
+        for path in list_folder(folder, f"{name.removesuffix('.whl')}.*.pack.json"):
+            pack = read_json(path, WarmPack)
+            if pack.key.recipe not in proofs[name].recipes:
+                console.warn(f"{pack.name} is left out: its recipe was not shown for the wheel")
+                continue
+            sets = b"".join(locks)
+            if absent := [
+                each for each, sha in pack.key.wheels.items() if sha.encode() not in sets
+            ]:
+                made = f"it was made with another {', '.join(absent)}"
+                console.warn(f"{pack.name} is left out: {made}")
+                continue
+            data = read_bytes(folder / pack.name, limit=LARGEST_PACK, failure=failure)
+            if sha256_bytes(data) != pack.sha256:
+                raise failure(f"{pack.name} is not the archive that the night made.")
+            _add(pack.name, data, contents)
+            packs.append(pack)
+    return tuple(packs)
 
 
 def _add(name: str, data: bytes, contents: Contents) -> ReleaseFile:

@@ -21,12 +21,14 @@ from sparkwright.bench.model import modules
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan, check_variables, shared_variables
 from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import AUTOTUNE, GIB, CacheShape, MachineMemory, ServerMemory
+from sparkwright.core.process import cache_variables
 from sparkwright.serving import environment as environments
-from sparkwright.serving import flags, models, peers, preflight
+from sparkwright.serving import flags, models, peers, preflight, warm_start
 from sparkwright.serving.environment import ServingEnvironment
 from sparkwright.serving.models import LocalModel
 
@@ -98,6 +100,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
         memory: What it takes of *machine*, as far as known.
         nodes: Machines that serve together.
         together: Whether they do so by vLLM's own processes, started by this program.
+        warm: The folder with the copy of a warm pack that it starts from; None without one.
         warnings: Sentences for the user.
     """
 
@@ -110,6 +113,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
     machine: MachineMemory
     nodes: int
     together: bool
+    warm: Path | None
     warnings: tuple[str, ...]
 
     @property
@@ -130,6 +134,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "commit": self.model.commit,
             "name": self.launch.name,
             "nodes": self.nodes,
+            "warm": str(self.warm or ""),
             "command": redact(self.command),
             "variables": {
                 name: "(set)" if SECRET.search(name) else redact([value])[0]
@@ -202,6 +207,13 @@ def plan(
     memory = _memory(request, recipe, words, machine, model, audit)
     drafts = _drafts(request, words, variables) / GIB / tensor
     memory = replace(memory, weights=memory.weights + drafts)
+    start = LaunchPlan(python, model.path, words, variables)
+    pack, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
+    warm = warm_pack.overlay(environment.prefix.resolve(), pack) if pack else None
+    if pack and warm:
+        variables = {**cache_variables(warm), **variables}
+        # What is tuned before the cache is there, or not at all, needs no room beside it.
+        memory = replace(memory, autotune=0.0 if pack.tables else memory.autotune)
     variables = {**shared_variables(machine, memory.floor, environment.package), **variables}
     words = flags.merge(memory.flags(machine), words)
     advice = preflight.check(
@@ -220,7 +232,7 @@ def plan(
         advice.append("the model is not on this machine: --download lets vLLM fetch it")
     if machine.failure:
         advice.append(f"nvidia-smi fails: {machine.failure}")
-    warnings = (*advice, *_provenance(recipe, environment))
+    warnings = (*advice, *_provenance(recipe, environment), *([note] if note else []))
     return ServingPlan(
         request,
         environment,
@@ -231,6 +243,7 @@ def plan(
         machine,
         nodes,
         together,
+        warm,
         warnings,
     )
 

@@ -27,7 +27,11 @@ from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import warm_pack, wheel_identity
+from sparkwright.bench.server.client import ServerInvalid
+from sparkwright.bench.server.warm_pack import PackInvalid
+from sparkwright.client.environment import installed_at
+from sparkwright.client.records import WarmPack
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
@@ -45,7 +49,7 @@ from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, s
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_facts import Pace
-from sparkwright.gates.core.server_under_test import GateOptions, model_digest
+from sparkwright.gates.core.server_under_test import GateOptions, launch_plan, model_digest
 from sparkwright.gates.core.verdict import Check, Ladder, not_run
 from sparkwright.gates.throughput import gate as throughput
 
@@ -429,6 +433,31 @@ class Night:
             if step.state == "pass" or not ended
         }
         self._context.store.write(self._folder / FINISHED, msgspec.json.encode(lasting_steps))
+
+    def make_pack(self) -> WarmPack | None:
+        """
+        Return the warm pack of a night that passed, which is made beside the verdicts by two more
+        starts, as `serve` starts the server; None without a pass, or if it cannot be made.
+        """
+        python, recipe = self._pythons[0], self._recipe
+        marker = installed_at(python.parent.parent)
+        if self.ladder.state != "pass" or marker is None:
+            return None
+        options = replace(self._options, python=python)
+        plan = launch_plan(options, recipe, python, (), gated=False)
+        key = warm_pack.pack_key(plan, recipe.name, model_digest(self._model), marker)
+        archive = self._beside(f"{recipe.name}.pack.tar.zst")
+        logs = self._context.store.folder("logs", "warm", recipe.name)
+        try:
+            with console.step("a warm pack, by a start without caches and one with it"):
+                pack = warm_pack.make(plan, key, archive, logs)
+        except (PackInvalid, ServerInvalid) as error:
+            archive.unlink(missing_ok=True)
+            console.warn(f"there is no warm pack: {error}")
+            return None
+        record = self._beside(f"{recipe.name}.pack.json")
+        self._context.store.write(record, msgspec.json.encode(pack))
+        return pack
 
     # The page.
 

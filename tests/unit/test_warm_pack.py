@@ -1,0 +1,218 @@
+"""A warm pack is made of a start, refused unless it is the signed one for this machine, and given to a server as a copy of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support import mounts, packs, standin
+from tests.support.packs import KEY
+
+from sparkwright.bench.server import warm_pack
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.warm_pack import Additions, PackInvalid
+from sparkwright.client.environment import PACKS, Marker
+from sparkwright.client.records import WarmPack
+from sparkwright.core.process import CACHES
+
+MARKER = Marker(
+    name="spark.1", folder="", index="", python="3.11.2", key="c" * 64, packages={}, channel="verified", wheels={"vllm": "a" * 64, "rich": "b" * 64}
+)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(name="packed")
+def _packed(tmp_path: Path) -> WarmPack:
+    """Return a pack that is installed in the environment ``tmp_path/release``."""
+    return packs.install(tmp_path / "release", *packs.pack(tmp_path))
+
+
+def test_a_pack_holds_what_another_machine_needs_and_equal_starts_give_equal_bytes(tmp_path: Path) -> None:
+    archive, pack = packs.pack(tmp_path)
+    warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
+    assert sorted(tree(tmp_path / "out")) == sorted((packs.GRAPH, packs.KERNEL, packs.TABLE))
+    assert pack.tables == 1
+    os.utime(tmp_path / "cold" / CACHES / packs.KERNEL, (1, 1))
+    (tmp_path / "cold" / CACHES / packs.GRAPH).chmod(0o600)
+    warm_pack.collect(tmp_path / "cold", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == archive.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(packs.member("../out"), b"x" * 8)],
+        [(packs.member("/etc/out"), b"x" * 8)],
+        [(packs.member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")],
+        [(packs.member("a", type=tarfile.LNKTYPE, linkname="b"), b"")],
+        [(packs.member("a", type=tarfile.CHRTYPE), b"")],
+        [(packs.member("a"), b"x" * 4), (packs.member("a"), b"x" * 4)],
+        [(packs.member("a"), b"x" * 4), (packs.member("a/b"), b"x" * 4)],
+        [(packs.member("a"), b"x" * 9)],
+        [(packs.member("a"), b"x" * 7)],
+        [(packs.member("a", type=tarfile.XHDTYPE), b"9" * (2 << 20)), (packs.member("a"), b"x" * 8)],
+    ],
+    ids=["climbs", "absolute", "link", "hard link", "device", "twice", "file as folder", "larger", "smaller", "endless header"],
+)
+def test_an_archive_of_anything_but_the_stated_files_is_refused(tmp_path: Path, members: list[Any]) -> None:
+    archive = packs.archive(tmp_path / "bad", *members)
+    with pytest.raises(PackInvalid):
+        warm_pack.unpack(archive, 8, tmp_path / "folder")
+    assert not (tmp_path / "out").exists()
+    assert not Path("/etc/out").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:40] + b"\0" * 40 + data[80:], lambda data: b"no archive"])
+def test_a_damaged_archive_is_refused(tmp_path: Path, damage: Any) -> None:
+    archive, pack = packs.pack(tmp_path)
+    archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(PackInvalid):
+        warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
+
+
+def test_a_bomb_ends_at_the_stated_size(tmp_path: Path) -> None:
+    """4 GiB in 130 kB: the file before it is written, and nothing of what is too large."""
+    small = packs.member("a"), b"x" * 8
+    archive = packs.archive(tmp_path / "bomb", small, (packs.member("b"), b"\0" * (1 << 28)))
+    with pytest.raises(PackInvalid):
+        warm_pack.unpack(archive, 64, tmp_path / "out")
+    assert tree(tmp_path / "out") == {"a": b"x" * 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"driver": "580.82"}, "driver: 580.95.05, here 580.82"),
+        ({"gpu": "NVIDIA H200 (SM 9.0)"}, "gpu: NVIDIA GB10 (SM 12.1), here NVIDIA H200 (SM 9.0)"),
+        ({"model": "e" * 64}, f"model: {'d' * 64}, here {'e' * 64}"),
+        ({"python": "3.12"}, "python: 3.11, here 3.12"),
+        ({"wheels": {"vllm": "b" * 64}}, "wheel of vllm"),
+        ({"settings": ()}, "pack: --dtype=float32"),
+        ({"settings": (*KEY.settings, "--seed=1")}, "here: --seed=1"),
+    ],
+)
+def test_a_pack_of_another_machine_model_or_command_says_which_part_differs(changes: dict[str, Any], said: str) -> None:
+    assert KEY.differences(msgspec.structs.replace(KEY, **changes)) == [said]
+    assert KEY.differences(KEY) == []
+
+
+def test_the_key_has_what_may_change_a_graph_and_no_secret(tmp_path: Path) -> None:
+    flags = ("--kv-cache-memory-bytes=1", "--dtype", "float32", "--tool-call-parser=hermes", "--hf-token=geheim")
+    variables = {"VLLM_USE_X": "1", "VLLM_API_KEY": "geheim", "VLLM_MEMORY_RESERVE_GIB": "12.2", "VLLM_CACHE_ROOT": "/x", "OMP_NUM_THREADS": "1"}
+    key = warm_pack.pack_key(LaunchPlan(Path("python"), tmp_path, flags, variables), "toy-cpu", "d" * 64, MARKER)
+    assert key.settings == ("--dtype=float32", "--hf-token=***", "VLLM_USE_X=1")
+    assert key.wheels == {"vllm": "a" * 64}
+    assert key.gpu
+
+
+def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pack(tmp_path: Path, packed: WarmPack) -> None:
+    release = tmp_path / "release"
+    warm_pack.prepare(release, packed)
+    overlay = warm_pack.overlay(release, packed)
+    before = tree(release / CACHES / PACKS)
+    assert warm_pack.additions(overlay) == Additions(0, 0)
+    # The graph is written again, and a kernel and a table are new; a lock counts for nothing.
+    packs.start(overlay, packs.GRAPH, "triton/CD/new.cubin", ".cache/flashinfer/autotune/v2/y.json", "vllm/b.lock")
+    assert warm_pack.additions(overlay) == Additions(2, 1)
+    warm_pack.prepare(release, packed)
+    assert warm_pack.additions(overlay) == Additions(2, 1)
+    assert tree(release / CACHES / PACKS) == before
+
+
+def test_a_changed_byte_of_an_installed_pack_is_noticed_at_each_use(tmp_path: Path, packed: WarmPack) -> None:
+    archive = tmp_path / "release" / CACHES / PACKS / packed.sha256
+    for damage in (lambda: archive.write_bytes(archive.read_bytes()[:-1] + b"\0"), archive.unlink):
+        damage()
+        with pytest.raises(PackInvalid, match="not the one that was signed"):
+            warm_pack.prepare(tmp_path / "release", packed)
+    assert not list((tmp_path / "release" / CACHES / "warm").glob("[!.]*"))
+
+
+#: Prepares an overlay and kills itself before its k-th change of the folder; 0 for never.
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from sparkwright.bench.server import warm_pack
+left = int(sys.argv[2])
+def counted(real):
+    def call(*words, **options):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **options)
+    return call
+for name in ("mkdir", "utime", "rename", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+root = Path(sys.argv[1])
+(pack,) = warm_pack.installed(root, "toy-cpu")
+warm_pack.prepare(root, pack)
+"""
+
+
+def prepare(root: Path, step: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(root), str(step)], stderr=subprocess.PIPE)
+
+
+def test_a_kill_at_any_step_leaves_no_half_overlay_and_the_next_start_makes_it(tmp_path: Path, packed: WarmPack) -> None:
+    release, killed = tmp_path / "release", 0
+    base = warm_pack.overlay(release, packed).parent
+    for step in range(1, 60):
+        status = prepare(release, step).wait()
+        whole = [path for path in base.glob("[!.]*") if path.is_dir()] if base.exists() else []
+        assert all(len(tree(path)) == 3 for path in whole)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        killed += 1
+    assert killed >= 8
+    assert prepare(release).wait() == 0
+    assert len(tree(warm_pack.overlay(release, packed))) == 3
+    assert not list(base.glob(".unfinished-*"))
+
+
+def test_servers_that_start_at_once_share_one_whole_overlay(tmp_path: Path, packed: WarmPack) -> None:
+    started = [prepare(tmp_path / "release") for _ in range(4)]
+    assert [child.wait() for child in started] == [0] * 4
+    assert len(tree(warm_pack.overlay(tmp_path / "release", packed))) == 3
+
+
+def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
+    """The disk is small from the beginning, or fills while the pack is unpacked."""
+    big = packs.start(tmp_path / "cold", "a")
+    (big / CACHES / "a").write_bytes(os.urandom(3 << 20))
+    archive = tmp_path / "x.tar.zst"
+    packed = packs.record(archive, warm_pack.collect(big, archive)[0])
+    release = tmp_path / "release"
+    packs.install(release, archive, packed)
+    warm = release / CACHES / "warm"
+    warm.mkdir()
+    code = "import sys; from pathlib import Path; from sparkwright.bench.server import warm_pack as w; w.check_room = lambda *_: None\nw.prepare(Path(sys.argv[1]), *w.installed(Path(sys.argv[1]), 'toy-cpu'))"
+    script = f'mount -t tmpfs -o size=2m,mode=700 none "{warm}" && ! "{sys.executable}" -c "$CODE" "{release}" && ls -A "{warm}"'
+    done = subprocess.run([*mounts.mounting_shell(), script], env={**os.environ, "CODE": code}, capture_output=True, text=True, check=False)
+    assert "disk-full" in done.stderr or "no room" in done.stderr, done.stderr
+    assert [line for line in done.stdout.split() if line != ".lock"] == []
+
+
+def test_a_pack_is_made_of_a_cold_start_and_shown_by_a_second_one(tmp_path: Path) -> None:
+    """The stand-in compiles a graph unless its cache holds it; the record says what the second start still made."""
+    plan = LaunchPlan(standin.environment(tmp_path / "venv"), standin.model(tmp_path / "toy"), (), {}, "toy", 60, grace=0.5)
+    archive = tmp_path / "x.pack.tar.zst"
+    began = time.monotonic()
+    pack = warm_pack.make(plan, KEY, archive, tmp_path / "logs")
+    assert (pack.compiled, pack.tuned, pack.tables) == (0, 0, 0)
+    assert 0 < pack.warm_s < pack.cold_s < time.monotonic() - began
+    warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
+    assert list(tree(tmp_path / "out")) == [packs.GRAPH]
+    assert not list(tmp_path.glob("warm-*"))
