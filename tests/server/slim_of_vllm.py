@@ -18,8 +18,12 @@ from safetensors import safe_open
 from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers.quantization import get_quantization_config, modelopt
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w4a4_nvfp4 as nvfp4
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_fp8 as fp8
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    compressed_tensors_w4a4_nvfp4 as nvfp4,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    compressed_tensors_w8a8_fp8 as fp8,
+)
 
 KERNEL = SimpleNamespace(process_weights_after_loading=lambda layer: None)
 for module in (parameter, linear, vocab_parallel_embedding):

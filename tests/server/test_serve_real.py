@@ -16,8 +16,8 @@ from tests.refusals import refusal
 from tests.support.standin import Machine, alive
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server import flags
 from sparkwright.bench.server.launch import check_variables
-from sparkwright.serving import flags
 from sparkwright.serving.environment import ServingEnvironment, examine
 
 pytestmark = pytest.mark.server
@@ -120,7 +120,7 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
     for name in recipes.files(ROOT):
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
-            flags.check(recipe.flags("0.32.0"), environment)
+            environment.check(recipe.flags("0.32.0"))
             check_variables(variant.variables, environment.package)
     with refusal("variable-refused"):
         check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
@@ -142,7 +142,7 @@ def test_recipe_says_what_the_vllm_of_the_default_stack_knows(name: str, release
     assert variant, "a recipe that the newest release cannot serve is of no use to an owner"
     version = "0.33.0+spark.2026.11" if variant.lacks else "0.33.0"
     words = recipe.flags(version)
-    flags.check(words, environment)
+    environment.check(words)
     check_variables(variant.variables, package)
     assert {recipe.tool_parser} - {""} <= names_in(package, "tool_parsers/__init__.py")
     assert {recipe.reasoning_parser} - {""} <= names_in(package, "reasoning/__init__.py")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.serving_facts import SERVING
 
+from sparkwright.bench.machine import probe
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
 from sparkwright.cli.doctor import MachineCheck
-from sparkwright.client.environment import Prefix
+from sparkwright.client.environment import Marker, Prefix
 from sparkwright.core import memory
 from sparkwright.core.memory import MachineMemory, Tenant
 from sparkwright.forks.stack import Project
@@ -166,7 +170,7 @@ def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeyp
     """Without a release there is no load on the GPU."""
     (tmp_path / "models--openai--gpt-oss-20b").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    facts = doctor.serving_facts(Prefix(tmp_path / "prefix"), busy=False)
+    facts = doctor.serving_facts(Prefix(tmp_path / "prefix"), SOUND)
     assert facts.keys() == SERVING.keys()
     assert (facts["release"], facts["models"], facts["load"][0]) == ("", ["openai/gpt-oss-20b"], "")
     assert facts["disk"] > 0
@@ -176,7 +180,7 @@ def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeyp
 PROBE = """#!/bin/sh
 echo "$@" >>"$0.asked"
 sleep 0.4
-echo '{"gpu": true, "bytes": 268000000, "readings": [{"gemv": 0.00116, "copy": 0.0024}]}'
+echo '{"gpu": true, "name": "GB10", "uuid": "", "bytes": 268000000, "readings": [{"gemv": 0.00116, "copy": 0.0024}]}'
 """
 
 
@@ -193,20 +197,46 @@ def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, faul
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(host_info, "LOAD_PERIOD", 0.1)
-    assert host_info.gpu_under_load(tmp_path / "python", "probe.py") == (state, fault)
+    monkeypatch.setattr(probe, "PERIOD", 0.1)
+    assert probe.under_load(tmp_path / "python") == (state, fault)
     # Two measurements of five seconds each.
-    assert (tmp_path / "python.asked").read_text().split()[2:] == ["268", "0", "5.0", "1"]
+    assert (tmp_path / "python.asked").read_text().split()[2:] == ["268", "0", "5", "1"]
 
 
 @pytest.mark.parametrize(
     ("script", "fault"),
-    [("exit 3", "the load did not run: "), ("echo nonsense", "the load did not run: "), ("echo '{\"gpu\": false}'", "torch sees no GPU")],
+    [("exit 3", "the load did not run: "), ("echo nonsense", "the load did not run: "), ("echo '{\"gpu\": false, \"name\": \"CPU\", \"uuid\": \"\", \"bytes\": 1, \"readings\": [{\"gemv\": 1.0, \"copy\": 1.0}]}'", "torch sees no GPU")],
 )
 def test_a_load_that_does_not_run_is_no_slow_gpu(script: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(host_info, "LOAD_PERIOD", 0.1)
+    monkeypatch.setattr(probe, "PERIOD", 0.1)
     monkeypatch.setattr(memory, "query", lambda _: ([], "No devices were found"))
-    state, said = host_info.gpu_under_load(tmp_path / "python", "probe.py")
-    assert (state, said.startswith(fault)) == ("", True)
+    state, reason = probe.under_load(tmp_path / "python")
+    assert (state, reason.startswith(fault)) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("free", "computing", "reason"),
+    [
+        (60.0, [], ""), (60.0, [["77"]], "another program computes on the GPU"), (15.0, [], "too little memory is free for it"),
+    ],
+)  # fmt: skip
+def test_a_spark_that_is_full_or_serves_is_not_loaded(free: float, computing: list[list[str]], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate's server, and one of another program, count as well."""
+    installed = Prefix(tmp_path / "prefix")
+    marker = Marker(name="spark.1", folder="", index="", python="", key="", packages={}, channel="verified", wheels={}, listing="")
+    monkeypatch.setattr(Prefix, "marker", lambda *_: marker)
+    monkeypatch.setattr(memory, "query", lambda what: (computing, "") if "compute-apps" in what else ([["NVIDIA GB10", "12.1", "580.95"]], ""))
+    monkeypatch.setattr(probe, "under_load", lambda _: ("2,398 of 3,003 MHz", ""))
+    facts = doctor.serving_facts(installed, replace(SOUND, free=free))
+    assert facts["load"] == (("", reason) if reason else ("2,398 of 3,003 MHz", ""))
+
+
+def test_server_of_a_gate_lacks_no_guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its own program watches it; `doctor` said that its guard was killed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "vllm.entrypoints.cli.main"]) as server:
+        subjects = [check.subject for check in doctor.servers()]
+        server.kill()
+    assert f"server {server.pid}" not in subjects

@@ -88,26 +88,45 @@ def test_looks_are_rare_while_there_is_much_and_as_close_as_needed(folder: Folde
     assert "7.9 GiB of memory were available" in watch.look(10.0)
 
 
-def test_machine_that_stalls_ends_the_server_although_memory_seems_available(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither waiting alone, as while a model loads, nor swapping alone does; a kernel that counts neither is no reason."""
+#: A server with a guard, whose arguments follow.
+SERVER = "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()), *sys.argv[2:]]); time.sleep(600)"
+
+
+def test_of_two_servers_the_later_one_ends_and_the_other_looks_again(folder: Folder, tmp_path: Path) -> None:
+    """Both guards fired at once. Where memory goes on to fall, the other ends as well."""
+    servers = list[subprocess.Popen[str]]()
+    for number in range(2):
+        words = [guard.__file__, str(12 * GIB), str(8 * GIB), str(tmp_path / f"{number}.json"), "/nonexistent", str(folder.path)]
+        servers.append(subprocess.Popen([sys.executable, "-c", SERVER, *words], stderr=subprocess.PIPE, text=True))
+        until(lambda: "guard.py" in str([child.cmdline() for child in psutil.Process(servers[-1].pid).children()]))
+        time.sleep(0.3)
+    try:
+        folder.set(7.0)
+        assert servers[1].wait(10) == -signal.SIGKILL
+        folder.set(40.0)
+        time.sleep(1.5)
+        assert servers[0].poll() is None
+        folder.set(5.0)
+        assert servers[0].wait(10) == -signal.SIGKILL
+        assert servers[0].stderr
+        assert "a server that started later ends" in servers[0].stderr.read()
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            assert server.stderr
+            server.stderr.close()
+
+
+def test_a_later_server_that_does_not_end_is_not_waited_for_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    (folder.path / "pressure").mkdir()
-
-    def seconds(stalled: float, swapped: float) -> str:
-        watch, reason = folder.guard(), ""
-        for second in range(12):
-            now[0] += 1.0
-            text = f"some avg10=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={round(stalled * second * 1e6)}\n"
-            (folder.path / "pressure" / "memory").write_text(text)
-            (folder.path / "vmstat").write_text(f"pgpgin 5\npswpin {round(swapped * second / os.sysconf('SC_PAGE_SIZE'))}\n")
-            reason = reason or watch.look(1.0)
-        return reason
-
-    assert seconds(0.9, 200e6).startswith("all programs waited for memory for 90%")
-    assert [seconds(0.9, 0), seconds(0.1, 200e6), seconds(0, 0)] == ["", "", ""]
-    (folder.path / "vmstat").unlink()
-    assert folder.guard().look(1.0) == ""
+    monkeypatch.setattr(guard, "servers_after", lambda _: {77})
+    watch = folder.guard()
+    folder.set(7.5)
+    assert [watch.look(1.0), watch.look(1.0)] == ["", ""]
+    now[0] += guard.GRACE + 1
+    assert "7.5 GiB of memory were available" in watch.look(1.0)
 
 
 def test_user_is_warned_once(folder: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

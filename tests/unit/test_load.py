@@ -28,7 +28,7 @@ from sparkwright.bench.load.vllm_bench import (
     Request,
     VllmBench,
 )
-from sparkwright.bench.machine import monitor
+from sparkwright.bench.machine import monitor, probe
 from sparkwright.bench.records import Reason
 from sparkwright.bench.report import output
 from sparkwright.builder import host_info
@@ -219,7 +219,7 @@ def test_quick_bench_warns_of_a_slow_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
-    monkeypatch.setattr(host_info, "gpu_under_load", lambda asked, _: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
+    monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
     main.run([
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
         "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1",

@@ -26,14 +26,13 @@ from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
-from sparkwright.serving import flags
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
@@ -88,12 +87,14 @@ def test_recipe_is_launched_or_refused_for_each_stack(name: str, version: str) -
         with refusal("recipe-unfit"):
             recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
         return
-    launch = recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
-    flags = [recipe.setting(flag) for flag in launch.flags]
-    assert len(set(flags)) == len(flags)
+    address = {"VLLM_HOST_IP": "127.0.0.1"} if reviewed.nodes == 2 else {}
+    launch = recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"), variables=address)
+    names = [flags.setting(flag) for flag in launch.flags]
+    assert len(set(names)) == len(names)
     assert not any(blank in flag for flag in launch.flags for blank in " \n\t")
-    assert ("--tensor-parallel-size=2" in launch.flags) == (reviewed.nodes == 2)
-    assert ("--speculative-config" in flags) == bool(reviewed.speculation)
+    two = {"--tensor-parallel-size=2", "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", "--distributed-executor-backend=mp"}
+    assert (two <= set(launch.flags)) == bool(launch.machines) == (reviewed.nodes == 2)
+    assert ("--speculative-config" in names) == bool(reviewed.speculation)
 
 
 @pytest.mark.parametrize("name", ["", "qwen", "../gates/contract", "README", "toy-cpu.yaml", "rehearsal/toy-cpu", "classes/qwen3-next", "qwen3-next"])
@@ -146,6 +147,7 @@ def test_recipe_of_ten_lines_inherits_what_it_does_not_state(tmp_path: Path) -> 
         ("../hybrid", {}, "classes: hybrid"),
         ("[hybrid]", {}, "classes: hybrid"),
         ("hybrid", {"speed": 60}, "speed"),
+        ("hybrid\ncontract: {5: 6}", {}, "str"),
         ("hybrid", {"plan": {"cache": "much"}}, "required field"),
         ("hybrid", {"inherits": "other", "plan": {**CLASS["plan"], "weight": 1}}, "weight"),
     ],
@@ -268,18 +270,15 @@ GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10), round(44.2 *
 
 
 @pytest.mark.parametrize(
-    ("changes", "servers", "references"),
+    ("changes", "references"),
     [
-        ({}, 1, set()),
-        ({"drafts": False}, 1, {"speculation-headless"}),
-        ({"bytes": 50 * 2**30}, 1, set()),
-        ({"bytes": 90 * 2**30}, 1, {"memory-short", "checkpoint-other"}),
-        ({}, 2, {"memory-short"}),
+        ({}, set()), ({"drafts": False}, {"speculation-headless"}), ({"bytes": 50 * 2**30}, set()),
+        ({"bytes": 90 * 2**30}, {"memory-short", "checkpoint-other"}),
     ],
-)
-def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], servers: int, references: set[str]) -> None:
+)  # fmt: skip
+def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], references: set[str]) -> None:
     drafting = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
-    found = preflight.findings(drafting, None, SPARK, replace(GOOD, **changes), servers=servers)
+    found = preflight.findings(drafting, None, SPARK, replace(GOOD, **changes))
     assert {finding.reference for finding in found} == references
 
 

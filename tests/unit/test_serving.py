@@ -27,7 +27,7 @@ from tests.support.badserver import MODELS, Listener, Say, completion, head, sil
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import warm_pack
+from sparkwright.bench.server import flags, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
@@ -36,11 +36,12 @@ from sparkwright.client.environment import default_prefix
 from sparkwright.client.records import WarmPack
 from sparkwright.core import config
 from sparkwright.core.arguments import redact
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
 from sparkwright.core.process import CACHES
 from sparkwright.gates.core.server_under_test import model_digest
-from sparkwright.serving import flags, health, launch, models, preflight
+from sparkwright.serving import health, launch, models
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -154,12 +155,6 @@ def test_kernels_that_compute_wrongly_are_refused(world: World, backend: str, re
     assert caught is None or caught.value.details[0].startswith(reference)
 
 
-def test_ngram_is_advised_against_where_it_was_measured_to_lose(world: World) -> None:
-    for model, loses in ((nemotron(world.folder / "nemotron"), True), (world.model, False)):
-        warnings = world.plan(model=str(model), flags=(NGRAM,), machine=DESKTOP).warnings
-        assert any("74.75 → 55.70 tok/s" in text for text in warnings) == loses
-
-
 def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None:
     """Three quarters of the memory less weights and reserves; the user's own figure, and another machine, stay as they are."""
     size = 0.75 * 121.7 - RESERVE - AUTOTUNE - 8 / GIB
@@ -168,7 +163,7 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
     assert int(cache.removeprefix("--kv-cache-memory-bytes=")) / GIB == pytest.approx(size, abs=0.01)
     # What is given is needed, and vLLM asks whether that is free (gpu_worker.py), never whether its default of 0.92 is.
     assert world.plan(machine=SPARK, flags=(PINNED,)).launch.flags == ("--gpu-memory-utilization=0.131", PINNED)
-    assert world.plan(machine=DESKTOP).launch.flags == ("--gpu-memory-utilization=0.749",)
+    assert world.plan(machine=DESKTOP).launch.flags == ("--gpu-memory-utilization=0.919",)
     (world.model / "model.safetensors").rename(world.model / "model.bin")
     assert world.plan(machine=SPARK).memory.weights > 0
 
@@ -206,10 +201,34 @@ def test_memory_that_others_hold_is_not_given_and_they_are_named(world: World) -
     assert any("85.2, at its start; 83.4 are free" in line for line in caught.value.details)
 
 
+SHORT = [("-tp", "2"), ("-tp=2",), ("-pp", "2"), ("-n2", "-tp", "4"), ("-n", "2", "-pp=4"), ("-dp", "2"), ("--tensor_parallel_size", "2")]
+
+
+@pytest.mark.parametrize("words", SHORT, ids=" ".join)
+def test_short_flags_are_seen_by_admission(world: World, words: tuple[str, ...]) -> None:
+    with refusal("usage", match="GPUs, and there"):
+        world.plan(flags=words, machine=SPARK)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["-O3"], "--optimization-level", "3"), (["-O=2"], "--optimization-level", "2"), (["-O", "1"], "--optimization-level", "1"),
+        (["-q", "fp8"], "--quantization", "fp8"), (["-ep"], "--enable-expert-parallel", ""), (["-sc.method=mtp"], "--speculative-config", "mtp"),
+        (["--device-memory-utilization=0.5"], "--gpu-memory-utilization", "0.5"), (["--no-enable-prefix-caching"], "--enable-prefix-caching", ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_short_flag_is_its_long_one(words: list[str], name: str, value: str) -> None:
+    """So that it replaces what a recipe states, and a recipe's is not given twice."""
+    (argument,) = flags.parse(words)
+    assert (argument.name, argument.value, flags.merge([f"{name}=x"], words)) == (name, value, tuple(words))
+
+
 @pytest.mark.parametrize(
     ("given", "parts", "refused"),
     [
-        ({"nodes": 2}, (2, 0), ""), ({"nodes": 3}, (1, 3), ""), ({"nodes": 4}, (2, 2), ""), ({"nodes": 2, "flags": ("--pipeline-parallel-size=2",)}, (1, 2), ""),
+        ({"nodes": 2}, (2, 1), ""), ({"nodes": 3}, (1, 3), ""), ({"nodes": 4}, (2, 2), ""), ({"nodes": 2, "flags": ("--pipeline-parallel-size=2",)}, (1, 2), ""),
         ({"nodes": 2, "flags": ("--tensor-parallel-size=2", "--pipeline-parallel-size=2")}, (2, 2), "needs 4 GPUs, and there are 2"),
         ({"nodes": 2, "flags": ("--tensor-parallel-size=1", "--pipeline-parallel-size=1")}, (1, 1), "1 x 1 parts of .* do not divide over 2 machines"),
     ],
@@ -219,6 +238,14 @@ def test_machines_share_what_divides_and_no_more_gpus_than_there_are(world: Worl
     with refusal("usage", match=refused) if refused else contextlib.nullcontext():
         words = world.plan(**given, machine=SPARK, address="127.0.0.1").launch.flags
         assert tuple(int(flags.number(words, f"--{name}-parallel-size") or 0) for name in ("tensor", "pipeline")) == parts
+
+
+def test_other_count_of_machines_is_no_other_checkpoint(world: World) -> None:
+    """What a node holds is compared as the recipe states it, for its own machines."""
+    plan = {**msgspec.to_builtins(recipes.load(world.folder / "data", "toy-cpu").plan), "weights": 8 / GIB}
+    world.edit("toy-cpu", plan=plan, model={"repository": "org/toy", "revision": "unresolved", "quantization": "none"})
+    for nodes in (1, 2):
+        assert world.plan("toy-cpu", nodes=nodes, machine=SPARK, address="127.0.0.1").nodes == nodes
 
 
 def test_vllms_own_flags_for_two_machines_are_taken(world: World) -> None:
@@ -241,6 +268,15 @@ def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None
     assert world.plan(machine=SPARK, floor=9.0).launch.variables[name] == "9"
     assert world.plan(machine=SPARK, variables={name: "20"}).launch.variables[name] == "20"
     assert name not in world.plan(machine=DESKTOP).launch.variables
+
+
+def test_gpu_with_memory_of_its_own_is_not_judged_by_the_hosts_facts(world: World) -> None:
+    """A model of 17 GiB on 24: processes, and what the host tunes and holds, lie elsewhere."""
+    gpu = MachineMemory(24.0, 23.5, gpus=1)
+    checkpoints.write(world.model, json.loads((world.model / "config.json").read_text()), [("weight", "BF16", [17 << 29])])
+    plan = world.plan(machine=gpu, floor=5.0)
+    assert (plan.memory.reserve, plan.memory.autotune, plan.memory.floor) == (2.0, 0.0, 0.0)
+    assert flags.number(plan.launch.flags, "--gpu-memory-utilization") == 0.919
 
 
 @pytest.mark.parametrize("recipe", ["", "toy-cpu"])
@@ -333,7 +369,7 @@ def test_machines_of_one_server_have_vllms_own_arguments(world: World) -> None:
     first, third = world.plan(**shared), world.plan(**shared, join="10.0.0.1", rank=2, node_port=5)
     assert {"--node-rank=0", "--master-addr=127.0.0.1", "--nnodes=3", "--master-port=29502"} <= set(first.launch.flags)
     assert {"--node-rank=2", "--master-addr=10.0.0.1", "--nnodes=3", "--master-port=6", "--headless"} <= set(third.launch.flags)
-    assert (flags.value(first.launch.flags, "--distributed-executor-backend"), first.together) == ("mp", True)
+    assert (flags.value(first.launch.flags, "--distributed-executor-backend"), bool(first.launch.machines)) == ("mp", True)
     assert "--headless" not in first.launch.flags
     names = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     assert [third.launch.variables[name] for name in names] == ["127.0.0.1", "lo", "lo"]
@@ -344,9 +380,29 @@ def test_machines_of_one_server_have_vllms_own_arguments(world: World) -> None:
 def test_ray_stays_possible_by_flags(world: World) -> None:
     """The user's own cluster has the other machine, so none is waited for."""
     plan = world.plan("toy-cpu", nodes=2, flags=("--distributed-executor-backend=ray",), machine=SPARK)
-    assert (plan.together, flags.value(plan.launch.flags, "--tensor-parallel-size")) == (False, "2")
+    assert (bool(plan.launch.machines), flags.value(plan.launch.flags, "--tensor-parallel-size")) == (False, "2")
     assert flags.value(plan.launch.flags, "--distributed-executor-backend") == "ray"
     assert not flags.value(plan.launch.flags, "--nnodes")
+
+
+@pytest.mark.parametrize("field", ["max_position_embeddings", "num_key_value_heads", "num_hidden_layers", "head_dim", "layer_types", "text_config", "quantization_config"])
+@pytest.mark.parametrize("value", ["x", -1, 1.5, [], {"a": 1}, [["x"]], 10**30, True, None], ids=str)
+def test_hostile_config_ends_in_a_named_refusal(world: World, field: str, value: object) -> None:
+    """The first one of these ended the program with a fault of its own."""
+    path = world.model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with contextlib.suppress(SparkwrightError):
+        assert world.plan(nodes=2, address="127.0.0.1", machine=SPARK)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ['{"model":"ngram"}', '{"model":"[ngram]"}', '{"model":7}', '{"model":{}}', '{"model":["x"]}', '{"method":[1]}', '{"method":{"mtp":1}}', "[]", "{", "null", '{"moe_backend":5,"method":"mtp"}'],
+)  # fmt: skip
+def test_hostile_settings_of_drafts_end_in_a_named_refusal(world: World, settings: str) -> None:
+    ours = "ngram" in settings
+    with contextlib.nullcontext() if ours else contextlib.suppress(SparkwrightError):
+        assert world.plan(flags=("--speculative-config", settings), machine=SPARK)
 
 
 def test_refusals_name_the_successor(world: World) -> None:
@@ -382,7 +438,7 @@ def test_what_was_not_shown_is_said(world: World) -> None:
     def warnings() -> str:
         return "\n".join(world.plan("toy-cpu", machine=DESKTOP).warnings)
 
-    assert "not installed by sparkwright" in warnings()
+    assert "is no release of sparkwright" in warnings()
     world.install("candidate")
     assert "spark.1 is a candidate" in warnings()
 
@@ -409,9 +465,9 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
 
 def test_port_is_checked_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
-        preflight.check_port("127.0.0.1", taken.getsockname()[1])
+        launch.check_port("127.0.0.1", taken.getsockname()[1])
     with refusal("port-taken"):
-        preflight.check_port("a..b", 8000)
+        launch.check_port("a..b", 8000)
 
 
 # The process.
@@ -438,7 +494,6 @@ def test_dry_run_shows_the_command_and_no_secret(machine: Machine) -> None:
 
 
 def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: Machine) -> None:
-    """Its lines have 80 columns; a longer word goes on at the beginning of the next line."""
     settings = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"x":"it\'s a"}'
     # A share that is not given follows from what is free, which two runs may find different.
     words = ("--flag=--max-model-len", "--flag=16", f"--flag=--speculative-config={settings}", "--flag=--gpu-memory-utilization=0.5")
@@ -458,7 +513,6 @@ def test_argument_of_vllm_needs_no_option(machine: Machine) -> None:
     assert main.parse(["serve", "--dry", "toy-cpu"]).dry_run
     error = json.loads(machine.run("--json", "--dry-rn").stdout)["error"]
     assert (error["reference"], error["details"]) == ("flag-unknown", ["--dry-rn: unknown; perhaps --dry-run"])
-    assert set(flags.OPTIONS) <= {*main.parsers("serve")["serve"]._option_string_actions, "--recipe"}
 
 
 def test_argument_of_vllm_is_refused_with_the_option_that_gives_it() -> None:
@@ -573,7 +627,7 @@ def test_plan_shows_what_fits_and_what_decided_each_argument(machine: Machine) -
         ("openai/gpt-oss-120b", "gpt-oss-120b-mxfp4"),
         ("OpenAI/GPT-OSS-120B", "gpt-oss-120b-mxfp4"),
         ("gemma-4-31b", "gemma-4-31b-nvfp4"),
-        ("unsloth/gpt-oss-120b", "gpt-oss-120b-mxfp4"),
+        ("gpt-oss-120b", "gpt-oss-120b-mxfp4"),
         ("toy-cpu", "toy-cpu"),
     ],
 )
@@ -584,6 +638,7 @@ def test_model_id_or_a_part_of_a_name_finds_its_recipe(text: str, recipe: str) -
 @pytest.mark.parametrize(
     ("text", "details", "todo"),
     [
+        ("unsloth/gpt-oss-120b", ["gpt-oss-120b-mxfp4"], "Without a recipe: sparkwright serve --model unsloth/gpt-oss-120b"),
         ("Qwen/Qwen3.6-35B-A3B", ["qwen3.6-35b-a3b-fp8-mtp2", "qwen3.6-35b-a3b-nvfp4-b12x", "qwen3.6-35b-a3b-nvfp4-mtp3"], "Name one of these."),
         ("gema-4-31b-nvfp4", ["gemma-4-31b-nvfp4"], "Name one of these."),
         ("org/zzz", [], "Without a recipe: sparkwright serve --model org/zzz"),
@@ -592,9 +647,15 @@ def test_model_id_or_a_part_of_a_name_finds_its_recipe(text: str, recipe: str) -
 def test_name_of_no_single_recipe_lists_those_that_are_near(text: str, details: list[str], todo: str) -> None:
     with refusal("usage") as caught:
         launch.find_recipe(ROOT, text)
-    assert {line.partition(":")[0] for line in caught.value.details} >= set(details)
+    assert {line.partition(",")[0] for line in caught.value.details} >= set(details)
     assert len(caught.value.details) <= 3
     assert todo in caught.value.todo
+
+
+def test_recipe_that_was_found_by_a_part_is_named(world: World) -> None:
+    """And another owner's checkpoint of that name is never served in its place."""
+    shutil.copy(recipes.files(world.folder / "data")["toy-cpu"], world.folder / "data" / "ci" / "recipes")
+    assert "toy-c: the recipe toy-cpu, of any" in world.plan("toy-c", machine=DESKTOP).warnings
 
 
 def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen: Callable[[Say], Listener]) -> None:
@@ -626,7 +687,6 @@ def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen:
         ({"DOWNLOAD": "yes"}, "DOWNLOAD: "),
         ({"VLLM_EXTRA_ARGS": "'--dtype"}, "VLLM_EXTRA_ARGS: "),
         ({"MAX_MODEL_LENGTH": "5"}, "MAX_MODEL_LENGTH: perhaps MAX_MODEL_LEN"),
-        ({"TP_SIZE": "2"}, "TP_SIZE: perhaps TENSOR_PARALLEL_SIZE"),
         ({"VLLM_NVFP4_GEMM_BACKEND": "x"}, "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend"),
     ],
 )

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
-from sparkwright.bench.machine.monitor import SCRIPT, MachineMonitor
+from sparkwright.bench.machine import probe
+from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
@@ -120,7 +121,7 @@ def _texts(
 def _slow_clocks(python: Path) -> list[str]:
     """Show the GPU under load, and return what is wrong with it: a warning, or none."""
     with console.step("the GPU under load, for ten seconds"):
-        state, fault = host_info.gpu_under_load(python, str(SCRIPT))
+        state, fault = probe.under_load(python)
         console.note(state)
     return [f"slow-clock: {fault}"] if state and fault else []
 

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from sparkwright.bench.machine import gemv_probe
+from sparkwright.bench.machine import probe
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
-from sparkwright.core import config, http, process
+from sparkwright.core import config, http, memory, process
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import list_folder, read_json
@@ -33,7 +33,7 @@ from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, read_lock
-from sparkwright.serving import guard, models
+from sparkwright.serving import guard, health, models
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -93,9 +93,9 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
         environment-broken: An installed release was changed.
     """
     prefix = Prefix(Path(arguments.prefix))
-    running = [*servers()]
-    facts = serving_facts(prefix, busy=any(check.observed == "serves" for check in running))
-    results: dict[str, Any] = {"serving": [*serving(MachineMemory.here(), facts), *running]}
+    here = MachineMemory.here()
+    facts = serving_facts(prefix, here)
+    results: dict[str, Any] = {"serving": [*serving(here, facts), *servers()]}
     _show("Serving on this machine", results["serving"])
     if arguments.root is None and config.checkout() is None:
         return results | client.doctor(arguments)
@@ -257,19 +257,21 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
     )
 
 
-def serving_facts(prefix: Prefix, *, busy: bool) -> dict[str, Any]:
+def serving_facts(prefix: Prefix, here: MachineMemory) -> dict[str, Any]:
     """
-    Return facts about this machine that a server meets, by name. Sizes are in bytes.
-
-    Args:
-        busy: A server runs here, so that no load is put on the GPU.
+    Return facts about this machine, whose memory is *here*, that a server meets, by name. Sizes are
+    in bytes. The GPU is put under load if nothing computes on it, and memory for that is free.
     """
     marker, cache = prefix.marker(prefix.current), models.cache_folder(os.environ)
-    python = prefix.root / "current" / "bin" / "python"
-    gpus, load = host_info.gpus(), ("", "it needs a GPU, an installed release, and no server")
-    if gpus and marker and not busy:
+    gpus, computing = host_info.gpus(), memory.query("compute-apps=pid")[0]
+    load = ("", "it needs a GPU and an installed release")
+    if computing:
+        load = ("", "another program computes on the GPU")
+    elif here.free < here.floor() + probe.TAKEN:
+        load = ("", "too little memory is free for it")
+    elif gpus and marker:
         with console.step("the GPU under load, for ten seconds"):
-            load = host_info.gpu_under_load(python, gemv_probe.__file__)
+            load = probe.under_load(prefix.root / "current" / "bin" / "python")
     statuses = Path("/sys/class/drm").glob("*/status")
     return {
         "release": f"{marker.name}, {marker.channel}" if marker else "",
@@ -363,11 +365,10 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
 
 
 def servers() -> Iterator[MachineCheck]:
-    """Yield which servers run, and without a guard; and which ones their guard ended lately."""
-    for server in psutil.process_iter(["cmdline"]):
-        if "vllm.entrypoints.cli.main" in (server.info["cmdline"] or ()):
-            text = "its guard was killed: nothing ends it before the machine stops"
-            yield _check(f"server {server.pid}", _guarded(server), "serves", text, "restart it")
+    """Yield which servers of `serve` run, and without a guard; and which ones it ended lately."""
+    for server in health.running():
+        text = "its guard was killed: nothing ends it before the machine stops"
+        yield _check(f"server {server.pid}", _guarded(server.pid), "serves", text, "restart it")
     for record in guard.records().glob("*.json"):
         with contextlib.suppress(FileError, OSError):
             if time.time() - record.stat().st_mtime < REMEMBERED:
@@ -375,10 +376,10 @@ def servers() -> Iterator[MachineCheck]:
                 yield MachineCheck(f"server {record.stem}", "look", message)
 
 
-def _guarded(server: psutil.Process) -> bool:
-    """Return whether a guard watches *server*."""
+def _guarded(server: int) -> bool:
+    """Return whether a guard watches the process *server*."""
     with contextlib.suppress(psutil.Error):
-        for child in server.children():
+        for child in psutil.Process(server).children():
             with contextlib.suppress(psutil.Error):
                 if Path(guard.__file__).name in map(os.path.basename, child.cmdline()):
                     return True

@@ -7,7 +7,6 @@ import difflib
 import os
 import re
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
-from sparkwright.bench.server import start_parts, warm_pack
+from sparkwright.bench.server import peers, start_parts, warm_pack
 from sparkwright.bench.server.launch import VariableError
 from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
@@ -27,7 +27,7 @@ from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import GIB, MachineMemory, guard_limit
-from sparkwright.serving import guard, health, launch, peers, preflight
+from sparkwright.serving import guard, health, launch
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -111,16 +111,6 @@ VARIABLES = {
     "NODE_ADDRESS": ContainerVariable(
         "node_address", plain_text, "address of this machine on the network of the nodes"
     ),
-}  # fmt: skip
-#: Names that other images use → ours.
-ALIASES = {
-    "MODEL_NAME": "MODEL", "MODEL_ID": "MODEL", "MODEL_PATH": "MODEL", "MODEL_DIR": "MODEL",
-    "HF_MODEL": "MODEL", "VLLM_MODEL": "MODEL", "VLLM_RECIPE": "RECIPE",
-    "TP": "TENSOR_PARALLEL_SIZE", "TP_SIZE": "TENSOR_PARALLEL_SIZE",
-    "MODEL_ALIAS": "SERVED_MODEL_NAME",
-    "EXTRA_ARGS": "VLLM_EXTRA_ARGS", "VLLM_ARGS": "VLLM_EXTRA_ARGS",
-    "MAX_CONTEXT_LEN": "MAX_MODEL_LEN", "CONTEXT_LENGTH": "MAX_MODEL_LEN",
-    "MAX_SEQS": "MAX_NUM_SEQS", "GPU_UTIL": "GPU_MEMORY_UTIL", "RAY_HEAD": "HEAD_ADDRESS",
 }  # fmt: skip
 #: A unit of systemd. vLLM ends with status 0 when its engine died, and a guard by a signal; the
 #: limits of systemd do not count the memory of a GB10's GPU, which the guard watches.
@@ -317,7 +307,8 @@ def serve(arguments: argparse.Namespace) -> int:
         download=bool(arguments.download),
         dry_run=arguments.dry_run,
     )
-    plan = launch.plan(request, python, config.root(arguments.root))
+    own = tuple(map(str, _OPTIONS))
+    plan = launch.plan(request, python, config.root(arguments.root), options=own)
     if arguments.unit:
         if request.shell:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
@@ -340,8 +331,13 @@ def _apply_variables(
         variable-refused: A value is wrong, or a name is similar to one of ours.
     """
     nonempty = {name: value.strip() for name, value in environment.items() if value.strip()}
-    wrong = [f"{name}: perhaps {similar}" for name in nonempty if (similar := _similar(name))]
-    words: list[str] = []
+    words, wrong = list[str](), list[str]()
+    # Short names are similar to too many others.
+    long = [name for name in VARIABLES if len(name) > 8]
+    for name in nonempty:
+        if name not in VARIABLES:
+            similar = difflib.get_close_matches(name, long, 1, 0.8)
+            wrong += [f"{name}: perhaps {variable}" for variable in similar]
     for name, (option, convert, _) in VARIABLES.items():
         if name not in nonempty:
             continue
@@ -365,15 +361,6 @@ def _apply_variables(
         for name, value in nonempty.items()
         if name.startswith((*PASSED, "VLLM_")) and name not in VARIABLES
     }
-
-
-def _similar(name: str) -> str:
-    """Return the variable that *name* was probably meant to be; empty if it is none of ours."""
-    if name in VARIABLES or len(name) < 8:
-        return "" if name in VARIABLES else ALIASES.get(name, "")
-    # Short names are similar to too many others.
-    long = [variable for variable in VARIABLES if len(variable) > 8]
-    return ALIASES.get(name) or "".join(difflib.get_close_matches(name, long, 1, 0.8))
 
 
 def _unit(arguments: argparse.Namespace) -> str:
@@ -452,16 +439,20 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
         console.warn(text)
     console.document(document)
     if not request.join:
-        preflight.check_port(request.host, request.port)
-    if plan.together and not request.join:
-        preflight.check_port(request.address, request.node_port)
+        launch.check_port(request.host, request.port)
+    machines, server = plan.launch.machines, plan.launch
+    if machines and not request.join:
+        launch.check_port(machines.address, machines.port)
     if dry_run:
         settings = (f"{name}={value}" for name, value in document["variables"].items())
         console.result(shell_lines(["env", *settings, *document["command"]]))
         return 0
-    variables = plan.launch.environment()
-    links = _meet(plan, variables) if plan.together else []
-    floor, descriptors = plan.memory.floor, [link.fileno() for link in links]
+    variables, descriptors = server.environment(), list[int]()
+    if machines:
+        words = server.python, server.model, server.flags, variables
+        links, flags = peers.gather(machines, *words)
+        server, descriptors = replace(server, flags=flags), [link.detach() for link in links]
+    floor = plan.memory.floor
     guard.start(floor, guard_limit(floor), plan.model.path, descriptors)
     record = {
         **document,
@@ -470,25 +461,11 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
         "url": health.local_url(request.host, request.port),
         "flags": redact(request.flags),
     }
-    server = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
+    text = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     if explained:
         _explain_start(plan.warm)
-    return _become(plan.command, {**variables, health.RECORD: server})
-
-
-def _meet(plan: ServingPlan, variables: Mapping[str, str]) -> list[socket.socket]:
-    """Wait for the other machines, check that they fit, and return the connections to them."""
-    request, nodes = plan.request, plan.nodes
-    first, rank = request.join or request.address, request.rank if request.join else 0
-    own = peers.state(plan.environment, plan.model.path, plan.launch.flags, request.address, rank)
-    if not request.join:
-        console.note(f"on each other machine: the same with --join {first}, and its --node-address")
-    links, statements = peers.meet(own, nodes, first, request.node_port)
-    peers.compare(statements, nodes)
-    rate = peers.measure(plan.launch.python, own, nodes, first, request.node_port + 1, variables)
-    console.note(f"{nodes} machines are equal, and their link gives {rate:.2f} GB/s")
-    peers.judge(rate, statements)
-    return links
+    command = server.command(request.port, request.host)
+    return _become(command, {**variables, health.RECORD: text})
 
 
 def _show(plan: ServingPlan) -> None:

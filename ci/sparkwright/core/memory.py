@@ -16,7 +16,7 @@ import os
 import platform
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ from sparkwright.core.process import Limits
 GIB = 2**30
 #: Share of a unified memory that stays free: 12 GiB of a Spark.
 FLOOR = 0.1
-#: Largest share of the memory for a model without a plan: seed report 001 leaves a quarter.
-SHARE = 0.75
+#: Largest share of the memory for a model without a plan: where it is shared (seed report 001
+#: leaves a quarter), and of a GPU's own (vLLM's default).
+SHARE, OWN_SHARE = 0.75, 0.92
 #: For a model without a plan: the server's processes (6 GiB were seen, glm-5.3-one-spark#3), and
-#: activations and CUDA graphs (1.7 GiB, vllm-ultimate-dgx-spark#9).
-RESERVE = 8.0
+#: activations and CUDA graphs (1.7 GiB, vllm-ultimate-dgx-spark#9), which alone lie in a GPU's own
+#: memory.
+RESERVE, GRAPHS = 8.0, 2.0
 #: For kernels that are tuned after the cache was allocated; such a host went 2 GiB beyond its
 #: memory (eugr#388). Proposed.
 AUTOTUNE = 4.0
@@ -78,7 +80,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
         free: What is available of it now.
         gpus: The number of NVIDIA GPUs.
         unified: Whether the GPU shares the host's memory.
-        tenants: The processes that hold most; a GB10's GPU memory is in no resident size.
+        tenants: The processes that hold most of it; a GB10's GPU memory is in no resident size.
         failure: What nvidia-smi says if it fails, and the GPU is there; empty if it answers.
     """
 
@@ -108,17 +110,17 @@ class MachineMemory(msgspec.Struct, frozen=True):
         names = [row[0] for row in rows] or [file.read_text("utf-8", "replace") for file in files]
         if not names and not failure:
             return cls(total, free, tenants=_tenants())
-        own = re.match(r"\d+", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-        row = rows[min(int(own[0]) if own else 0, len(rows) - 1)] if rows else []
-        held = _tenants(gpus=bool(rows))
+        index = re.match(r"\d+", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        row = rows[min(int(index[0]) if index else 0, len(rows) - 1)] if rows else []
         sizes = [int(size) / 1024 for size in row[1:] if size.isdecimal()]
-        named = any("GB10" in name for name in names)
-        gpus = max(1, len(names))
-        if named or (len(sizes) < 2 and (rows or platform.machine() == "aarch64")):
-            return cls(total, free, gpus, True, held, failure)
-        if sizes:
+        unified = any("GB10" in name for name in names)
+        if len(sizes) < 2 and (rows or platform.machine() == "aarch64"):
+            unified = True
+        own_memory = bool(sizes) and not unified
+        if own_memory:
             total, free = sizes
-        return cls(total, free, gpus, False, held, failure)
+        tenants = _tenants(gpus=bool(rows), resident=not own_memory)
+        return cls(total, free, max(1, len(names)), unified, tenants, failure)
 
     @property
     def shared(self) -> bool:
@@ -131,6 +133,15 @@ class MachineMemory(msgspec.Struct, frozen=True):
             return 0.0
         return FLOOR * self.total if stated is None else stated
 
+    def reserve(self, stated: float = RESERVE) -> float:
+        """Return what a server takes here of *stated*, which counts its processes, too."""
+        return stated if self.shared else min(stated, GRAPHS)
+
+    @property
+    def autotune(self) -> float:
+        """What the tuning of kernels takes beyond what is free; a GPU's own memory may run out."""
+        return AUTOTUNE if self.unified else 0.0
+
 
 def guard_limit(floor: float) -> float:
     """
@@ -140,13 +151,13 @@ def guard_limit(floor: float) -> float:
     return min(floor / 2 + 2, 0.75 * floor)
 
 
-def _tenants(*, gpus: bool = False) -> tuple[Tenant, ...]:
-    """Return the processes that hold much memory, resident or of *gpus*; the largest first."""
+def _tenants(*, gpus: bool = False, resident: bool = True) -> tuple[Tenant, ...]:
+    """Return the processes that hold much memory, *resident* or of *gpus*; the largest first."""
     sizes, names = defaultdict[int, float](float), dict[int, str]()
     for pid, size, name in query("compute-apps=pid,used_memory,process_name")[0] if gpus else ():
         if pid.isdecimal() and size.isdecimal():
             sizes[int(pid)], names[int(pid)] = int(size) / 1024, Path(name).name
-    for running in psutil.process_iter(["name", "memory_info"]):
+    for running in psutil.process_iter(["name", "memory_info"]) if resident else ():
         if memory := running.info["memory_info"]:
             sizes[running.pid] += memory.rss / GIB
             names.setdefault(running.pid, running.info["name"])
@@ -264,7 +275,6 @@ class ServerMemory(msgspec.Struct, frozen=True):
         autotune: For kernels that are tuned at the start.
         length: Tokens of the longest request. *shape*: of the cache.
         floor: What stays free.
-        servers: How many of them run at a time.
         pinned: Whether vLLM is given the size of the cache; it sizes the cache by a profile else.
     """
 
@@ -276,7 +286,6 @@ class ServerMemory(msgspec.Struct, frozen=True):
     length: int = 0
     shape: CacheShape = CacheShape()
     floor: float = 0.0
-    servers: int = 1
     pinned: bool = True
 
     @property
@@ -292,8 +301,9 @@ class ServerMemory(msgspec.Struct, frozen=True):
         """Return this server with the cache and the share that *machine* has for it now."""
         server = self
         if server.cache is None:
-            one = max(LEAST_CACHE, self.shape.request(self.length))
-            room = min(max(SHARE * machine.total, self.fixed + one), machine.free - self.floor)
+            request = max(LEAST_CACHE, self.shape.request(self.length))
+            most = (SHARE if machine.shared else OWN_SHARE) * machine.total
+            room = min(max(most, self.fixed + request), machine.free - self.floor)
             room = room if self.share is None else self.share * machine.total
             cache = math.floor((room - self.fixed) * 1024) / 1024
             cache = cache if self.weights else min(cache, UNKNOWN_CACHE)
@@ -334,12 +344,11 @@ def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[tuple[str
     """Yield references and messages: why *machine*, or vLLM on it, does not admit *server*."""
     server = server.settled(machine)
     total, cache, share = machine.total, server.cache or 0.0, server.share or 0.0
-    needed = server.servers * server.needed + server.floor
+    needed = server.needed + server.floor
     parts = (
         f"{server.weights:.1f} GiB of weights, {cache:.1f} of cache, "
         f"{server.reserve + server.autotune:.1f} in reserve"
     )
-    parts = f"{server.servers} x ({parts})" if server.servers > 1 else parts
     parts += f" and {server.floor:.1f} that stay free are {needed:.1f}"
     if needed > total:
         yield ("memory-short", f"{parts}; the machine has {total:.1f}")
@@ -359,29 +368,41 @@ def refusals(server: ServerMemory, machine: MachineMemory) -> Iterator[tuple[str
 
 def remedies(server: ServerMemory, machine: MachineMemory, *, flags: bool = True) -> list[Remedy]:
     """
-    Return what makes *machine* and vLLM admit *server*, each checked: other *flags*, the end of
-    other programs, or else more memory. There are none for one that is admitted.
+    Return what makes *machine* and vLLM admit *server*, each checked: other *flags*, or the end of
+    other programs. There are none for one that is admitted, or that needs a larger machine.
     """
-    results = list[Remedy]()
     if not any(refusals(server, machine)):
-        return results
-    for kind in (_flags, _ends, _sizes)[not flags :]:
-        for remedy in () if results and kind is _sizes else kind(server, machine):
-            if not any(refusals(remedy.server, remedy.machine)):
-                results.append(remedy)
-                break
+        return []
+    changes = [*_flags(server, machine)] if flags else []
+    ends = [*_ends(server, machine)]
+    results = [*_first_admitted(changes), *_first_admitted(ends)]
+    if flags and not results:
+        # Neither is enough alone.
+        both = list[Remedy]()
+        for end in ends:
+            for change in _flags(server, end.machine):
+                both.append(replace(change, text=f"{end.text}, and {change.text}"))
+        results = _first_admitted(both)
     return results
+
+
+def _first_admitted(remedies: Iterable[Remedy]) -> list[Remedy]:
+    """Return the first of *remedies* after which the server is admitted, if there is one."""
+    for remedy in remedies:
+        if not any(refusals(remedy.server, remedy.machine)):
+            return [remedy]
+    return []
 
 
 def _flags(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     """Yield other flags; those that change least first."""
-    cache, one = server.settled(machine).cache or 0.0, server.shape.request(server.length)
-    room = (min(machine.free, machine.total) - server.floor) / server.servers - server.fixed
+    cache, request = server.settled(machine).cache or 0.0, server.shape.request(server.length)
+    room = min(machine.free, machine.total) - server.floor - server.fixed
     room = math.floor(room * 1024) / 1024
     for size, length in (
         (cache, server.length),
         (min(cache, room), server.length),
-        (math.ceil(one * 1024) / 1024, server.length),
+        (math.ceil(request * 1024) / 1024, server.length),
         (room, server.length),
         (cache, server.shape.tokens(cache)),
         (room, server.shape.tokens(room)),
@@ -406,24 +427,3 @@ def _ends(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
         names.append(f"{tenant.pid} ({tenant.name}, {tenant.gib:.1f} GiB)")
         changed = replace(machine, free=min(free, machine.total))
         yield Remedy(f"end process {', '.join(names)}", server, changed)
-
-
-def _sizes(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
-    """Yield the memory that it takes, of this machine or of a larger one."""
-    cache = max(server.shape.request(server.length), server.cache or LEAST_CACHE)
-    cache = math.ceil(cache * 1024) / 1024
-    whole = replace(server, cache=cache, share=None)
-    needed = server.servers * whole.needed
-    free = math.ceil(needed + server.floor)
-    without = "; leave --gpu-memory-utilization out" if server.share else ""
-    if cache != server.cache:
-        without += f"; give --flag=--kv-cache-memory-bytes={math.ceil(cache * 1024)}M"
-    if free <= machine.total:
-        text = f"end programs until {free} GiB are free{without}"
-        yield Remedy(text, whole, replace(machine, free=float(free)))
-    # A floor that is a part of the memory grows with it.
-    part = FLOOR if math.isclose(server.floor, FLOOR * machine.total) else 0.0
-    size = math.ceil(needed / (1 - part) if part else needed + server.floor)
-    text = f"take a machine with {size} GiB of memory{without}"
-    larger = replace(whole, floor=part * size or server.floor)
-    yield Remedy(text, larger, replace(machine, total=float(size), free=float(size)))

@@ -7,13 +7,18 @@ Nothing of vLLM is imported: it ends over an unknown flag only after half a minu
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.server import flags
+from sparkwright.bench.server.flags import FlagError
 from sparkwright.client.environment import Marker, installed_at
 from sparkwright.core import process
 from sparkwright.core.errors import FileError, PythonError
@@ -21,6 +26,35 @@ from sparkwright.core.files import read_bytes
 
 #: Bytes of a source file of vLLM that is read; arg_utils.py of 0.33.0 has 120,000.
 LARGEST = 4 << 20
+
+#: Flag that `serve` sets, or that would hide the server from it → the option to use instead.
+RESERVED = {
+    "--model": "use --model (MODEL)",
+    "--host": "use --host (HOST)",
+    "--port": "use --port (PORT)",
+    "--served-model-name": "use --name (SERVED_MODEL_NAME)",
+    "--revision": "use --revision (REVISION)",
+    "--api-key": "set the variable VLLM_API_KEY, which process lists do not show",
+    "--hf-token": "set the variable HF_TOKEN, which process lists do not show",
+    "--config": "use --flag, or a recipe",
+    "--num-gpu-blocks-override": "use --kv-cache-memory-bytes, which is counted",
+    "--uds": "use --host and --port",
+    "--fd": "use --host and --port",
+    "--headless": "use --join",
+    "--ssl-keyfile": "use a proxy in front of the server",
+    "--ssl-certfile": "use a proxy in front of the server",
+    "--grpc": "not supported",
+}
+#: Value of ``--load-format`` → the package that loads so; without it vLLM ends while it loads.
+LOADERS = {
+    "fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
+    "runai_streamer": "runai_model_streamer", "runai_streamer_sharded": "runai_model_streamer",
+    "tensorizer": "tensorizer",
+}  # fmt: skip
+#: Attention backend, or version of FlashAttention → the library of vLLM that it calls.
+LIBRARIES = {
+    "FLASHMLA": "_flashmla_C", "FLASHMLA_SPARSE": "_flashmla_C", "3": "_vllm_fa3_C",
+}  # fmt: skip
 
 _SCRIPT = """\
 import importlib.metadata as metadata, importlib.util as util, json, os, sys
@@ -87,8 +121,53 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
             trees = [ast.parse(read_bytes(path, limit=LARGEST)) for path in paths]
         except (FileError, SyntaxError, ValueError, RecursionError):
             return frozenset()
-        flags = frozenset(flag for tree in trees for flag in _flags(tree))
-        return flags if {"--max-model-len", "--host"} <= flags else frozenset()
+        names = frozenset(name for tree in trees for name in _flags(tree))
+        return names if {"--max-model-len", "--host"} <= names else frozenset()
+
+    def check(self, words: Sequence[str], options: Collection[str] = ()) -> None:
+        """
+        Check the arguments *words* of vLLM.
+
+        Args:
+            options: Those of `serve`, of which an unknown flag may be a misspelling.
+
+        Raises:
+            flag-unknown: vLLM does not know a flag, or `serve` sets it itself.
+            loader-missing: The package that ``--load-format`` needs is not installed.
+            library-left-out: The wheel does not hold the library of a backend that is asked for.
+        """
+        names, wrong = self.flags(), list[str]()
+        for argument in flags.parse(words):
+            flag = argument.words[0].partition("=")[0]
+            if reason := RESERVED.get(argument.name):
+                wrong.append(f"{flag}: {reason}")
+            elif names and argument.name not in names:
+                similar = difflib.get_close_matches(argument.name, [*names, *options], 1, 0.7)
+                wrong.append(f"{flag:.80}: unknown" + "".join(f"; perhaps {s}" for s in similar))
+        if wrong:
+            what = f"vLLM {self.vllm} does not take {len(wrong)} of these arguments."
+            raise FlagError("flag-unknown", what, details=wrong)
+        loader = LOADERS.get(flags.value(words, "--load-format"), "")
+        if loader and loader not in self.loaders:
+            what = f"The environment of vLLM {self.vllm} has no {loader}."
+            raise FlagError("loader-missing", what, details=[str(self.python)])
+        for backend in _attention(words):
+            library = LIBRARIES.get(backend.upper(), "")
+            if library and any(f"/{library}." in name for name in self.left_out):
+                what = f"This wheel of vLLM {self.vllm} holds no {library}, library left out."
+                raise FlagError("library-left-out", what, details=[f"asked for: {backend}"])
+
+
+def _attention(words: Sequence[str]) -> Iterator[str]:
+    """Yield the attention backend and the version of FlashAttention that *words* ask for."""
+    for argument in flags.parse(words):
+        if argument.name == "--attention-backend":
+            yield argument.value
+        elif argument.name == "--attention-config":
+            settings = {argument.key: argument.value}
+            with contextlib.suppress(msgspec.DecodeError):
+                settings |= msgspec.json.decode(argument.value, type=dict[str, Any])
+            yield from (str(settings.get(key, "")) for key in ("backend", "flash_attn_version"))
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:

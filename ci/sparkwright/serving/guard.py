@@ -13,11 +13,9 @@ there is no memory.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -34,13 +32,13 @@ SLACK = 2 << 30
 REACTION = 0.04
 #: The longest time between two looks, in seconds.
 LONGEST = 1.0
-#: Seconds over which stalls are judged, and between two warnings.
-WINDOW, WARNING = 5.0, 60.0
-#: Seconds in which a server ends by itself whose other machine is lost.
+#: Seconds between two warnings.
+WARNING = 60.0
+#: Seconds in which a server ends by itself whose other machine is lost, and for which one lets a
+#: server that started later end first.
 GRACE = 5.0
-#: Share of the time in which every process waited for memory, and bytes a second that came back
-#: from swap meanwhile, at which a machine hangs although memory seems available. Proposed.
-STALLED, SWAPPED = 0.5, 50e6
+#: Share of its limit below which it ends meanwhile.
+URGENT = 0.75
 #: Bits of mlockall(2): what the guard needs is never swapped out.
 MCL_CURRENT, MCL_FUTURE = 1, 2
 
@@ -66,8 +64,8 @@ class Guard:
         self.meminfo = os.open(self.proc / "meminfo", os.O_RDONLY)
         self.free, self.available = self.read()
         self.least = self.available
-        self.warned = float("-inf")
-        self.stalls = collections.deque[tuple[float, float, float]]()
+        self.warned = self.yielded = float("-inf")
+        self.later = set[int]()
 
     def read(self) -> tuple[int, int]:
         """Return the bytes that are free, and those that are available."""
@@ -78,39 +76,26 @@ class Guard:
         """Return why the server must end, *seconds* after the last look; empty if it may go on."""
         before, (self.free, self.available) = self.available, self.read()
         self.least = min(self.least, self.available)
-        if self.available < self.limit:
-            rate = (before - self.available) / max(seconds, 1e-3) / 1e9
-            return f"{gib(self.available)} GiB of memory were available, {rate:.1f} GB/s were taken"
-        return self.stall()
+        if self.available >= self.limit * (URGENT if self.yields() else 1):
+            return ""
+        later = servers_after(self.server) - self.later
+        if later and not self.yields():
+            self.later |= later
+            self.yielded = time.monotonic()
+            self.say(f"{gib(self.available)} GiB are available; a server that started later ends")
+            return ""
+        rate = (before - self.available) / max(seconds, 1e-3) / 1e9
+        return f"{gib(self.available)} GiB of memory were available, {rate:.1f} GB/s were taken"
+
+    def yields(self) -> bool:
+        """Return whether a server that started later has its time to end."""
+        return time.monotonic() < self.yielded + GRACE
 
     @property
     def period(self) -> float:
         """Seconds until the next look: what is left then lasts for `REACTION` at least."""
         above = max(0, self.available - self.limit)
         return min(LONGEST, (SLACK + above) / FASTEST - REACTION)
-
-    def stall(self) -> str:
-        """Return why the machine hangs, by the kernel's own accounts; empty if it does not."""
-        now = time.monotonic()
-        if self.stalls and now - self.stalls[-1][0] < LONGEST / 2:
-            return ""
-        with contextlib.suppress(OSError):
-            waited = self.number("pressure/memory", r"full .*total=(\d+)") / 1e6
-            swapped = self.number("vmstat", r"pswpin (\d+)") * os.sysconf("SC_PAGE_SIZE")
-            self.stalls.append((now, waited, swapped))
-            begin, first, before = self.stalls[0]
-            if (seconds := now - begin) < WINDOW:
-                return ""
-            self.stalls.popleft()
-            share, rate = (waited - first) / seconds, (swapped - before) / seconds
-            if share > STALLED and rate > SWAPPED:
-                return f"all programs waited for memory for {share:.0%} of {seconds:.0f} s"
-        return ""
-
-    def number(self, name: str, pattern: str) -> int:
-        """Return the number in the line of the file *name* that *pattern* begins."""
-        match = re.search(f"^{pattern}", (self.proc / name).read_text(), re.MULTILINE)
-        return int(match[1]) if match else 0
 
     def warn(self) -> None:
         """
@@ -187,6 +172,24 @@ def descendants(process: int) -> list[int]:
             with contextlib.suppress(OSError):
                 results += [int(pid) for pid in children.read_text().split()]
     return [pid for pid in results[1:] if pid != os.getpid()]
+
+
+def servers_after(process: int) -> set[int]:
+    """Return the servers with a guard, of any user, that started after *process*."""
+    servers, own = set[int](), started(process)
+    for guard in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = guard.read_bytes().split(b"\0")
+            if Path(__file__).name.encode() in words[3] and started(int(words[4])) > own:
+                servers.add(int(words[4]))
+    return servers
+
+
+def started(process: int) -> tuple[int, int]:
+    """Return when *process* started, by the kernel's clock, and its number."""
+    # The name, in parentheses, may hold blanks.
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]), process
 
 
 def records() -> Path:

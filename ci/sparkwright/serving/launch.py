@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,28 @@ from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.preflight import CACHE
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server import warm_pack
+from sparkwright.bench.records import Reason
+from sparkwright.bench.server import flags, peers, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan, check_variables, shared_variables
+from sparkwright.bench.server.peers import EXECUTOR, HOSTS, PLACE, Machines
+from sparkwright.core import memory
 from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import UsageError
-from sparkwright.core.memory import AUTOTUNE, GIB, CacheShape, MachineMemory, ServerMemory
+from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 from sparkwright.core.process import cache_variables
 from sparkwright.serving import environment as environments
-from sparkwright.serving import flags, models, peers, preflight, warm_start
+from sparkwright.serving import models, warm_start
 from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 
 #: Flags that spread a model over GPUs, and the share of the memory that must be free.
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
-EXECUTOR, HOSTS = "--distributed-executor-backend", "--nnodes"
+DATA = "--data-parallel-size"
 #: Fields of a config with numbers that tensor parallelism divides, and with those of experts.
 DIVIDED = (
     "num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "intermediate_size",
@@ -45,8 +52,8 @@ SHARE = "--gpu-memory-utilization"
 OFFLOADED = ("--kv-offloading-size", "--cpu-offload-gb")
 #: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
 DECIDED = {
-    **dict.fromkeys((preflight.CACHE, SHARE), "memory"),
-    **dict.fromkeys((TENSOR, PIPELINE, EXECUTOR, HOSTS, *peers.PLACE), "machines"),
+    **dict.fromkeys((CACHE, SHARE), "memory"),
+    **dict.fromkeys((TENSOR, PIPELINE, EXECUTOR, HOSTS, *PLACE), "machines"),
     "--revision": "model",
 }
 
@@ -99,7 +106,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
         launch: Its program, arguments and variables.
         memory: What it takes of *machine*, as far as known.
         nodes: Machines that serve together.
-        together: Whether they do so by vLLM's own processes, started by this program.
         warm: The folder with the copy of a warm pack that it starts from; None without one.
         warnings: Sentences for the user.
     """
@@ -112,7 +118,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
     memory: ServerMemory
     machine: MachineMemory
     nodes: int
-    together: bool
     warm: Path | None
     warnings: tuple[str, ...]
 
@@ -165,6 +170,7 @@ def plan(
     root: Path,
     *,
     machine: MachineMemory | None = None,
+    options: Collection[str] = (),
 ) -> ServingPlan:
     """
     Return how *request* is served from the environment of *python*.
@@ -172,86 +178,122 @@ def plan(
     Args:
         root: Of the reviewed data.
         machine: None for this one.
+        options: Those of `serve`, as of `ServingEnvironment.check`.
 
     Raises:
         UsageError: There is no model or no such recipe, or the machines cannot serve it.
         address-missing: This machine has not the address that is given for it.
         environment-unusable, file-invalid, model-missing, checkpoint-invalid: As the parts raise.
         recipe-unfit: The recipe does not know this vLLM.
-        flag-unknown, variable-refused: The installed vLLM does not know a flag or variable.
-        loader-missing: The package that ``--load-format`` needs is not installed.
-        library-left-out: The wheel does not hold the library of a backend that is asked for.
-        serve-unfit, memory-held: As `preflight.check`.
+        flag-unknown, loader-missing, library-left-out: As `ServingEnvironment.check`.
+        variable-refused: The installed vLLM does not know a variable.
+        serve-unfit: A rule of `preflight` is broken.
+        memory-held: Nothing else is wrong, and running programs hold too much.
     """
     machine = machine or MachineMemory.here()
     recipe = find_recipe(root, request.recipe) if request.recipe else None
     name = _model_name(request, recipe)
     environment = environments.examine(python)
     nodes = request.nodes or max(recipe.nodes if recipe else 1, 2 if request.join else 1)
-    recipe = replace(recipe, nodes=nodes) if recipe else None
-    # Users may know better: they start Ray, or set all of vLLM's own flags.
-    own = flags.value(request.flags, EXECUTOR) == "ray" or flags.value(request.flags, HOSTS)
-    together = nodes > 1 and not own
-    variables = _variables(request, recipe, environment)
+    machines = None
+    if nodes > 1 and not peers.taken_over(request.flags):
+        rank = request.rank if request.join else 0
+        machines = Machines(nodes, request.address, request.join, rank, request.node_port)
+    variables = _variables(request, recipe, environment, machines)
     revision = _revision(request, recipe)
     download = request.download or request.dry_run
     model = models.find(name, revision, {**os.environ, **variables}, download=download)
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
     words = _flags(request, recipe, environment, nodes, config)
+    environment.check(flags.merge(words, request.flags), options)
+    if machines:
+        words = flags.merge(words, machines.words())
+    words = flags.merge(words, request.flags)
     if revision and not model.path.exists():
         words = (*words, f"--revision={revision}")
-    if together:
-        words = flags.merge(_places(request, nodes), words)
-    tensor = _check_parts(request, words, machine, nodes, together=together)
+    parts = _parts(words, machine, machines, nodes, request.recipe or name)
     audit = modules.audit(model.checkpoint) if model.checkpoint else None
-    memory = _memory(request, recipe, words, machine, model, audit)
-    drafts = _drafts(request, words, variables) / GIB / tensor
-    memory = replace(memory, weights=memory.weights + drafts)
+    server = _memory(request, recipe, words, machine, model, audit, parts)
+    drafts = _drafts(request, words, variables) / GIB / (flags.number(words, TENSOR) or 1)
+    server = replace(server, weights=server.weights + drafts)
     start = LaunchPlan(python, model.path, words, variables)
     pack, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
     warm = warm_pack.overlay(environment.prefix.resolve(), pack) if pack else None
     if pack and warm:
         variables = {**cache_variables(warm), **variables}
         # What is tuned before the cache is there, or not at all, needs no room beside it.
-        memory = replace(memory, autotune=0.0 if pack.tables else memory.autotune)
-    variables = {**shared_variables(machine, memory.floor, environment.package), **variables}
-    words = flags.merge(memory.flags(machine), words)
-    advice = preflight.check(
-        words, machine, memory, recipe=recipe, checkpoint=audit, vllm=environment.vllm
+        server = replace(server, autotune=0.0 if pack.tables else server.autotune)
+    variables = {**shared_variables(machine, server.floor, environment.package), **variables}
+    words = flags.merge(server.flags(machine), words)
+    faults = preflight.rules(
+        words, server, machine, recipe=recipe, checkpoint=audit, vllm=environment.vllm
     )
-    if not memory.weights:
-        advice.append("its size is not known before the download, so its cache is small")
+    if faults:
+        raise _refusal(faults, recipe, server, machine)
     launch = LaunchPlan(
         python.absolute(),
         model.path,
         words,
         variables,
         request.name or (recipe.name if recipe else Path(name).name) or "model",
+        machines=machines,
     )
-    if not (request.download or model.path.exists()):
-        advice.append("the model is not on this machine: --download lets vLLM fetch it")
-    if machine.failure:
-        advice.append(f"nvidia-smi fails: {machine.failure}")
-    warnings = (*advice, *_provenance(recipe, environment), *([note] if note else []))
     return ServingPlan(
         request,
         environment,
         recipe,
         model,
         launch,
-        memory.settled(machine),
+        server.settled(machine),
         machine,
         nodes,
-        together,
         warm,
-        warnings,
+        (*_warnings(request, recipe, environment, server, model, machine), *filter(None, [note])),
     )
+
+
+def _refusal(
+    faults: Sequence[Reason], recipe: Recipe | None, server: ServerMemory, machine: MachineMemory
+) -> ServeError:
+    """Return the error for a *server* with *faults*, and remedies of its memory."""
+    lines = preflight.lines(faults)
+    lines += [remedy.text for remedy in memory.remedies(server, machine)]
+    if {fault.reference for fault in faults} == {"memory-held"}:
+        lines += [f"process {t.pid}, {t.name}: {t.gib:.1f} GiB" for t in machine.tenants]
+        what = "There is not enough free memory for the server."
+        return ServeError("memory-held", what, details=lines)
+    what = f"{recipe.name if recipe else 'The model'} cannot be served here with these flags."
+    return ServeError("serve-unfit", what, details=lines)
+
+
+def _warnings(
+    request: ServeRequest,
+    recipe: Recipe | None,
+    environment: ServingEnvironment,
+    server: ServerMemory,
+    model: LocalModel,
+    machine: MachineMemory,
+) -> Iterator[str]:
+    """Yield what the user should know before the start, and what was not shown for this wheel."""
+    if recipe and request.recipe != recipe.name:
+        yield f"{request.recipe}: the recipe {recipe.name}, of {recipe.model.repository}"
+    if not server.weights:
+        yield "its size is not known before the download, so its cache is small"
+    if not (request.download or model.path.exists()):
+        yield "the model is not on this machine: --download lets vLLM fetch it"
+    if machine.failure:
+        yield f"nvidia-smi fails: {machine.failure}"
+    marker = environment.marker
+    if marker is None:
+        yield f"vLLM {environment.vllm} is no release of sparkwright: there is no evidence about it"
+    elif marker.channel != "verified":
+        yield f"{marker.name} is a {marker.channel}: not every gate passed"
 
 
 def find_recipe(root: Path, text: str) -> Recipe:
     """
-    Return the recipe of the repository at *root* with the name *text*, or else the only one of
-    which that is a part: of its name, or of its model's.
+    Return the recipe of the repository at *root* with the name *text*, or else the only one whose
+    model has that id, or whose name it is a part of.
 
     Raises:
         UsageError: There is none, or more than one.
@@ -260,15 +302,22 @@ def find_recipe(root: Path, text: str) -> Recipe:
         return recipes.load(root, text)
     offered = {name: recipes.load(root, name) for name in recipes.names(root)}
     part = text.casefold().rpartition("/")[2]
-    fitting = [n for n in offered if part in f"{n} {offered[n].model.repository.casefold()}"]
-    if len(fitting) == 1:
-        return offered[fitting[0]]
-    names = fitting or difflib.get_close_matches(part, offered, 3, 0.5)
+    fitting, same = list[str](), list[str]()
+    for name, recipe in offered.items():
+        repository = recipe.model.repository.casefold()
+        if part in f"{name} {repository}":
+            fitting.append(name)
+        if repository == text.casefold():
+            same.append(name)
+    # Another owner's repository of that name is another checkpoint.
+    if len(same) == 1 or (len(fitting) == 1 and "/" not in text):
+        return offered[(same or fitting)[0]]
+    names = same or fitting or difflib.get_close_matches(part, offered, 3, 0.5)
     todo = "Name one of these." if names else f"Choose from: {', '.join(offered)}."
-    if "/" in text and not fitting:
+    if "/" in text and not same:
         todo += f" Without a recipe: sparkwright serve --model {text:.200}"
-    details = [f"{name}: {offered[name].title}" for name in names]
-    what = f"{len(fitting) or 'No'} recipes are for {text!r:.80}."
+    details = [f"{name}, of {offered[name].model.repository}" for name in names]
+    what = f"{len(same) or len(fitting) * ('/' not in text) or 'No'} recipes are for {text!r:.80}."
     raise UsageError("usage", what, details=details, todo=todo)
 
 
@@ -304,14 +353,21 @@ def _revision(request: ServeRequest, recipe: Recipe | None) -> str:
 
 
 def _variables(
-    request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment
+    request: ServeRequest,
+    recipe: Recipe | None,
+    environment: ServingEnvironment,
+    machines: Machines | None,
 ) -> dict[str, str]:
-    own = recipe.variant(environment.vllm).variables if recipe else {}
-    derived = {"VLLM_HOST_IP": request.address, "HF_HUB_OFFLINE": "0" if request.download else ""}
-    given = {name: value for name, value in derived.items() if value}
-    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if request.address else ()
-    links = dict.fromkeys(names, peers.interface(request.address) if names else "")
-    variables = {**links, **request.shell, **own, **request.variables, **given}
+    """Return the variables of the server beside those of its memory."""
+    variables = machines.variables() if machines and machines.address else {}
+    variables |= request.shell
+    if recipe:
+        variables |= recipe.variant(environment.vllm).variables
+    variables |= request.variables
+    if request.address:
+        variables["VLLM_HOST_IP"] = request.address
+    if request.download:
+        variables["HF_HUB_OFFLINE"] = "0"
     check_variables(variables, environment.package)
     return variables
 
@@ -323,20 +379,18 @@ def _flags(
     nodes: int,
     config: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """Return the arguments of vLLM, without those of its memory, of a model with *config*."""
+    """
+    Return the arguments of vLLM for a model with *config* on *nodes*, without the user's own and
+    those of its memory.
+    """
     words = recipe.flags(environment.vllm) if recipe else ()
-    if nodes > 1:
-        pipeline = flags.number(request.flags, PIPELINE)
-        tensor = flags.number(request.flags, TENSOR) or (
-            max(1, nodes // pipeline) if pipeline else _tensor(words, config, nodes)
-        )
-        pipeline = pipeline or max(1, nodes // tensor)
-        parts = [f"{TENSOR}={tensor:.0f}", f"{EXECUTOR}=mp"]
-        parts += [f"{PIPELINE}={pipeline:.0f}"] if pipeline > 1 else []
-        words = flags.merge(words, parts)
-    words = flags.merge(words, request.flags)
-    flags.check(words, environment)
-    return words
+    tensor = int(flags.number(request.flags, TENSOR) or 0)
+    pipeline = int(flags.number(request.flags, PIPELINE) or 0)
+    if nodes == 1 or (recipe and nodes == recipe.nodes and not tensor and not pipeline):
+        return words
+    tensor = tensor or (max(1, nodes // pipeline) if pipeline else _tensor(words, config, nodes))
+    pipeline = pipeline or max(1, nodes // tensor)
+    return flags.merge(words, [f"{TENSOR}={tensor}", f"{PIPELINE}={pipeline}"])
 
 
 def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> int:
@@ -344,7 +398,7 @@ def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> in
     alone = flags.value(words, "--enable-expert-parallel") or "--enable-expert-parallel" in words
     names = (*DIVIDED, *(EXPERTS if alone else ("moe_intermediate_size",)))
     counts = [config[name] for name in names if isinstance(config.get(name), int)]
-    keys = config.get("num_key_value_heads") or 1
+    keys = modules.number(config, "num_key_value_heads") or 1
     for tensor in range(nodes, 1, -1):
         divided = not any(count % tensor for count in (nodes, *counts))
         # Fewer heads of keys than parts are copied.
@@ -353,52 +407,30 @@ def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> in
     return 1
 
 
-def _places(request: ServeRequest, nodes: int) -> list[str]:
-    """
-    Return vLLM's own arguments for the place of this machine among *nodes*.
-
-    Raises:
-        UsageError: Its address is not given.
-    """
-    if not request.address:
-        what = f"{request.recipe or request.model} is served by {nodes} machines."
-        todo = (
-            "Start it on each, with --node-address and that machine's address on their network, "
-            "and on all but the first with --join and the first one's address."
-        )
-        raise UsageError("usage", what, todo=todo)
-    rank, first = (request.rank, request.join) if request.join else (0, request.address)
-    # vLLM's processes meet at the port behind the one where the machines do.
-    places = [f"--node-rank={rank}", f"--master-addr={first}"]
-    places += [f"{HOSTS}={nodes}", f"--master-port={request.node_port + 1}"]
-    return places + ["--headless"] * (rank > 0)
-
-
-def _check_parts(
-    request: ServeRequest,
+def _parts(
     words: tuple[str, ...],
     machine: MachineMemory,
+    machines: Machines | None,
     nodes: int,
-    *,
-    together: bool,
+    name: str,
 ) -> int:
     """
-    Return over how many GPUs *words* divide each layer.
+    Return over how many GPUs *words* divide the model *name*.
 
     Raises:
         UsageError: There are too few GPUs, or vLLM cannot spread the parts over the machines.
     """
-    names = (TENSOR, PIPELINE, HOSTS)
-    tensor, pipeline, hosts = (int(flags.number(words, name) or 1) for name in names)
+    tensor, pipeline, data, hosts = (
+        int(flags.number(words, flag) or 1) for flag in (TENSOR, PIPELINE, DATA, HOSTS)
+    )
     parts, gpus = tensor * pipeline, max(1, machine.gpus) * max(nodes, hosts)
-    name = request.recipe or request.model
-    if machine.gpus and parts > gpus:
-        what = f"{name} needs {parts} GPUs, and there are {gpus}."
+    if machine.gpus and parts * data > gpus:
+        what = f"{name} needs {parts * data} GPUs, and there are {gpus}."
         raise UsageError("usage", what, todo="Take more machines (--nodes), or fewer parts.")
-    if together and parts % nodes:
+    if machines and parts % nodes:
         what = f"{tensor} x {pipeline} parts of {name} do not divide over {nodes} machines."
         raise UsageError("usage", what, todo=f"Change {TENSOR}, {PIPELINE} or --nodes.")
-    return tensor
+    return parts
 
 
 def _memory(
@@ -408,29 +440,30 @@ def _memory(
     machine: MachineMemory,
     model: LocalModel,
     audit: ModuleAudit | None,
+    parts: int,
 ) -> ServerMemory:
     """Return what a server with the arguments *words* takes of each GPU, without a drafter."""
-    tensor = int(flags.number(words, TENSOR) or 1)
-    parts = tensor * (flags.number(words, PIPELINE) or 1)
     speculation = flags.speculation(words)
-    drafting = "mtp" in str(speculation.get("method"))
     weights = (audit.loaded(speculation) if audit else model.weights) / GIB / parts
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
-    drafts = int(drafting or bool(speculation.get("model")))
+    drafts = int("mtp" in str(speculation.get("method")) or bool(speculation.get("model")))
+    tensor = int(flags.number(words, TENSOR) or 1)
     shape = CacheShape.of(config, flags.value(words, "--kv-cache-dtype"), tensor, drafts)
     server = ServerMemory(
         weights,
-        autotune=AUTOTUNE if machine.gpus else 0.0,
-        length=int(config.get("max_position_embeddings") or 0),
+        reserve=machine.reserve(),
+        autotune=machine.autotune,
+        length=modules.number(config, "max_position_embeddings"),
         floor=machine.floor(request.floor),
         pinned=machine.unified,
     )
     if recipe:
         server = recipe.memory(machine)
         floor = server.floor if request.floor is None else machine.floor(request.floor)
-        server = replace(server, weights=weights or server.weights, floor=floor)
+        weights = weights or server.weights * recipe.nodes / parts
+        server = replace(server, weights=weights, floor=floor)
     offloaded = sum(flags.number(words, name) or 0.0 for name in OFFLOADED) if machine.shared else 0
-    cache, length = flags.number(words, preflight.CACHE), flags.value(words, "--max-model-len")
+    cache, length = flags.number(words, CACHE), flags.value(words, "--max-model-len")
     return replace(
         server,
         reserve=server.reserve + offloaded,
@@ -442,16 +475,21 @@ def _memory(
     )
 
 
-def _provenance(recipe: Recipe | None, environment: ServingEnvironment) -> Iterator[str]:
-    """Yield what was not shown for this wheel or recipe."""
-    marker = environment.marker
-    if marker is None:
-        yield (
-            f"vLLM {environment.vllm} was not installed by sparkwright, so there is no "
-            "evidence about it"
-        )
-    elif marker.channel != "verified":
-        yield f"{marker.name} is a {marker.channel}: not every gate passed"
-    # Of several machines it is for measuring, which needs Ray.
-    if recipe and recipe.before and recipe.nodes == 1:
-        yield f"do this before the start: {recipe.before}"
+def check_port(host: str, port: int) -> None:
+    """
+    Check that a server can listen at *host* and *port* now, in the way that vLLM does.
+
+    Raises:
+        port-taken: Another program does, or this user may not.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except (OSError, UnicodeError) as error:  # the latter for a host such as a..b
+        reason = getattr(error, "strerror", "") or error
+        what = f"{host} port {port} cannot be listened on: {reason}."
+        raise ServeError("port-taken", what) from None

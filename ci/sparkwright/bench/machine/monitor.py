@@ -1,4 +1,4 @@
-"""Observe the machine: GPU (NVML), load of others, memory, and the matrix-vector probe."""
+"""Observe the machine: GPU (NVML), load of others, memory, and readings of the probe."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import psutil
 import pynvml
-from msgspec import Meta
 from msgspec.structs import replace
 
+from sparkwright.bench.machine.probe import ProbeError, ProbeResult, probe
 from sparkwright.bench.machine.state_checks import (
     THROTTLE_REASONS,
     MachinePolicy,
@@ -25,9 +24,7 @@ from sparkwright.bench.machine.state_checks import (
 )
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
-from sparkwright.core import process
-from sparkwright.core.console import console, one_line
-from sparkwright.core.errors import CommandError
+from sparkwright.core.console import console
 from sparkwright.core.store import Store
 
 #: Seconds over which the load of other programs is measured; the kernel counts in hundredths.
@@ -35,57 +32,6 @@ LOAD_SECONDS = 0.5
 
 #: Files that name the machine and its firmware; none has a serial number or a host's name.
 DMI = Path("/sys/class/dmi/id")
-
-SCRIPT = Path(__file__).parent / "gemv_probe.py"
-
-
-class ProbeError(Exception):
-    """The probe gives no reading; the message says why."""
-
-
-class ProbeResult(msgspec.Struct, frozen=True):
-    """
-    What the probe measured.
-
-    Attributes:
-        gpu: Whether it ran on a GPU. *name*: of the device and of the library.
-        uuid: Of the GPU, without ``GPU-``; empty for the processor.
-        bytes: Of the matrix.
-        readings: At least one.
-    """
-
-    gpu: bool
-    name: str
-    uuid: str
-    bytes: Annotated[int, Meta(gt=0)]
-    readings: Annotated[tuple[Reading, ...], Meta(min_length=1)]
-
-
-def probe(
-    python: Path,
-    policy: ProbePolicy,
-    megabytes: int,
-    readings: int = 1,
-) -> ProbeResult:
-    """
-    Return *readings* of the matrix-vector probe in an environment with torch.
-
-    A slow state of the GPU that its driver does not report shows in it: on a GB10 a matrix-vector
-    product took 3.3 times as long there, while a copy was as fast as ever. The program ends after
-    each call, so that it takes no memory from a server that is measured.
-
-    Raises:
-        ProbeError: The program does not start, fails, hangs or prints something else.
-    """
-    words = (str(number) for number in (megabytes, policy.warmup, policy.seconds, readings))
-    timeout = policy.timeout + 2 * readings * (policy.warmup + policy.seconds)
-    try:
-        printed = process.output([python, "-I", SCRIPT, *words], timeout=timeout)
-        return msgspec.json.decode(printed, type=ProbeResult)
-    except CommandError as error:
-        raise ProbeError(one_line(" ".join([error.what, *error.details[-1:]]), 300)) from None
-    except msgspec.MsgspecError as error:
-        raise ProbeError(f"it gives no reading: {error}") from None
 
 
 class MachineMonitor:

@@ -236,7 +236,7 @@ def _depth(config: Mapping[str, Any]) -> int:
     Raises:
         checkpoint-invalid: The config does not state it.
     """
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
+    layers = number(config, "num_hidden_layers", "n_layer", "num_layers", most=LARGEST_DEPTH)
     # Nemotron-H states its layers by kind alone, as a list or, before, as a letter each.
     kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if not layers and isinstance(kinds, (list, str)) and len(kinds) <= LARGEST_DEPTH:
@@ -305,8 +305,13 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
 
 
-def _number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:
-    """Return the first of the fields *names* that has a value; 0 for none."""
+def number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:
+    """
+    Return the first of the fields *names* that has a value; 0 for none.
+
+    Raises:
+        checkpoint-invalid: It is no whole number from 0 to *most*.
+    """
     value = next((config[name] for name in names if config.get(name) is not None), 0)
     if type(value) is not int or not 0 <= value <= most:
         raise invalid(f"config.json states {value!r:.60} as {names[0]}, not 0 to {most:,}.")
@@ -328,7 +333,7 @@ def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, 
         ),
         default=0,
     )
-    taken = _number(
+    taken = number(
         config, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k",
         "moe_topk", "top_k_experts",
     )  # fmt: skip

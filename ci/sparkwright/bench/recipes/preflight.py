@@ -1,24 +1,29 @@
 """
-Preflight of a recipe: its flags, its memory and its checkpoint, before a server is started.
+Preflight of a server: its arguments, its memory and its checkpoint, before it is started.
+
+A recipe, a plain model and a container are judged by the same rules.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from packaging.version import Version
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError, setting
+from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
 from sparkwright.bench.records import Reason
+from sparkwright.bench.server import flags
 from sparkwright.core import memory
-from sparkwright.core.memory import GIB, MachineMemory
+from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
 
+#: The flag that sets the bytes of the KV cache.
+CACHE = "--kv-cache-memory-bytes"
 #: Share by which a checkpoint may differ from the plan before it is another one; some plans are
 #: estimates.
 OTHER_MODEL = 0.3
@@ -31,6 +36,11 @@ TRITON_3_8 = "0.33.0"
 B12X_EXPERTS = 512
 
 REASONS: Mapping[str, str] = {
+    "cache-unpinned": "The server would not start.",
+    "draft-b12x": (
+        "The server would end while it loads (seed report 003). Set moe_backend (triton) in "
+        "--speculative-config."
+    ),
     "mxfp4-triton": "Leave --moe-backend out, or set it to marlin.",
     "b12x-experts": "Set --moe-backend to another one, such as marlin or flashinfer_cutlass.",
     "memory-short": "It needs more than the machine has, and a Spark without memory stops "
@@ -79,47 +89,36 @@ def check(
     """
     machine = machine or MachineMemory.here(empty=not now)
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
-    reasons = findings(recipe, workloads, machine, audit)
-    errors = [f"{each.reference}: {each.message}. {REASONS[each.reference]}" for each in reasons]
-    server = recipe.memory(machine, audit)
-    errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
-    if errors:
-        raise RecipeError(
-            "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
-        )
+    if errors := lines(findings(recipe, workloads, machine, audit)):
+        server = recipe.memory(machine, audit)
+        errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
+        what = f"{recipe.name} cannot be served here as it is."
+        raise RecipeError("recipe-unfit", what, details=errors)
 
 
-def moe_backend(flags: Sequence[str]) -> str:
-    """Return the value of the last ``--moe-backend`` among *flags*; empty without one."""
-    backend = ""
-    for flag, following in itertools.pairwise([*flags, ""]):
-        name, equals, value = flag.partition("=")
-        if setting(name.replace("_", "-")) == "--moe-backend":
-            backend = value if equals else following
-    return backend
-
-
-def check_kernels(backend: str, vllm: str, model: Path) -> None:
+def check_kernels(words: Sequence[str], vllm: str, model: Path) -> None:
     """
-    Check that no kernel of vLLM's ``--moe-backend`` of that name computes wrongly with *model*.
+    Check that no kernel that vLLM takes by its arguments *words* computes wrongly with *model*.
 
     Raises:
         recipe-unfit: One does.
         model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
+    backend = flags.value(words, "--moe-backend")
     if not backend.startswith("triton") and "b12x" not in backend:
         return
-    if faults := list(kernel_faults(backend, vllm, modules.audit(read(model)))):
-        errors = [f"{each.reference}: {each.message}. {REASONS[each.reference]}" for each in faults]
+    if errors := lines(_kernels(backend, vllm, modules.audit(read(model)))):
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
 def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) -> bool:
     """
-    Return whether two servers of *recipe* fit into memory by its plan; arguments as of `check`.
+    Return whether a second server of *recipe* fits beside the first; arguments as of `check`.
     """
-    audit = modules.audit(read(model))
-    return not findings(recipe, None, machine or MachineMemory.here(empty=True), audit, servers=2)
+    audit, machine = modules.audit(read(model)), machine or MachineMemory.here(empty=True)
+    first = recipe.memory(machine, audit)
+    beside = replace(machine, free=machine.free - first.needed)
+    return not findings(recipe, None, machine, audit) and not findings(recipe, None, beside, audit)
 
 
 def findings(
@@ -127,31 +126,69 @@ def findings(
     workloads: Workloads | None,
     machine: MachineMemory,
     checkpoint: ModuleAudit | None = None,
-    *,
-    servers: int = 1,
 ) -> list[Reason]:
     """
-    Return what is wrong with *recipe*.
+    Return what is wrong with *recipe*, whatever release serves it.
 
     Args:
         workloads: What may be measured; None if the recipe only serves.
         machine: The memory of a node; `empty` if nothing is started now.
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
-        servers: How many run on a node at a time.
     """
-    server = recipe.memory(machine, checkpoint, servers)
+    words = [f"--speculative-config={recipe.speculation}"] if recipe.speculation else []
+    server = recipe.memory(machine, checkpoint)
+    results = rules(words, server, machine, recipe=recipe, checkpoint=checkpoint)
+    return [*results, *_cells(recipe, workloads)]
+
+
+def rules(
+    words: Sequence[str],
+    server: ServerMemory,
+    machine: MachineMemory,
+    *,
+    recipe: Recipe | None,
+    checkpoint: ModuleAudit | None,
+    vllm: str = "",
+) -> list[Reason]:
+    """
+    Return why a server with the arguments *words* of vLLM cannot serve.
+
+    Args:
+        server: The memory that it takes.
+        recipe: None for a plain model.
+        checkpoint: None if its files were not read.
+        vllm: The version that serves; empty if unknown.
+    """
     results = [Reason(*refusal) for refusal in memory.refusals(server, machine)]
-    results += _cells(recipe, workloads)
-    results += other_model(recipe, checkpoint)
-    drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
-    own = "mtp" in recipe.speculation and '"model":' not in recipe.speculation
+    cache = flags.value(words, CACHE)
+    if cache and not flags.number(words, CACHE):
+        message = f"{CACHE}={cache} is no number of bytes; write 20G or 1536M"
+        results.append(Reason("cache-unpinned", message))
+    backend = flags.value(words, "--moe-backend")
+    settings = flags.speculation(words)
+    drafter = settings.get("model")
+    own = "mtp" in str(settings.get("method")) and not drafter
+    drafts = checkpoint.drafts if checkpoint else recipe and recipe.model.drafts
     if own and drafts is False:
-        message = f"{recipe.model.repository} has no layers that draft, or its config names none"
+        message = "the checkpoint has no layers that draft, or its config names none"
         results.append(Reason("speculation-headless", message))
-    return list(dict.fromkeys(results))
+    if (own or drafter) and "b12x" in str(settings.get("moe_backend") or backend):
+        message = "the draft model follows --moe-backend, and b12x takes no experts that are plain"
+        results.append(Reason("draft-b12x", message))
+    results += _kernels(backend, vllm, checkpoint)
+    if recipe:
+        results += _other_model(recipe, checkpoint)
+    return results
 
 
-def kernel_faults(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
+def lines(reasons: Iterable[Reason]) -> list[str]:
+    """Return *reasons* for people, with what to do."""
+    return [
+        f"{reason.reference}: {reason.message}. {REASONS[reason.reference]}" for reason in reasons
+    ]
+
+
+def _kernels(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
     """Yield why vLLM's ``--moe-backend`` of that name computes wrongly with *checkpoint*."""
     if not checkpoint:
         return
@@ -167,7 +204,7 @@ def kernel_faults(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> It
         )
 
 
-def other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
+def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
     """Yield what shows that *checkpoint* is not the one of *recipe*; nothing if it is not read."""
     if checkpoint is None or recipe.model.repository == "any":
         return

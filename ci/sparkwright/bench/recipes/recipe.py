@@ -22,8 +22,9 @@ from packaging.version import Version
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import flags, peers, wheel_identity
 from sparkwright.bench.server.launch import LaunchPlan, shared_variables, vocabulary_file
+from sparkwright.bench.server.peers import Machines
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
@@ -168,12 +169,6 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"names: no class is stated for {', '.join(sorted(unstated))}")
 
 
-def setting(flag: str) -> str:
-    """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
-    name = "--" + flag.partition("=")[0].removeprefix("--").removeprefix("no-")
-    return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
-
-
 class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     How a range of releases of vLLM serves the recipe.
@@ -201,7 +196,7 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         SpecifierSet(self.vllm)
-        names = [setting(flag) for flag in self.flags]
+        names = [flags.setting(flag) for flag in self.flags]
         for name in names:
             if names.count(name) > 1 or name.partition(".")[0] in PLANNED:
                 raise ValueError(f"{name} is there twice, or set by other fields or a measurement")
@@ -225,9 +220,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speculation: How answers are drafted, the value of ``--speculative-config``; empty if they
             are not. Drafting layers often are not quantised as the others are, and need a
             ``moe_backend`` of their own, as they would follow the model's otherwise.
-        nodes: Machines; more than one share the work by tensor parallelism. `gate` and `bench` need
-            Ray for that, and `serve` does not.
-        before: What has to be done before the server is started; empty for nothing.
+        nodes: Machines; more than one share the work by tensor parallelism.
         patience: Seconds until the server must answer.
         abilities: What the gates ask of the model beside continuing a text.
         tool_parser, reasoning_parser: vLLM's parsers of the model's answers; empty for none.
@@ -250,7 +243,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inherits: str = ""
     speculation: Annotated[str, Meta(pattern=r"^(\{\S+\})?$")] = ""
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
-    before: str = ""
     patience: Positive = 1800.0
     abilities: tuple[Ability, ...] = ()
     tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
@@ -323,11 +315,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             settings["draft_vocabulary"] = variant.draft_vocabulary
         return settings
 
-    def memory(
-        self, machine: MachineMemory, checkpoint: ModuleAudit | None = None, servers: int = 1
-    ) -> ServerMemory:
+    def memory(self, machine: MachineMemory, checkpoint: ModuleAudit | None = None) -> ServerMemory:
         """
-        Return what each of *servers* takes of each node.
+        Return what a server takes of each node.
 
         Args:
             checkpoint: On disk, over all nodes; None for the weights of the plan.
@@ -336,17 +326,16 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if checkpoint:
             sizes = [checkpoint.loaded(self.drafting(each)) for each in self.versions]
             weights = max(sizes) / GIB / self.nodes
-        plan, flags = self.plan, [flag for variant in self.versions for flag in variant.flags]
+        plan, words = self.plan, " ".join(" ".join(each.flags) for each in self.versions)
         return ServerMemory(
             pinned=plan.pinned,
             weights=weights,
             cache=plan.cache,
-            reserve=plan.reserve,
-            autotune=memory.AUTOTUNE if "b12x" in " ".join(flags) else 0.0,
+            reserve=machine.reserve(plan.reserve),
+            autotune=machine.autotune if "b12x" in words else 0.0,
             length=plan.max_model_len,
             shape=CacheShape(plan.token),
             floor=machine.floor(plan.floor),
-            servers=servers,
         )
 
     def flags(self, version: str) -> tuple[str, ...]:
@@ -359,21 +348,20 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             file-invalid: There is no file of its draft vocabulary.
         """
         variant, plan = self.variant(version), self.plan
-        flags = [f"--max-model-len={plan.max_model_len}", f"--max-num-seqs={plan.max_num_seqs}"]
+        words = [f"--max-model-len={plan.max_model_len}", f"--max-num-seqs={plan.max_num_seqs}"]
         if self.nodes > 1:
-            nodes = f"--tensor-parallel-size={self.nodes}"
-            flags += [nodes, "--distributed-executor-backend=ray"]
+            words.append(f"--tensor-parallel-size={self.nodes}")
         if self.speculation:
             settings = self.drafting(variant, ours="+spark." in version)
             if name := settings.get("draft_vocabulary"):
                 digest = sha256_bytes(read_bytes(vocabulary_file(name)))
                 settings["draft_vocabulary"] = f"{name}@{digest}"
-            flags.append(f"--speculative-config={msgspec.json.encode(settings).decode()}")
+            words.append(f"--speculative-config={msgspec.json.encode(settings).decode()}")
         if self.tool_parser:
-            flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
+            words += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:
-            flags.append(f"--reasoning-parser={self.reasoning_parser}")
-        return (*flags, *variant.flags)
+            words.append(f"--reasoning-parser={self.reasoning_parser}")
+        return (*words, *variant.flags)
 
 
 def names(root: Path) -> tuple[str, ...]:
@@ -418,8 +406,7 @@ def load(root: Path, name: str) -> Recipe:
 
 def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     """Return the fields *own* of the recipe at *path* beside those of its class in *folder*."""
-    classes = _by_name(folder)
-    name = str(own["inherits"])
+    classes, name = _by_name(folder), str(own["inherits"])
     if name not in classes:
         what = f"{path} inherits from {name!r:.80}, which is no class of recipes."
         raise FileError("file-invalid", what, details=[f"classes: {', '.join(classes)}"])
@@ -427,7 +414,7 @@ def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     for field, value in own.items():
         inherited = fields.get(field)
         both = isinstance(inherited, dict) and isinstance(value, dict)
-        fields[field] = dict(inherited or {}, **value) if both else value
+        fields[field] = {**inherited, **value} if both else value
     return fields
 
 
@@ -452,7 +439,7 @@ def launch(
     python: Path,
     model: Path,
     *,
-    flags: Sequence[str] = (),
+    words: Sequence[str] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
     name: str = "",
     user: str = "",
@@ -461,13 +448,16 @@ def launch(
     Return how the vLLM *version* in the environment of *python* serves the checkpoint in *model*.
 
     Args:
-        recipe: None for *flags* and *variables* alone, which are added to those of a recipe.
+        recipe: None for *words* and *variables* alone, which are added to those of a recipe.
+        words: Arguments of vLLM.
         name: Under which the model is served; empty for its own.
         user: The user that the server runs as; empty for that of this process.
 
     Raises:
         recipe-unfit: As `Recipe.variant`.
         environment-unusable: There is no such Python.
+        UsageError, address-missing: Several machines serve, and the address of this one, its
+            VLLM_HOST_IP, is missing or wrong.
     """
     variant = recipe.variant(version) if recipe else None
     floor, machine = recipe.plan.floor if recipe else None, MachineMemory.here()
@@ -475,14 +465,20 @@ def launch(
     if machine.unified:
         package = wheel_identity.site_packages(python) / "vllm"
         derived = shared_variables(machine, machine.floor(floor), package)
-    plan = LaunchPlan(python, model, tuple(flags), {**derived, **variables}, name, user=user)
+    plan = LaunchPlan(python, model, tuple(words), {**derived, **variables}, name, user=user)
     if recipe is None or variant is None:
         return plan
+    machines, own = None, (*recipe.flags(version), *recipe.memory(machine).flags(machine))
+    if recipe.nodes > 1 and not peers.taken_over(words):
+        machines = Machines(recipe.nodes, variables.get("VLLM_HOST_IP", ""))
+        own = (*own, *machines.words())
+        derived |= machines.variables()
     reserve = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB
     return replace(
         plan,
-        flags=(*recipe.flags(version), *recipe.memory(machine).flags(machine), *flags),
+        flags=(*own, *words),
         variables={**derived, **variant.variables, **variables},
         timeout=recipe.patience,
         reserve=round(reserve / 1e6),
+        machines=machines,
     )

@@ -15,6 +15,7 @@ import json
 import os
 import pwd
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -28,8 +29,9 @@ import msgspec
 import psutil
 
 from sparkwright.bench.machine.watchdog import watch_memory
-from sparkwright.bench.server import server_log, wheel_identity
+from sparkwright.bench.server import peers, server_log, wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.peers import Machines
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core import config, strict_yaml
 from sparkwright.core.console import console
@@ -155,6 +157,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             whatever the caller does meanwhile; 0 for no floor.
         grace: Seconds between the request to end and the kill.
         user: The user that it runs as; empty for that of the caller.
+        machines: That serve together; None for this one alone, or if others bring them together.
     """
 
     python: Path
@@ -166,6 +169,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     reserve: int = 0
     grace: float = 20.0
     user: str = ""
+    machines: Machines | None = None
 
     def check(self) -> None:
         """
@@ -214,6 +218,7 @@ class Server:
     Raises:
         environment-unusable: There is no such Python.
         variable-refused: The installed vLLM does not read a variable of *plan*.
+        peer-missing, peers-differ, link-failed, link-slow: As `peers.gather`.
 
     Attributes:
         plan: How it was started.
@@ -232,6 +237,10 @@ class Server:
         self.failure, self.reason = "", ""
         self._stopped = threading.Event()
         environment = plan.environment()
+        self._links = list[socket.socket]()
+        if plan.machines:
+            words = plan.machines, plan.python, plan.model, plan.flags, environment
+            self._links, _ = peers.gather(*words)
         command = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
         command = [*SUPERVISOR, str(plan.grace), *command]
         if plan.user:
@@ -300,6 +309,8 @@ class Server:
         """
         if not self.failure and self.log.stat().st_size > server_log.LARGEST:
             self.end("log-unreadable", f"its log has more than {server_log.LARGEST} bytes")
+        if not self.failure and self._links and select.select(self._links, [], [], 0)[0]:
+            self.end("server-died", "another machine that serves with it has ended or is lost")
         if not self.failure and not self.running:
             self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
         return not self.failure
@@ -330,6 +341,10 @@ class Server:
         for process in processes:  # none is left, unless the supervisor was killed
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        # The guards of the other machines end their parts.
+        for link in self._links:
+            link.close()
+        self._links = []
         self._stopped.set()
         self.failure = self.failure or "it was stopped"
 

@@ -122,20 +122,19 @@ def launch_plan(
         environment-unusable: There is no vLLM.
         recipe-unfit: The recipe does not support that release, or a kernel computes wrongly.
         model-missing, checkpoint-invalid: As `checkpoint.read`, if a kernel is asked for.
-        flag-unknown: As `serving.flags.parse`.
+        flag-unknown: As `flags.parse`.
         variable-refused: vLLM does not read a variable.
         UsageError: There is no such user.
     """
     assert options.serve
     own = (*options.flag, *(flag for flag in flags if flag not in options.flag))
     plan = recipes.launch(
-        recipe, wheel_identity.version(python), python, options.serve, flags=own,
+        recipe, wheel_identity.version(python), python, options.serve, words=own,
         variables=dict(options.variable), name=options.model, user=options.server_user,
     )  # fmt: skip
     plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
     plan.check()
-    backend = preflight.moe_backend(plan.flags)
-    preflight.check_kernels(backend, wheel_identity.version(python), options.serve)
+    preflight.check_kernels(plan.flags, wheel_identity.version(python), options.serve)
     return plan
 
 

@@ -3,8 +3,8 @@ Machines that serve one model together, by vLLM's own processes: found, compared
 any of them loads weights.
 
 The others connect to the first one. Each states what must be equal, and each compares all the
-statements, so that all refuse the same. The connections stay open, in the guards: one that closes
-ends the servers of all machines, since vLLM itself waits for a lost one.
+statements, so that all refuse the same; the arguments of vLLM are the first one's. The connections
+stay open: one that closes ends the servers of all machines, since vLLM itself waits for a lost one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import psutil
 
+from sparkwright.bench.server import flags, wheel_identity
+from sparkwright.client.environment import installed_at
+from sparkwright.core.console import console
+from sparkwright.core.errors import Advice, SparkwrightError, UsageError
 from sparkwright.core.process import Limits, run_limited
-from sparkwright.serving import flags
-from sparkwright.serving.environment import ServingEnvironment
-from sparkwright.serving.errors import ServeError
 
 #: Seconds within which all machines must be there, and the link must be measured. Proposed.
 PATIENCE, MEASURING = 1800.0, 120.0
@@ -31,9 +33,10 @@ LARGEST, BEGINNING = 1 << 20, 16 << 20
 #: The least share of the speed that the interfaces state. 200 Gb/s are 25 GB/s: what takes another
 #: way, of 10 Gb/s, is below. Proposed.
 SLOWEST = 0.05
-#: Arguments of vLLM that state a machine's place among all.
+#: Arguments of vLLM for several machines.
+EXECUTOR, HOSTS = "--distributed-executor-backend", "--nnodes"
 PLACE = ("--node-rank", "--master-addr", "--master-port", "--headless")
-#: Those that may differ.
+#: Those that each machine has for itself.
 OWN = ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--node-rank", "--headless")
 #: Ends of the names of files that vLLM reads of a model.
 READ = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".bin")
@@ -61,6 +64,101 @@ os._exit(0)
 """
 
 
+class PeerError(SparkwrightError):
+    """Machines cannot serve together."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "address-missing": Advice(
+            "The address that is given for this machine is another one's.",
+            "Give --node-address an address above, of the interface with the fast link; `ip -br "
+            "address` lists them.",
+        ),
+        "link-failed": Advice(
+            "The machines found each other, and the torch that would serve cannot compute over "
+            "them.",
+            "Read its lines above; NCCL_DEBUG=INFO shows more. A firewall must let all ports "
+            "between the machines pass, and `sparkwright doctor` names kernels that break NCCL.",
+        ),
+        "link-slow": Advice(
+            "An all-reduce has less than a twentieth of the speed that the interfaces state, so "
+            "it takes another way or the cable is faulty.",
+            "Check NCCL_SOCKET_IFNAME and NCCL_IB_HCA, the cable and `ethtool INTERFACE`; the "
+            "--node-address of all machines belongs to the fast link.",
+        ),
+        "peer-missing": Advice(
+            "Not all machines that serve together came within half an hour, or one ended before "
+            "all were compared.",
+            "Start `serve` on each. --join names the address that the first one has as "
+            "--node-address, --nodes and --node-port are the same, and no firewall is between.",
+        ),
+        "peers-differ": Advice(
+            "The machines have not the same release, model or kind of link, so they would answer "
+            "wrongly, or hang.",
+            "Make equal what the lines above show: install the same release, copy the model "
+            "(`sparkwright serve --copy-model HOST`), set the same MTU, use the interfaces of the "
+            "fast link.",
+        ),
+    }
+
+
+class Machines(msgspec.Struct, frozen=True):
+    """
+    The machines of a server, as this one sees them.
+
+    Attributes:
+        nodes: How many they are.
+        address: Of this machine on their network; empty if it is not known.
+        join: Address of the first one; empty if this is the first.
+        rank: Of this one; 0 for the first.
+        port: Where they meet; vLLM's processes do at the next one.
+    """
+
+    nodes: int
+    address: str = ""
+    join: str = ""
+    rank: int = 0
+    port: int = 29501
+
+    @property
+    def first(self) -> str:
+        return self.join or self.address
+
+    def words(self) -> list[str]:
+        """
+        Return vLLM's own arguments for them.
+
+        Raises:
+            UsageError: The address of this machine is not known.
+        """
+        if not self.address:
+            what = f"It is served by {self.nodes} machines, and the address of this one is missing."
+            todo = (
+                "Start `serve` on each, with --node-address and that machine's address on their "
+                "network, and on all but the first with --join and the first one's address. "
+                "`gate` and `bench` take their own as --variable VLLM_HOST_IP=ADDRESS."
+            )
+            raise UsageError("usage", what, todo=todo)
+        words = [f"--node-rank={self.rank}", f"--master-addr={self.first}"]
+        words += [f"{EXECUTOR}=mp", f"{HOSTS}={self.nodes}", f"--master-port={self.port + 1}"]
+        return words + ["--headless"] * (self.rank > 0)
+
+    def variables(self) -> dict[str, str]:
+        """
+        Return the variables by which all libraries speak over the interface of this machine.
+
+        Raises:
+            address-missing: As `interface`.
+        """
+        card = interface(self.address)
+        names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        return {**dict.fromkeys(names, card), "VLLM_HOST_IP": self.address}
+
+
+def taken_over(words: Sequence[str]) -> bool:
+    """Return whether the user's *words* spread the server: over Ray, or by all of vLLM's flags."""
+    return flags.value(words, EXECUTOR) == "ray" or bool(flags.value(words, HOSTS))
+
+
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What a machine states to the others.
@@ -69,7 +167,7 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         address, rank: Its own.
         release: The installed release and the digest of its lock; vLLM's version without one.
         model: The digest of the model's files.
-        arguments: Of vLLM, but `OWN`.
+        arguments: Of vLLM.
         mtu: Bytes of a packet of its interface. *rdma*: whether that reads memory by itself.
         speed: Gb/s that the interface states; 0 if it states none.
     """
@@ -78,14 +176,14 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     release: str
     model: str
-    arguments: str
+    arguments: tuple[str, ...]
     mtu: int
     rdma: bool
     speed: float
 
 
 #: What must be equal on all machines.
-EQUAL = ("release", "model", "arguments", "mtu", "rdma")
+EQUAL = ("release", "model", "mtu", "rdma")
 
 
 def interface(address: str) -> str:
@@ -95,31 +193,31 @@ def interface(address: str) -> str:
     Raises:
         address-missing: None has.
     """
-    known = {a.address: name for name, each in psutil.net_if_addrs().items() for a in each}
-    if address in known:
-        return known[address]
+    addresses = dict[str, str]()
+    for name, entries in psutil.net_if_addrs().items():
+        addresses |= dict.fromkeys((entry.address for entry in entries), name)
+    if address in addresses:
+        return addresses[address]
     what = f"No interface of this machine has the address {address}."
-    raise ServeError("address-missing", what, details=[f"{known[a]}: {a}" for a in known])
+    details = [f"{name}: {own}" for own, name in addresses.items()]
+    raise PeerError("address-missing", what, details=details)
 
 
-def state(
-    environment: ServingEnvironment, model: Path, words: Sequence[str], address: str, rank: int
-) -> Statement:
+def state(machines: Machines, python: Path, model: Path, words: Sequence[str]) -> Statement:
     """
-    Return what this machine states, whose vLLM has the arguments *words*.
+    Return what this machine states, whose *python* runs vLLM with the arguments *words*.
 
     Raises:
         address-missing: As `interface`.
     """
-    name, marker = interface(address), environment.marker
-    settings = [a for a in flags.parse(words) if a.name not in OWN]
+    name, marker = interface(machines.address), installed_at(python.absolute().parents[1])
     card = psutil.net_if_stats()[name]
     return Statement(
-        address,
-        rank,
-        f"{marker.name}, {marker.key}" if marker else f"vLLM {environment.vllm}",
+        machines.address,
+        machines.rank,
+        f"{marker.name}, {marker.key}" if marker else f"vLLM {wheel_identity.version(python)}",
         digest(model),
-        " ".join(sorted(" ".join(each.words) for each in settings)),
+        tuple(words),
         card.mtu,
         Path("/sys/class/net", name, "device", "infiniband").is_dir(),
         card.speed / 1000,
@@ -137,6 +235,42 @@ def digest(model: Path) -> str:
             result.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             result.update(stream.read(BEGINNING))
     return result.hexdigest()
+
+
+def gather(
+    machines: Machines,
+    python: Path,
+    model: Path,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+) -> tuple[list[socket.socket], tuple[str, ...]]:
+    """
+    Wait for the other machines, and check that they fit.
+
+    Returns:
+        The connections to them, and the arguments of vLLM here: the first machine's, with `OWN` of
+        *words*.
+
+    Raises:
+        peer-missing, peers-differ, link-failed, link-slow: They do not serve together.
+        address-missing: As `interface`.
+    """
+    nodes, first, port = machines.nodes, machines.first, machines.port
+    if not machines.join:
+        text = f"sparkwright serve … --join {first} --node-address ADDRESS"
+        console.note(f"waiting for the other machines; on each: {text}")
+    own = state(machines, python, model, words)
+    links, statements = meet(own, nodes, first, port)
+    compare(statements, nodes)
+    rate = measure(python, own, nodes, first, port + 1, variables)
+    console.note(f"{nodes} machines are equal, and their link gives {rate:.2f} GB/s")
+    judge(rate, statements)
+    head = next(statement for statement in statements if not statement.rank)
+    places = [argument.words for argument in flags.parse(words) if argument.name in OWN]
+    for argument in flags.parse(head.arguments):
+        if argument.name not in OWN:
+            places.append(argument.words)
+    return links, tuple(word for argument in places for word in argument)
 
 
 def meet(
@@ -167,7 +301,7 @@ def meet(
     except (OSError, msgspec.MsgspecError) as error:
         what = f"{len(peers) + 1 if not own.rank else 1} of {nodes} machines are there."
         where = f"waited at {own.address}" if not own.rank else f"asked {head}"
-        raise ServeError("peer-missing", what, details=[f"{where}, port {port}: {error}"]) from None
+        raise PeerError("peer-missing", what, details=[f"{where}, port {port}: {error}"]) from None
     return peers, statements
 
 
@@ -209,7 +343,7 @@ def compare(statements: Sequence[Statement], nodes: int) -> None:
     if sorted(each.rank for each in statements) != list(range(nodes)):
         wrong += [f"--node-rank of {each.address}: {each.rank}" for each in statements]
     if wrong:
-        raise ServeError("peers-differ", "The machines cannot serve together.", details=wrong)
+        raise PeerError("peers-differ", "The machines cannot serve together.", details=wrong)
 
 
 def measure(
@@ -229,7 +363,7 @@ def measure(
     with contextlib.suppress(ValueError, IndexError):
         return float(lines[-1]) / 1e9
     what = f"An all-reduce over {nodes} machines failed."
-    raise ServeError("link-failed", what, details=lines[-20:])
+    raise PeerError("link-failed", what, details=lines[-20:])
 
 
 def judge(rate: float, statements: Sequence[Statement]) -> None:
@@ -242,4 +376,4 @@ def judge(rate: float, statements: Sequence[Statement]) -> None:
     stated = min(each.speed for each in statements) / 8
     if rate < SLOWEST * stated:
         what = f"The link gives {rate:.3f} GB/s, and its interfaces state {stated:.1f}."
-        raise ServeError("link-slow", what)
+        raise PeerError("link-slow", what)
