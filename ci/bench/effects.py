@@ -41,7 +41,7 @@ from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.store import Store, append_line, read_lines
-from sparkwright.gates.throughput.measurement import counter_change, invalid_reasons
+from sparkwright.gates.throughput_run import counter_change, invalid_reasons
 
 ROOT = Path(__file__).parents[2]
 #: Tokens of an answer; prompts whose answers have to be equal, and their tokens.

@@ -18,8 +18,8 @@ import measure
 from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.numerics.gate import NumericsPolicy
+from sparkwright.gates import numerics
+from sparkwright.gates.numerics import NumericsPolicy
 
 BUDGET = 20.0
 

@@ -1,4 +1,4 @@
-"""Put the lm-evaluation-harness of a rehearsal where the gates look for it: harness.py ROOT."""
+"""Put the lm-evaluation-harness of a rehearsal where the gates look for it: accuracy.py ROOT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkwright.builder import pylock, toolchain
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import harness
+from sparkwright.gates import accuracy
 
 
 def main() -> None:
@@ -19,8 +19,8 @@ def main() -> None:
     root = Path(sys.argv[1])
     project = Project(root / "program", os.environ["STACK"])
     context = RunContext(project, Store(root / "store"), (), root)
-    wheels = pylock.select(project.root / harness.LOCK)
-    target = toolchain.locked_folder(context, harness.TITLE, wheels)
+    wheels = pylock.select(project.root / accuracy.LOCK)
+    target = toolchain.locked_folder(context, accuracy.TITLE, wheels)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
     (target / "complete").write_text("made of a rehearsal\n", "utf-8")
 

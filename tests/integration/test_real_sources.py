@@ -23,7 +23,7 @@ from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.numerics import gate as numerics
+from sparkwright.gates import numerics
 
 pytestmark = pytest.mark.network
 

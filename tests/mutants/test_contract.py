@@ -13,8 +13,8 @@ from tests.support import serving
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates import contract, kernel_trace
+from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -27,15 +27,15 @@ CPU = recipes.load(ROOT, "toy-cpu")
 
 def judged(server: Server, baseline: Path | None = None) -> tuple[Check, ...]:
     """Return the checks of a server with a profile of one request."""
-    return gate.run(POLICY, CPU, server, gate.profile(POLICY, CPU, server, server.log.parent / "profiles"), ServerIdentity(), baseline)
+    return contract.run(POLICY, CPU, server, contract.profile(POLICY, CPU, server, server.log.parent / "profiles"), ServerIdentity(), baseline)
 
 
 @pytest.fixture(scope="module", name="sound")
 def _sound(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
     """Return the checks of the sound server against its own kernels as the baseline; each is there."""
     path = tmp_path_factory.mktemp("baseline") / "observed.json"
-    own = gate.profile(POLICY, CPU, server, server.log.parent / "profiles")
-    path.write_bytes(msgspec.json.encode(gate.observe(POLICY, server, own, ServerIdentity(wheel="a" * 64), CPU.name)))
+    own = contract.profile(POLICY, CPU, server, server.log.parent / "profiles")
+    path.write_bytes(msgspec.json.encode(contract.observe(POLICY, server, own, ServerIdentity(wheel="a" * 64), CPU.name)))
     checks = judged(server, baseline=path)
     assert {"observed", "kernels-unknown", "kernels-attention", "kernels-linear", "backends", "log"} <= named(checks, "pass")
     return checks
@@ -48,7 +48,7 @@ def named(checks: tuple[Check, ...], state: str) -> set[str]:
 def test_server_that_takes_another_backend_than_it_was_told(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
     """It was told FLASHINFER and took another without an error: its log alone tells."""
     flags = ("--attention-backend", "FLASHINFER")
-    plan = serving.launch(server.plan.python, server.plan.model, *kernel_trace.flags(tmp_path / "profiles"), *flags)
+    plan = serving.launch(server.plan.python, server.plan.model, *kernel_trace.profiler_flags(tmp_path / "profiles"), *flags)
     with Server(plan, tmp_path / "server.log") as told:
         checks = judged(told)
     assert "log" in named(checks, "fail")

@@ -8,7 +8,7 @@ from tests.support.dirty_server import ROOT, SWITCHES, rates
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 
 pytestmark = [pytest.mark.mutants, pytest.mark.timeout(900)]
 

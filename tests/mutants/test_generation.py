@@ -11,11 +11,10 @@ from tests.mutants.conftest import Kill
 from tests.server.broken import ROOT, WORDS, Broken
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates import generation, soak
 from sparkwright.gates.core.verdict import Check, passed
-from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.checks import GenerationPolicy
-from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.soak.load import SoakPolicy
+from sparkwright.gates.soak import SoakPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 
 # Training the model is set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]

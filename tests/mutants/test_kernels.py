@@ -13,8 +13,8 @@ from tests.mutants.conftest import Kill
 from tests.support import converters, fake_gpu
 from tests.support.converters import HEADER, POLICY, PYTHON
 
+from sparkwright.gates import numerics
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.numerics import gate as numerics
 
 pytestmark = pytest.mark.mutants
 

@@ -15,13 +15,11 @@ from tests.support.serving import CACHED, DRAFTED
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates import accuracy, logprobs
+from sparkwright.gates.accuracy import AccuracyPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs.distributions import LogprobsPolicy
+from sparkwright.gates.distributions import LogprobsPolicy
 
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
@@ -88,7 +86,7 @@ def _judged(request: pytest.FixtureRequest, vllm_python: Path, trained: Path, tm
 def _before(judged: JudgedServer, context: RunContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the recorded answers of the server before it is broken."""
     path = tmp_path_factory.mktemp("before") / "largest.json"
-    result = harness.ask(context, "largest", TASKS.tasks["largest"], judged.broken.client(), ServerIdentity("b" * 64))
+    result = accuracy.ask(context, "largest", TASKS.tasks["largest"], judged.broken.client(), ServerIdentity("b" * 64))
     path.write_bytes(msgspec.json.encode(result))
     return path
 

@@ -29,6 +29,7 @@ from sparkwright.core.files import canonical
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import stack_names
+from sparkwright.gates import throughput
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, verdict_digest
 from sparkwright.gates.core.verdict import (
@@ -41,7 +42,6 @@ from sparkwright.gates.core.verdict import (
     declare,
     failed,
 )
-from sparkwright.gates.throughput import gate as throughput
 from sparkwright.release import decision, policy, release_draft, wheel_facts
 from sparkwright.release.decision import GateResults
 from sparkwright.release.policy import ReleasePolicy, ThroughputRule, UpstreamFault

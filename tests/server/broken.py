@@ -20,8 +20,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store, write_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.generation import long_text
+from sparkwright.gates import accuracy, long_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -88,5 +87,5 @@ def _broken(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
 def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
     context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
-    harness.obtain(context)
+    accuracy.obtain_harness(context)
     return context

@@ -59,7 +59,7 @@ def tokenizer(folder: Path, texts: list[str], vocabulary: int = VOCABULARY, long
 
 def rows(made: Any, gates: Path) -> list[tuple[list[int], int]]:
     """Return each prompt and each question for a fact with its answer as tokens, and how many of them are the prompt's."""
-    from sparkwright.gates.generation.long_text import filled_text
+    from sparkwright.gates.long_text import filled_text
 
     policy: Any = json.loads(json.dumps(yaml.safe_load((gates / POLICY).read_text("utf-8"))), object_hook=lambda fields: SimpleNamespace(**fields))
     policy.facts = vars(policy.facts)

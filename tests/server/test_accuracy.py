@@ -15,9 +15,8 @@ from tests.support.badserver import Listener, Say, completing, endless, head, si
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy import gate, harness
-from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.accuracy.harness import TaskResult
+from sparkwright.gates import accuracy
+from sparkwright.gates.accuracy import AccuracyPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -55,8 +54,8 @@ def saved(result: TaskResult, folder: Path) -> Path:
 
 
 def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
-    checks = gate.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
-    assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
+    checks = accuracy.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
+    assert {check.reason for check in checks} - {""} <= set(accuracy.REASONS)
     return {check.name.removeprefix(f"{name}-"): check for check in checks}
 
 
@@ -66,9 +65,9 @@ def test_gsm8k_runs_if_its_data_is_here(broken: Broken, context: RunContext, mon
     missing = checked(context, "http://127.0.0.1:9", tmp_path / "none", "gsm8k")
     assert (missing["baseline"].state, missing["baseline"].reason) == ("not-run", "task-data-missing")
 
-    subprocess.run([harness.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
+    subprocess.run([accuracy.obtain_harness(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     few = replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
-    before = harness.ask(context, "gsm8k", few, broken.client(), BASELINE)
+    before = accuracy.ask(context, "gsm8k", few, broken.client(), BASELINE)
     checks = checked(context, broken.url, saved(before, tmp_path), "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
     assert (checks["baseline"].reason, "of 400 questions" in checks["baseline"].message) == ("task-uninformative", True)
 
@@ -90,7 +89,7 @@ def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: byte
     seconds = 20 if reason == "harness-slow" else 600
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
-    settings = harness.settings_digest(context, policy.tasks["largest"])
+    settings = accuracy.settings_digest(context, policy.tasks["largest"])
     path = saved(TaskResult(BASELINE, "largest", settings, keys, "1" * 1000), tmp_path)
     with contextlib.closing(Listener(completing(reply))) as server:
         checks = checked(context, server.url, path, policy=policy)

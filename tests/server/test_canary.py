@@ -15,10 +15,10 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
+from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder, Verdict, passed
-from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs.distributions import LogprobsPolicy
+from sparkwright.gates.distributions import LogprobsPolicy
 from sparkwright.release import canary
 
 pytestmark = pytest.mark.server

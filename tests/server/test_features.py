@@ -21,10 +21,10 @@ from tests.support.serving import (
 from sparkwright.bench.server.client import ChatAnswer, Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
+from sparkwright.gates import generation
+from sparkwright.gates import text_checks as generated
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
-from sparkwright.gates.generation import checks as generated
-from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 
 pytestmark = pytest.mark.server
 

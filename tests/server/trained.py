@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from sparkwright.gates.generation.long_text import long_text
+from sparkwright.gates.long_text import long_text
 
 #: Beside this file, which is run as a program in another environment.
 learnt: Any = importlib.import_module("learnt")

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.process import Limits
-from sparkwright.gates.numerics.converters import Converter, Unit
-from sparkwright.gates.numerics.gate import NumericsPolicy
+from sparkwright.gates.numerics import Converter, NumericsPolicy, Unit
 
 HEADER = "csrc/converters.cuh"
 PYTHON = "kernels.py"

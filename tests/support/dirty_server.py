@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from tests.support.byte_model_server import ByteModelServer, Message, called, sound_talk
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.gates import dirty_text
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import dirty_text
-from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 
 ROOT = Path(__file__).parents[2]
 _TOY = recipes.load(ROOT, "toy-cpu")

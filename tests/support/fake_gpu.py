@@ -11,10 +11,9 @@ import pytest
 from tests.support import processes
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates import device, operators
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.device import gate as device
-from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import DevicePolicy
+from sparkwright.gates.device import DevicePolicy
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)

@@ -24,8 +24,8 @@ from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput import paired_differences, runner
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.gates import paired_differences, throughput_run
+from sparkwright.gates.paired_differences import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 #: 2026-11-22 00:00 UTC.
@@ -63,7 +63,7 @@ def _legs(
 ) -> Iterator[Measurement]:  # fmt: skip
     at = BEGAN
     for block, cell in itertools.product(blocks, workloads):
-        for position, side in enumerate(sides or runner.sides(1, block)):
+        for position, side in enumerate(sides or throughput_run.sides(1, block)):
             at += 31.5
             factor = (1 + 0.07 * float(cell.concurrency - 1) ** 0.85) * math.exp(
                 chance.gauss(0, noise)

@@ -27,7 +27,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.contract import kernel_trace as profiled
+from sparkwright.gates import kernel_trace as profiled
 
 HERE = Path(__file__).parents[1] / "server"
 VLLM, TORCH = "0.32.0", "2.13.0"
@@ -109,7 +109,7 @@ def _toy(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of that model, which serves, and writes profiles to the folder ``profiles`` beside its log."""
     folder = tmp_path_factory.mktemp("server")
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", *profiled.flags(folder / "profiles"))
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", *profiled.profiler_flags(folder / "profiles"))
     with Server(launch(vllm_python, toy, *flags), folder / "server.log") as server:
         assert not server.failure, f"{server.failure}\n{server.log.read_text()[-4000:]}"
         yield server

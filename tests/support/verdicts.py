@@ -32,7 +32,8 @@ from sparkwright.bench.results import Result, Subject
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State
-from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates import accuracy as tasks
+from sparkwright.gates import numerics, throughput
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
@@ -46,10 +47,8 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     passed,
 )
-from sparkwright.gates.generation.checks import GenerationPolicy
-from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 from sparkwright.release import policy as release_policies
 from sparkwright.release import wheel_facts
 

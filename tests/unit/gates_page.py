@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
-import sparkwright.gates
 from sparkwright.core.states import State
 from sparkwright.gates.core import ladder, policy, server_under_test
 from sparkwright.gates.core.ladder import GATES
@@ -38,14 +36,9 @@ ROLES = {"decides": "", "informs": " (informs only)", "reports": " (never passes
 
 
 def reasons(gate: str) -> dict[str, str]:
-    """Return every reason that the modules of *gate* define."""
-    folder = "wheel_audit" if gate == "G0" else policy.PACKAGES[gate]
-    found: dict[str, str] = {}
-    for module in pkgutil.walk_packages(sparkwright.gates.__path__, "sparkwright.gates."):
-        parts = module.name.split(".")
-        # Scripts for another environment are not modules of this one.
-        if parts[2] == folder and "target_env_scripts" not in parts:
-            found |= getattr(importlib.import_module(module.name), "REASONS", {})
+    """Return every reason that the module of *gate* defines."""
+    module = "wheel_audit" if gate == "G0" else policy.PACKAGES[gate]
+    found: dict[str, str] = importlib.import_module(f"sparkwright.gates.{module}").REASONS
     return found
 
 

@@ -20,9 +20,8 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import gate, harness
-from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.accuracy.harness import TaskResult
+from sparkwright.gates import accuracy
+from sparkwright.gates.accuracy import AccuracyPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -41,7 +40,7 @@ def context(store: Store, tmp_path: Path) -> RunContext:
 
 def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> TaskResult:
     """Return the answers of a server to the task ``largest``."""
-    return TaskResult(identity, "largest", harness.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
+    return TaskResult(identity, "largest", accuracy.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
 Judge = Callable[..., dict[str, Check]]
@@ -52,14 +51,14 @@ def judge(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """Return the gate's checks of two series of answers; *changed* are fields of the saved baseline, whose bytes *damage* changes."""
 
     def run(before: str, now: str, damage: Callable[[bytes], bytes] = bytes, **changed: Any) -> dict[str, Check]:
-        monkeypatch.setattr(harness, "obtain", lambda context: Path("python"))
-        monkeypatch.setattr(harness, "ask", lambda *_: answers(now, context))
+        monkeypatch.setattr(accuracy, "obtain_harness", lambda context: Path("python"))
+        monkeypatch.setattr(accuracy, "ask", lambda *_: answers(now, context))
         monkeypatch.setattr(Client, "model", lambda client: "toy")
         path = tmp_path / "baseline.json"
         path.write_bytes(damage(msgspec.json.encode(replace(answers(before, context, BASELINE), **changed))))
-        checks = gate.run(POLICY, "largest", context, SERVER, path, identity=CANDIDATE, floor=FLOOR)
-        assert [check.name for check in checks] == [f"largest-{part}" for part in gate.PARTS]
-        assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
+        checks = accuracy.run(POLICY, "largest", context, SERVER, path, identity=CANDIDATE, floor=FLOOR)
+        assert [check.name for check in checks] == [f"largest-{part}" for part in accuracy.PARTS]
+        assert {check.reason for check in checks} - {""} <= set(accuracy.REASONS)
         return {check.name.removeprefix("largest-"): check for check in checks}
 
     return run
@@ -112,7 +111,7 @@ def test_a_baseline_that_cannot_judge_is_refused(judge: Judge, changed: dict[str
 
 def test_without_lm_eval_the_gate_cannot_be_set_up(context: RunContext, tmp_path: Path) -> None:
     with refusal("offline"):
-        gate.run(POLICY, "gsm8k", context, SERVER, tmp_path / "none.json", identity=CANDIDATE, floor=FLOOR)
+        accuracy.run(POLICY, "gsm8k", context, SERVER, tmp_path / "none.json", identity=CANDIDATE, floor=FLOOR)
 
 
 def verdict_chance(state: str, disagreement: float, loss: float, count: int = 1319) -> float:
@@ -122,13 +121,13 @@ def verdict_chance(state: str, disagreement: float, loss: float, count: int = 13
         if (weight := binom.pmf(discordant, count, disagreement)) < 1e-9:
             continue
         lost = np.arange(discordant + 1)
-        limits = [gate.paired_limits(discordant - each, each, count, POLICY.confidence) for each in lost.tolist()]
+        limits = [accuracy.paired_limits(discordant - each, each, count, POLICY.confidence) for each in lost.tolist()]
         states = [(low > -POLICY.margin) if state == "pass" else (high < -POLICY.margin) for low, high in limits]
         total += weight * binom.pmf(lost, discordant, (disagreement + loss) / (2 * disagreement))[states].sum()
     return total
 
 
-@pytest.mark.parametrize("count", [harness.FEWEST_QUESTIONS, POLICY.task("gsm8k").questions])
+@pytest.mark.parametrize("count", [accuracy.FEWEST_QUESTIONS, POLICY.task("gsm8k").questions])
 @pytest.mark.parametrize("disagreement", [0.03, 0.06, 0.12])
 def test_a_loss_of_the_margin_hardly_ever_decides(count: int, disagreement: float) -> None:
     """It passes, and fails, in at most 3 % of runs, whatever share of the answers changes."""
@@ -139,9 +138,9 @@ def test_a_loss_of_the_margin_hardly_ever_decides(count: int, disagreement: floa
 def test_the_number_of_questions_follows_from_the_stated_rates() -> None:
     """Fewer than there are, where the margin allows it, and never more; at that number an equal wheel passes as often as stated."""
     count = POLICY.task("gsm8k").questions
-    assert harness.FEWEST_QUESTIONS < count < POLICY.tasks["gsm8k"].questions
+    assert accuracy.FEWEST_QUESTIONS < count < POLICY.tasks["gsm8k"].questions
     assert verdict_chance("pass", POLICY.differing, 0.0, count) == pytest.approx(POLICY.power, abs=0.005)
-    assert replace(POLICY, margin=0.05).task("gsm8k").questions == harness.FEWEST_QUESTIONS
+    assert replace(POLICY, margin=0.05).task("gsm8k").questions == accuracy.FEWEST_QUESTIONS
     assert replace(POLICY, margin=0.01).task("gsm8k").questions == POLICY.tasks["gsm8k"].questions
 
 
@@ -161,7 +160,7 @@ def line(number: int, **changed: Any) -> bytes:
         ([], "answers-missing"),
         ([line(0)], "answers-missing"),
         ([line(399), line(400)], "answers-missing"),
-        ([line(399, resps=[[harness.NO_ANSWER]])], "answers-missing"),
+        ([line(399, resps=[[accuracy.NO_ANSWER]])], "answers-missing"),
         ([line(399, exact_match=7)], "answers-unreadable"),
         ([b"<html>"], "answers-unreadable"),
         ([b"[" * 100_000], "answers-unreadable"),
@@ -174,14 +173,14 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
     lines = [*(line(number) for number in reversed(range(399))), *(line(number, filter="other") for number in range(400)), *last]
     path.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(ServerInvalid, check=lambda error: error.reason == reason) if reason else contextlib.nullcontext():
-        assert [answer.exact_match for answer in harness.read_answers(task, path)] == [number % 2 for number in range(400)]
+        assert [answer.exact_match for answer in accuracy.read_answers(task, path)] == [number % 2 for number in range(400)]
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         lambda good: good[:-9], lambda good: good.replace(b'"correct":"1', b'"correct":"'), lambda _: b"", lambda _: b"[" * 100_000,
-        lambda _: b"\xff", lambda good: b" " * harness.LARGEST + good, lambda good: good.replace(b'"format":3', b'"format":2'),
+        lambda _: b"\xff", lambda good: b" " * accuracy.LARGEST + good, lambda good: good.replace(b'"format":3', b'"format":2'),
     ],
 )  # fmt: skip
 def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
@@ -193,4 +192,4 @@ def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Pa
 def test_floors_are_of_tasks_that_exist() -> None:
     """This project's own task names no code that lm-eval would run."""
     assert {task for name in recipes.files(ROOT) for task in recipes.load(ROOT, name).floors} <= set(POLICY.tasks)
-    assert "!function" not in (ROOT / harness.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")
+    assert "!function" not in (ROOT / accuracy.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")

@@ -24,11 +24,11 @@ from sparkwright.cli import gate, main
 from sparkwright.client.environment import CANARY
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
+from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity, model_digest
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.gates.generation.dirty_text import SampledAnswer, StockText
-from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs.distributions import LogprobsPolicy
+from sparkwright.gates.dirty_text import SampledAnswer, StockText
+from sparkwright.gates.distributions import LogprobsPolicy
 from sparkwright.release import canary, decision
 from sparkwright.serving import health
 

@@ -25,12 +25,11 @@ from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import read_json
 from sparkwright.core.states import State
-from sparkwright.gates.contract import gate, kernel_trace
-from sparkwright.gates.contract.gate import ContractPolicy
-from sparkwright.gates.contract.kernel_trace import KernelTrace
-from sparkwright.gates.core.server_facts import ObservedServer
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates import contract, kernel_trace
+from sparkwright.gates.contract import ContractPolicy
+from sparkwright.gates.core.server_under_test import ObservedServer, ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst_check
+from sparkwright.gates.kernel_trace import KernelTrace
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -136,16 +135,16 @@ def judged(
     log = folder / "server.log"
     log.write_text(text)
     server = served(log, **ended)
-    checks = gate.run(POLICY, recipe, server, profiled(server, profile or trace(folder / "trace.json.gz")), OWN, baseline, declared)
+    checks = contract.run(POLICY, recipe, server, profiled(server, profile or trace(folder / "trace.json.gz")), OWN, baseline, declared)
     assert len({check.name for check in checks}) == len(checks)
-    assert all(check.reason in gate.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
+    assert all(check.reason in contract.REASONS or check.reason == "not-asked" for check in checks if check.state != "pass")
     return {check.name: check for check in checks}
 
 
 def profiled(server: Any, path: Path) -> KernelTrace | Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
-    with mock.object(kernel_trace, "record", lambda *_: [path]):
-        return gate.profile(POLICY, RECIPE, server, path.parent)
+    with mock.object(kernel_trace, "record_traces", lambda *_: [path]):
+        return contract.profile(POLICY, RECIPE, server, path.parent)
 
 
 def states(checks: dict[str, Check], *wanted: State) -> set[str]:
@@ -162,7 +161,7 @@ def test_sound_server_passes_beside_the_stock_wheel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Path) -> None:
-    read = kernel_trace.read(trace(tmp_path / "t.gz", (LINEAR,), (MOE,), graphs=graphs))
+    read = kernel_trace.read_trace(trace(tmp_path / "t.gz", (LINEAR,), (MOE,), graphs=graphs))
     assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE], "batch prefill": [LINEAR], "batch decode": [MOE]}
 
 
@@ -274,7 +273,7 @@ def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batc
 
     recipe = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=served_at_once))
     server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=complete, profile=profile))
-    found = gate.profile(POLICY, recipe, server, tmp_path)
+    found = contract.profile(POLICY, recipe, server, tmp_path)
 
     assert isinstance(found, KernelTrace)
     assert len(set(prompts)) == len(prompts) == 1 + batch
@@ -284,11 +283,11 @@ def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
     """Its profile has no such steps, and none is missed."""
     alone = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=1))
     path = trace(tmp_path / "t.gz", batch={"prefill": (), "decode": ()})
-    with mock.object(kernel_trace, "record", lambda *_: [path]):
-        found = gate.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
+    with mock.object(kernel_trace, "record_traces", lambda *_: [path]):
+        found = contract.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
     (tmp_path / "server.log").write_text(LOG)
     assert not isinstance(found, Check)
-    checks = gate.check_contract(POLICY, alone.contract, tmp_path / "server.log", found)
+    checks = contract.check_contract(POLICY, alone.contract, tmp_path / "server.log", found)
     assert (list(found), [check.name for check in checks if check.state == "fail"]) == (["prefill", "decode"], [])
 
 
@@ -302,10 +301,10 @@ def test_each_rank_is_judged(wrong: int, tmp_path: Path) -> None:
             trace(tmp_path / f"rank{rank}.json.gz", (*SERVING, MARLIN) if rank == wrong else SERVING, graphs=rank != wrong)
 
     server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=lambda *_, **__: None, profile=profile))
-    found = gate.profile(POLICY, RECIPE, server, tmp_path)
+    found = contract.profile(POLICY, RECIPE, server, tmp_path)
     (tmp_path / "server.log").write_text(LOG)
     assert not isinstance(found, Check)
-    failing = {check.name for check in gate.check_contract(POLICY, RECIPE.contract, tmp_path / "server.log", found) if check.state == "fail"}
+    failing = {check.name for check in contract.check_contract(POLICY, RECIPE.contract, tmp_path / "server.log", found) if check.state == "fail"}
     assert {"no-fallback-kernel", "profile-graphs"} <= failing
 
 
@@ -416,7 +415,7 @@ def recorded(folder: Path, **changes: Any) -> Path:
     log, stock = folder / "stock.log", ServerIdentity(wheel="a" * 64, model="m")
     log.write_text(LOG)
     server = served(log)
-    facts = gate.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
+    facts = contract.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
     (folder / "observed.json").write_bytes(msgspec.json.encode(replace(facts, **changes)))
     return folder / "observed.json"
 
@@ -443,8 +442,8 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: 
 
 def test_launches_with_other_classes_do_not_agree() -> None:
     sound = {"decode moe": {"native-fp4": 1.0}}
-    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.95, "weight-only": 0.05}}).state == "pass"
-    assert gate.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.4, "weight-only": 0.6}}).reason == "launches-differ"
+    assert contract.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.95, "weight-only": 0.05}}).state == "pass"
+    assert contract.same_launches(POLICY, sound, {"decode moe": {"native-fp4": 0.4, "weight-only": 0.6}}).reason == "launches-differ"
 
 
 #: A patch that declares a change, as its trailer has it.
@@ -499,9 +498,9 @@ def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> 
     profile = trace(tmp_path / "trace.json.gz")
     for log in (tmp_path / "absent", tmp_path):
         read = profiled(served(log), profile)
-        (check,) = gate.run(POLICY, RECIPE, served(log), read, OWN)
+        (check,) = contract.run(POLICY, RECIPE, served(log), read, OWN)
         assert (check.state, check.reason) == ("invalid", "log-unreadable")
-        checks = {check.name: check for check in gate.check_contract(POLICY, RECIPE.contract, log, read)}
+        checks = {check.name: check for check in contract.check_contract(POLICY, RECIPE.contract, log, read)}
         assert checks["log"].reason == "log-unreadable"
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 

@@ -13,10 +13,9 @@ from tests.support.fake_gpu import POLICY
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import gate as gate_verb
+from sparkwright.gates import device, operators
 from sparkwright.gates.core import ladder
-from sparkwright.gates.device import gate as device
-from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import CHECKS
+from sparkwright.gates.device import CHECKS
 
 GB10 = (12, 1)
 WHEEL = Path("a.whl")

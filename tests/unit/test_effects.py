@@ -21,7 +21,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import CellResult, Result, Series, Subject
 from sparkwright.cherry_picks import effects
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates import throughput
 
 ROOT = Path(__file__).parents[2]
 CARRIED = """\

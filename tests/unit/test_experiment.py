@@ -22,16 +22,16 @@ from sparkwright.cli import main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
+from sparkwright.gates import throughput
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.core.verdict import Attempt
-from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment
-from sparkwright.gates.throughput.measurement import (
+from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment
+from sparkwright.gates.throughput_run import (
     CounterChange,
+    MeasurementJournal,
     counter_change,
     invalid_reasons,
 )
-from sparkwright.gates.throughput.runner import MeasurementJournal
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)

@@ -27,7 +27,7 @@ from sparkwright.forks.stack import Project
 from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import REASONS, GateOptions
-from sparkwright.gates.throughput.experiment import Experiment
+from sparkwright.gates.throughput import Experiment
 
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"

@@ -23,19 +23,18 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core import strict_yaml
+from sparkwright.gates import dirty_text, generation, text_checks
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import checks, dirty_text
-from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.checks import GenerationPolicy
-from sparkwright.gates.generation.dirty_text import SampledAnswer, StockText
+from sparkwright.gates.dirty_text import SampledAnswer, StockText
+from sparkwright.gates.text_checks import GenerationPolicy
 
 ROOT = Path(__file__).parents[2]
 REAL = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
 TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[str, str])
 #: A byte is a token, so texts are longer in tokens, and the lengths of contexts smaller.
 POLICY = replace(
-    REAL, deep=checks.Deep(prompt=64, temperature=0.8, every=16, top=20, kl_max=0.2),
+    REAL, deep=text_checks.Deep(prompt=64, temperature=0.8, every=16, top=20, kl_max=0.2),
     profiles={"default": replace(REAL.profiles["default"], context=(1500, 2500, "maximum"), deep=160)},
     dirty_text=replace(REAL.dirty_text, answers=8, rounds=2),
 )  # fmt: skip
@@ -331,7 +330,7 @@ def test_no_prompt_gives_its_answer_away() -> None:
 
 @pytest.mark.parametrize(("metrics", "state"), [({}, "not-run"), ({C: 0.0}, "pass"), ({C: 1.0}, "fail"), ({C: -1.0}, "fail"), ({C: float("nan")}, "fail")])
 def test_the_counter_of_nan_exists_and_is_zero(metrics: dict[str, float], state: str) -> None:
-    assert checks.corrupted(metrics).state == state
+    assert text_checks.corrupted(metrics).state == state
 
 
 #: Texts by name.
@@ -452,7 +451,7 @@ def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, fai
     def message(number: int, share: int) -> Message:
         return {"content": "All right."} if number // 2 * 37 % 100 < share else called(CALL)
 
-    calls = (ToolCall(checks.TOOL, json.dumps(CALL)),)
+    calls = (ToolCall(text_checks.TOOL, json.dumps(CALL)),)
     answers = (SampledAnswer(number, "All right.", () if "content" in message(number, theirs) else calls, "stop") for number in range(1000))
     policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
     text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())

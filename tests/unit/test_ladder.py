@@ -297,9 +297,10 @@ def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
     """Each name, or a pattern that gives it, stands in the code of its gate, and the repository's policies give each pattern a name."""
     declared = policy.declared(name)
     assert len({one.name for one in declared}) == len(declared)
-    package = FOLDER / policy.PACKAGES[name] if name in policy.PACKAGES else FOLDER / "wheel_audit.py"
-    # Checks of G3 about the server's environment are made where its variables are read.
-    files = [*(sorted(package.glob("*.py")) or [package]), *(FOLDER / "core").glob("*.py"), *(FOLDER.parent / "bench" / "server").glob("*.py")]
+    module = policy.PACKAGES.get(name, "wheel_audit")
+    # The questions of G4 and the operators of G2 are modules of their own.
+    further = {"generation": ("dirty_text", "text_checks"), "device": ("operators",)}.get(module, ())
+    files = [*(FOLDER / f"{part}.py" for part in (module, *further)), *(FOLDER / "core").glob("*.py")]
     declarations = r"(?ms)^[A-Z_]+ = (?:\(\n(?=\s+\*declare).*?^\)|[^\n]*declare\([^\n]*$)"
     code = "".join(re.sub(declarations, "", path.read_text("utf-8")) for path in files)
     texts = {text: re.escape(text.removeprefix("*-")).replace(r"\*", r"\{\w+(\(\w+\))?\}") for text in (one.name for one in declared)}

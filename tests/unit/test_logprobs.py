@@ -20,11 +20,10 @@ from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Ste
 
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
+from sparkwright.gates import distributions, logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs.distributions import (
+from sparkwright.gates.distributions import (
     LogprobsPolicy,
     Reference,
     Scores,

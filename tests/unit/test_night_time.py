@@ -21,8 +21,7 @@ from sparkwright.gates.core import night
 from sparkwright.gates.core.ladder import GATES, SERVED, VerdictFile
 from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night
 from sparkwright.gates.core.page import NightStep
-from sparkwright.gates.core.server_facts import Pace
-from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.server_under_test import GateOptions, Pace
 from sparkwright.gates.core.verdict import Ladder, Verdict, failed, invalid, passed
 
 #: A Spark with 23 GB of weights.

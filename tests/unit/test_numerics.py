@@ -18,11 +18,9 @@ from tests.support.wheels import ROOT
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.process import Limits
+from sparkwright.gates import numerics, nvfp4
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.numerics import nvfp4
-from sparkwright.gates.numerics.converters import Converter, Unit
-from sparkwright.gates.numerics.gate import REASONS, NumericsPolicy
+from sparkwright.gates.numerics import REASONS, Converter, NumericsPolicy, Unit
 
 
 def run(tree: Path, policy: NumericsPolicy, scratch: Path) -> dict[str, Check]:

@@ -31,7 +31,7 @@ from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import SPARKS, MachineMemory
-from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 
 ROOT = Path(__file__).parents[2]

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.server_facts import Pace
+from sparkwright.gates import soak as gate
+from sparkwright.gates.core.server_under_test import Pace
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
-from sparkwright.gates.soak import gate
-from sparkwright.gates.soak.load import BAD_TOKEN, Load, Monitor, SoakPolicy, SoakRequest, Watched
+from sparkwright.gates.soak import BAD_TOKEN, Load, Monitor, SoakPolicy, SoakRequest, Watched
 
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
 #: Nothing listens on the discard port.

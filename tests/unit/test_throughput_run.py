@@ -36,14 +36,14 @@ from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
+from sparkwright.gates import paired_differences, throughput_run
 from sparkwright.gates.core.verdict import Check, failed, invalid
-from sparkwright.gates.throughput import measurement, paired_differences, runner
-from sparkwright.gates.throughput.measurement import RunSpec
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
-from sparkwright.gates.throughput.runner import (
+from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput_run import (
     ExperimentStart,
     MeasurementJournal,
     Runner,
+    RunSpec,
 )
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
@@ -185,7 +185,7 @@ def opened(path: Path) -> MeasurementJournal:
 
 def ran(path: Path, servers: SimulatedServers, **changes: object) -> Runner:
     outcome = Runner(replace(servers.spec, **changes), servers.launch, opened(path))
-    with patch.object(runner, "sleep", servers.wait), patch.object(runner, "monotonic", lambda: servers.now):
+    with patch.object(throughput_run, "sleep", servers.wait), patch.object(throughput_run, "monotonic", lambda: servers.now):
         outcome.run()
     return outcome
 
@@ -274,7 +274,7 @@ def test_every_block_has_fresh_launches_in_abba(resident: bool, tmp_path: Path) 
 
 def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path) -> None:
     """The first side is a fair coin for each block; every measurement has its own prompts."""
-    firsts = [runner.sides(seed, block)[0] for seed in range(20) for block in range(10)]
+    firsts = [throughput_run.sides(seed, block)[0] for seed in range(20) for block in range(10)]
     assert 60 < firsts.count("baseline") < 140
     servers = SimulatedServers()
     ran(tmp_path / "j", servers)
@@ -399,7 +399,7 @@ def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) 
 def test_a_candidate_that_ends_crashed(event: Event, slow: bool, tmp_path: Path) -> None:
     """Its end is its own, and is not measured again; a disturbance of the machine beside it does not start it again in silence."""
     servers = SimulatedServers(Noise(slow=lambda second: slow and second > 2500))
-    assert stopped(ran(tmp_path / "j", breaking(event, times=99, servers=servers))) == ("fail", runner.CRASHED)
+    assert stopped(ran(tmp_path / "j", breaking(event, times=99, servers=servers))) == ("fail", throughput_run.CRASHED)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_
     event: Event, side: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed request in hour fifteen does not discard everything; a broken server does."""
-    monkeypatch.setattr(measurement, "NOTICED_S", 0.0)
+    monkeypatch.setattr(throughput_run, "NOTICED_S", 0.0)
     assert state(ran(tmp_path / "j", breaking(event, side))) == "pass"
     assert reference in {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded}
     assert stopped(ran(tmp_path / "k", breaking(event, side, 99))) == ("invalid", reference)

@@ -30,14 +30,13 @@ from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
+from sparkwright.gates import throughput
 from sparkwright.gates.core.ladder import host_facts
-from sparkwright.gates.core.server_facts import DRAFTS
-from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
+from sparkwright.gates.core.server_under_test import DRAFTS, GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
-from sparkwright.gates.throughput import gate
-from sparkwright.gates.throughput.experiment import MEASURED_FLAGS, Experiment, subject_of
-from sparkwright.gates.throughput.measurement import counter_change
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment, subject_of
+from sparkwright.gates.throughput_run import counter_change
 
 _OPTIONS: options.Options = {
     "--quick": {
@@ -101,7 +100,7 @@ def bench(arguments: argparse.Namespace) -> None:
         return
     result = Experiment(context, "bench", bench_options, arguments.launches).result()
     output.show([result])
-    path = gate.write_result(context.store, context.output, result)
+    path = throughput.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
         what = f"{result.model} was not measured to the end."
@@ -217,6 +216,6 @@ def quick(
         "host": {**host_facts(), **machine.firmware()},
         "candidate": subject or {},
     }
-    path = gate.write_record(context.store, context.output, f"{name}.quick", facts)
+    path = throughput.write_record(context.store, context.output, f"{name}.quick", facts)
     console.document({**facts, "file": str(path)})
     return look

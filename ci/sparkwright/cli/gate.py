@@ -36,15 +36,14 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import list_folder, sha256_file
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy import harness
+from sparkwright.gates import accuracy, numerics
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core import policy as policies
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
-from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.gates.paired_differences import ThroughputPolicy
 from sparkwright.release import canary, policy, request, staging
 from sparkwright.serving import models
 
@@ -299,8 +298,8 @@ def _prepare(
         stock = base.sha256 if base else ""
     if "G6" in names and gate_options.task in recipe.floors:
         task = policies.load(root).accuracy.tasks[gate_options.task]
-        harness_python = obtain("accuracy harness", lambda: harness.obtain(context))
-        if harness_python and task.dataset and not harness.has_data(context, task):
+        harness_python = obtain("accuracy harness", lambda: accuracy.obtain_harness(context))
+        if harness_python and task.dataset and not accuracy.has_data(context, task):
             lacking.append(
                 f"data set: {task.dataset} ({task.subset}) is not in this machine's hub cache."
             )

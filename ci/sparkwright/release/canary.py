@@ -20,18 +20,17 @@ from sparkwright.bench.server.client import Client
 from sparkwright.client.records import LARGEST_RELEASE
 from sparkwright.core.files import read_json
 from sparkwright.core.store import Store
+from sparkwright.gates import distributions, logprobs
 from sparkwright.gates.core import policy as gate_policies
 from sparkwright.gates.core.builder import LOGPROBS
 from sparkwright.gates.core.server_under_test import read_recorded
 from sparkwright.gates.core.verdict import Ladder, Verdict
-from sparkwright.gates.generation.dirty_text import (
+from sparkwright.gates.dirty_text import (
     NOT_NAMED,
     TEXT,
     DirtyText,
     StockText,
 )
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs import gate as logprobs
 
 #: Texts, the tokens of each, and as many are generated after it: together as many positions as a
 #: text of the policy has, whose limit they have.

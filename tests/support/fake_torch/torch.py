@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkwright.gates.numerics import nvfp4
+from sparkwright.gates import nvfp4
 
 FAULT = os.environ.get("SPARKWRIGHT_FAULT", "")
 Array = NDArray[Any]

@@ -28,19 +28,28 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import locked
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import wheel_audit
-from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract import kernel_trace
+from sparkwright.gates import (
+    accuracy,
+    contract,
+    device,
+    dirty_text,
+    generation,
+    kernel_trace,
+    logprobs,
+    numerics,
+    soak,
+    throughput,
+    wheel_audit,
+)
 from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, Gate, VerdictFile
 from sparkwright.gates.core.policy import GatePolicies
-from sparkwright.gates.core.server_facts import Pace, measure_pace
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
+    Pace,
     ServerUnderTest,
     launch_plan,
+    measure_pace,
     model_digest,
 )
 from sparkwright.gates.core.verdict import (
@@ -53,14 +62,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.device import gate as device
-from sparkwright.gates.generation import dirty_text
-from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.experiment import Experiment
+from sparkwright.gates.throughput import Experiment
 
 #: Files in the folder of a reference, beside the sampled text and the answers to the task.
 PACE = "pace.json"
@@ -186,7 +188,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
         self.server = ServerUnderTest(
-            options, host, logs, self._recipe, kernel_trace.flags(self._profiles)
+            options, host, logs, self._recipe, kernel_trace.profiler_flags(self._profiles)
         )
         self._stack.callback(self.server.end)
         self._host = host
@@ -546,7 +548,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             words = policies.generation.sized(options.profile)
             wrap = words.profiles[options.profile].wrap
             return dirty_text.record(words, client, wrap, self._recipe, identity)
-        return harness.ask(
+        return accuracy.ask(
             self._context, options.task, policies.accuracy.task(options.task), client, identity
         )
 

@@ -36,6 +36,7 @@ from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
+from sparkwright.gates import throughput
 from sparkwright.gates.core import ladder, page, policy
 from sparkwright.gates.core.builder import (
     GATE_NEEDS,
@@ -48,10 +49,13 @@ from sparkwright.gates.core.builder import (
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
 from sparkwright.gates.core.page import NightReport, NightStep
 from sparkwright.gates.core.policy import GatePolicies
-from sparkwright.gates.core.server_facts import Pace
-from sparkwright.gates.core.server_under_test import GateOptions, launch_plan, model_digest
+from sparkwright.gates.core.server_under_test import (
+    GateOptions,
+    Pace,
+    launch_plan,
+    model_digest,
+)
 from sparkwright.gates.core.verdict import Check, Ladder, not_run
-from sparkwright.gates.throughput import gate as throughput
 
 #: The steps that are no gates, and what they do.
 ENVIRONMENTS, REFERENCE = "environments", "reference"

@@ -15,7 +15,7 @@ from sparkwright.core import pages
 from sparkwright.core.console import duration
 from sparkwright.core.states import State
 from sparkwright.gates.core.ladder import GATES, STEP_FAILED, STOPPED, UNREACHABLE
-from sparkwright.gates.core.server_facts import Pace
+from sparkwright.gates.core.server_under_test import Pace
 from sparkwright.gates.core.verdict import ORDER, Verdict, worst
 
 #: Checks that the answer names of a gate; the others are further down.

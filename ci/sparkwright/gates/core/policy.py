@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.accuracy import AccuracyPolicy
+from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
 from sparkwright.gates.core.verdict import Declared, GateError
-from sparkwright.gates.device.gate import DevicePolicy
-from sparkwright.gates.generation.checks import GenerationPolicy
-from sparkwright.gates.logprobs.distributions import LogprobsPolicy
-from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.soak.load import SoakPolicy
-from sparkwright.gates.throughput.paired_differences import ThroughputPolicy
+from sparkwright.gates.device import DevicePolicy
+from sparkwright.gates.distributions import LogprobsPolicy
+from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.soak import SoakPolicy
+from sparkwright.gates.text_checks import GenerationPolicy
 
 
 class GatePolicies(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def load(root: Path) -> GatePolicies:
 
 def declared(gate: str) -> tuple[Declared, ...]:
     """Return every check that *gate* can emit."""
-    module = "wheel_audit" if gate == "G0" else f"{PACKAGES[gate]}.gate"
+    module = "wheel_audit" if gate == "G0" else PACKAGES[gate]
     table: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{module}").CHECKS
     served = WHEEL_SERVED if gate in SERVED and gate != "G8" else ()
     return (*table, *served, *STOPPED)

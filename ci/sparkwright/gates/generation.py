@@ -22,9 +22,9 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import one_line
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.core import server_facts
-from sparkwright.gates.core.server_facts import Pace
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates import dirty_text, distributions, text_checks
+from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -36,13 +36,11 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.generation import checks, dirty_text
-from sparkwright.gates.generation.checks import Chat, Deep, GenerationPolicy, Profile
-from sparkwright.gates.generation.dirty_text import DirtyText, StockText
-from sparkwright.gates.generation.long_text import filled_text, long_text
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs.distributions import Row
-from sparkwright.gates.logprobs.gate import REASONS as REFERENCE_REASONS
+from sparkwright.gates.dirty_text import DirtyText, StockText
+from sparkwright.gates.distributions import Row
+from sparkwright.gates.logprobs import REASONS as REFERENCE_REASONS
+from sparkwright.gates.long_text import filled_text, long_text
+from sparkwright.gates.text_checks import Chat, Deep, GenerationPolicy, Profile
 
 #: The check of each ability that a recipe may declare.
 ABILITIES: Mapping[Ability, str] = {
@@ -204,16 +202,16 @@ def _judged(
     client, kind, prompts = server.client, server.kind, policy.prompts
     texts = {name: kind.wrap.replace("{prompt}", prompt.text) for name, prompt in prompts.items()}
     answers = _complete(client, texts, policy.tokens)
-    yield checks.right(
+    yield text_checks.right(
         "answers",
         "answers-wrong",
-        checks.wrong(prompts, answers),
+        text_checks.wrong(prompts, answers),
         len(prompts),
         kind.answers,
         server.stock_wrong.get("answers", ()),
     )
     if quick:
-        yield checks.corrupted(client.metrics())
+        yield text_checks.corrupted(client.metrics())
         return
     yield from _contexts(policy, server)
     yield from _chats(policy, server)
@@ -223,7 +221,7 @@ def _judged(
     else:
         rates = DirtyText(policy, client, kind.wrap, server.recipe)
         yield from rates.judge(client, stock, server.deadline)
-    yield checks.corrupted(client.metrics())
+    yield text_checks.corrupted(client.metrics())
     yield _deep_decode(policy, server)
     if not skipped:
         yield _drafts(server, rates)
@@ -286,10 +284,10 @@ def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Ch
                 for name, fact in policy.facts.items()
             }
             answers, count = _complete(server.client, questions, FACT_TOKENS), len(policy.facts)
-            yield checks.right(
+            yield text_checks.right(
                 name,
                 "facts-missing",
-                checks.wrong(policy.facts, answers),
+                text_checks.wrong(policy.facts, answers),
                 count,
                 count,
                 server.stock_wrong.get(name, ()),
@@ -323,7 +321,7 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         faults = {case: _chat_fault(server.client, chat) for case, chat in chats.items()}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
         known = server.stock_wrong.get(name, ())
-        yield checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), known)
+        yield text_checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), known)
 
 
 def _chat_fault(client: Client, chat: Chat) -> str:
@@ -332,26 +330,28 @@ def _chat_fault(client: Client, chat: Chat) -> str:
     if chat.image:
         image = {"type": "image_url", "image_url": {"url": chat.image}}
         content = [image, {"type": "text", "text": chat.text}]
-    schema = {"name": "delivery", "schema": checks.DELIVERY_SCHEMA, "strict": True}
+    schema = {"name": "delivery", "schema": text_checks.DELIVERY_SCHEMA, "strict": True}
     structured = {"type": "json_schema", "json_schema": schema}
     try:
         answer = client.chat(
             [{"role": "user", "content": content}],
             max_tokens=chat.max_tokens,
-            tools=[checks.tool(strict=chat.tool_choice == "required")] if chat.tool_choice else (),
+            tools=[text_checks.tool(strict=chat.tool_choice == "required")]
+            if chat.tool_choice
+            else (),
             tool_choice=chat.tool_choice or None,
             response_format=structured if chat.ability == "structured" else None,
         )
     except ServerInvalid as error:
         return one_line(str(error), 200)
-    return checks.chat_fault(chat, answer)
+    return text_checks.chat_fault(chat, answer)
 
 
 def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation after a prefix from the cache follows from its text."""
     name, wanted = "deep-decode", server.kind.deep
     # Blocks of a hybrid model are so large that a short prompt would have none in the cache.
-    length = max(policy.deep.prompt, 2 * server_facts.cache_block(server.client.metrics()) + 1)
+    length = max(policy.deep.prompt, 2 * server_under_test.cache_block(server.client.metrics()) + 1)
     if length + wanted > server.limit:
         return _too_short(name, length + wanted, server)
     prompt = server.client.tokenize(long_text(policy.line, length))[:length]
@@ -392,13 +392,13 @@ def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client)
     kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, deep.top))
     # An answer that ends although it must not is damaged from its end on.
     distances = list(zip(positions, kl.tolist(), strict=True))
-    return checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
+    return text_checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
 
 
 def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
     """Return whether answers are dirty more often with drafts; a clean server is not relaunched."""
     name = "dirty-text-drafts"
-    if not server.client.metrics().get(server_facts.DRAFTS):
+    if not server.client.metrics().get(server_under_test.DRAFTS):
         message = "no token was drafted"
         if server.recipe and server.recipe.speculation:
             return failed(name, message, "speculation-absent")
@@ -427,7 +427,7 @@ def estimate(policy: GenerationPolicy, pace: Pace, profile: str = "default") -> 
         sum(lengths) + 2 * max(lengths, default=0) * ("maximum" in kind.context)
     )
     read += (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
-    read += sampled * rules.blocks * server_facts.LARGE_BLOCK
+    read += sampled * rules.blocks * server_under_test.LARGE_BLOCK
     written: float = len(policy.prompts) * policy.tokens + kind.deep
     written += (1 + 1 / BATCH) * sampled * rules.tokens
     return read / pace.prefill_tokens_s + written / pace.decode_tokens_s

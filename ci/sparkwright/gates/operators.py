@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from sparkwright.gates.numerics import nvfp4
+from sparkwright.gates import nvfp4
 
 Array = NDArray[Any]
 Results = Mapping[str, Array]

@@ -32,6 +32,7 @@ from sparkwright.core.console import console
 from sparkwright.core.process import Ended, Limits
 from sparkwright.core.store import translate_disk_full
 from sparkwright.core.words import NOT_COMPILED
+from sparkwright.gates import operators
 from sparkwright.gates.core.ladder import DRIVER_FAILING
 from sparkwright.gates.core.verdict import (
     Check,
@@ -44,8 +45,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.device import operators
-from sparkwright.gates.device.operators import Case
+from sparkwright.gates.operators import Case
 
 SCRIPTS = Path(__file__).parent / "target_env_scripts"
 DRIVER, SCRIPT = SCRIPTS / "driver.py", SCRIPTS / "operators.py"

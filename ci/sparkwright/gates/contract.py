@@ -27,12 +27,16 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
-from sparkwright.gates.contract import kernel_classes, kernel_trace
-from sparkwright.gates.contract.kernel_classes import ClassifiedKernel, KernelPattern
-from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, Phase
-from sparkwright.gates.core import server_facts
-from sparkwright.gates.core.server_facts import ObservedServer, Pace, PrefixCache
-from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity, read_recorded
+from sparkwright.gates import kernel_trace
+from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core.server_under_test import (
+    ENDED,
+    ObservedServer,
+    Pace,
+    PrefixCache,
+    ServerIdentity,
+    read_recorded,
+)
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -43,6 +47,13 @@ from sparkwright.gates.core.verdict import (
     invalid,
     judged,
     passed,
+)
+from sparkwright.gates.kernel_trace import (
+    PHASES,
+    ClassifiedKernel,
+    KernelPattern,
+    KernelTrace,
+    Phase,
 )
 
 #: Why lines of the log fail a launch.
@@ -139,14 +150,14 @@ def profile(
     Return the kernels of a request and of a batch, or the check that says why there are none.
 
     Those of all ranks on this machine count together, and the graphs of the rank with the fewest.
-    The *server* writes the profile to *folder*: it was started with `kernel_trace.flags` of that
-    folder, which only write while a profile is taken.
+    The *server* writes the profile to *folder*: it was started with `kernel_trace.profiler_flags`
+    of that folder, which only write while a profile is taken.
     """
     batch = min(policy.batch, recipe.plan.max_num_seqs) if recipe else policy.batch
     try:
-        paths = kernel_trace.record(server.client(), folder, batch)
+        paths = kernel_trace.record_traces(server.client(), folder, batch)
         phases = PHASES if batch > 1 else PHASES[:2]
-        trace, *others = (kernel_trace.read(path, phases) for path in paths)
+        trace, *others = (kernel_trace.read_trace(path, phases) for path in paths)
     except ServerInvalid as error:
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
@@ -172,8 +183,8 @@ def check_contract(
     checks = [_log(policy, log)]
     if isinstance(trace, Check):
         return (*checks, trace)
-    kernels = kernel_classes.classify(trace, policy.kernels)
-    excluded = kernel_classes.fallbacks(kernels, contract, policy.fallbacks)
+    kernels = kernel_trace.classify(trace, policy.kernels)
+    excluded = kernel_trace.fallbacks(kernels, contract, policy.fallbacks)
     excluded += [
         kernel
         for kernel in kernels
@@ -187,7 +198,7 @@ def check_contract(
     )
     phases = tuple(trace)
     checks += [_layer(policy, contract, kind, kernels, phases) for kind in contract.serves]
-    unjudged = kernel_classes.unjudged(kernels, contract)
+    unjudged = kernel_trace.unjudged(kernels, contract)
     checks += [
         _bounded(
             "kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown, phases
@@ -195,7 +206,7 @@ def check_contract(
         _bounded(
             "kernels-helpers",
             "that only help",
-            kernel_classes.helpers(kernels),
+            kernel_trace.helpers(kernels),
             kernels,
             policy.helpers,
             phases,
@@ -287,13 +298,15 @@ def observe(
     except LogInvalid as error:
         raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
     client = server.client()
-    kernels = [] if isinstance(trace, Check) else kernel_classes.classify(trace, policy.kernels)
+    kernels = [] if isinstance(trace, Check) else kernel_trace.classify(trace, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
-    if block := server_facts.cache_block(metrics):
-        length = server_facts.prompt_length(block, 3, limit - 1)
+    if block := server_under_test.cache_block(metrics):
+        length = server_under_test.prompt_length(block, 3, limit - 1)
         text = " ".join(str(number) for number in range(length))
-        cache = server_facts.repeat(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
+        cache = server_under_test.repeat(
+            client, [*client.tokenize(text)[:length]], uuid.uuid4().hex
+        )
     return ObservedServer(
         identity,
         recipe,
@@ -301,11 +314,11 @@ def observe(
         client.version(),
         limit,
         cache,
-        any(name.startswith(server_facts.DRAFTS) for name in metrics),
+        any(name.startswith(server_under_test.DRAFTS) for name in metrics),
         {name: tuple(found.values) for name, found in lines.items() if found.values},
-        kernel_classes.shares(kernels, "name"),
-        kernel_classes.shares(kernels, "label"),
-        kernel_classes.times(kernels),
+        kernel_trace.shares(kernels, "name"),
+        kernel_trace.shares(kernels, "label"),
+        kernel_trace.times(kernels),
     )
 
 
@@ -315,7 +328,7 @@ def same_launches(
     now: Mapping[str, Mapping[str, float]],
 ) -> Check:
     """Return whether a launch has the classes of kernels of the *first* one of the same wheel."""
-    changed = kernel_classes.changes(first, now, policy.change)
+    changed = kernel_trace.changes(first, now, policy.change)
     samples = [Sample(layer, actual=text) for layer, text in changed.items()]
     message = f"kernels of other classes than in the first launch: {', '.join(changed) or 'none'}"
     return decided(
@@ -430,8 +443,8 @@ def _layer(
     wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
     figures, samples = list[Figure](), list[Sample]()
     for phase in phases:
-        own = [k for k in kernel_classes.serving(kernels, kind) if k.phase == phase]
-        share = 100 * kernel_classes.served_share(own, wanted, pattern, policy.least_part)
+        own = [k for k in kernel_trace.serving(kernels, kind) if k.phase == phase]
+        share = 100 * kernel_trace.served_share(own, wanted, pattern, policy.least_part)
         figures.append(
             Figure(f"{phase} by {wanted}", share, "%", len(own), bound=100 * policy.share)
         )
@@ -461,7 +474,7 @@ def _bounded(
         own, whole = (
             [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
         )
-        share = 100 * kernel_classes.time(own) / max(kernel_classes.time(whole), 1)
+        share = 100 * kernel_trace.time(own) / max(kernel_trace.time(whole), 1)
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
         samples += _samples(own[:10])
     return judged(
@@ -516,7 +529,7 @@ def _backends(
         for layer, why in reasons.items()
         for batch in ("", "batch ")
     }
-    changed = kernel_classes.changes(stock.classes, facts.classes, policy.change)
+    changed = kernel_trace.changes(stock.classes, facts.classes, policy.change)
     # How many steps a batch takes depends on when its requests arrive.
     for phase in PHASES[:2]:
         (_, helpers), (whole, before) = (each.times.get(phase, (0, 0)) for each in (facts, stock))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkwright.gates.generation.checks import Fact, GenerationPolicy
+    from sparkwright.gates.text_checks import Fact, GenerationPolicy
 
 
 def long_text(line: str, lines: int, facts: Iterable[Fact] = ()) -> str:

@@ -33,9 +33,9 @@ import numpy as np
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.states import State
-from sparkwright.gates.core import server_facts
-from sparkwright.gates.core.server_facts import Pace
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates import distributions
+from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -48,8 +48,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs.distributions import (
+from sparkwright.gates.distributions import (
     Floats,
     LogprobsPolicy,
     Reference,
@@ -153,7 +152,7 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     for name, mode in MODES.items():
         floors[name], _ = decode(policy, server, policy.prompts(texts), mode)
     hits = dict[str, float]()
-    for name in CACHED if server_facts.cache_block(server.metrics()) else ():
+    for name in CACHED if server_under_test.cache_block(server.metrics()) else ():
         stored, prompts, _ = _cached_prompts(policy, texts, server, name)
         floors[name], hits[name] = _decode_after_cache(policy, server, prompts, stored)
     means = {name: values.tolist() for name, values in floors.items()}
@@ -204,7 +203,7 @@ def estimate(policy: LogprobsPolicy, pace: Pace) -> float:
     blocks = 3 * len(CACHED) * policy.decode_texts * policy.cached_blocks
     generated = (len(MODES) + len(CACHED)) * policy.decode_texts * policy.decode_tokens
     requests = policy.texts + 3 * (len(MODES) + len(CACHED)) * policy.decode_texts
-    prefill = (scored + plain + blocks * server_facts.LARGE_BLOCK) / pace.prefill_tokens_s
+    prefill = (scored + plain + blocks * server_under_test.LARGE_BLOCK) / pace.prefill_tokens_s
     return prefill + generated / pace.decode_tokens_s + requests / pace.requests_s
 
 
@@ -309,7 +308,7 @@ def _after_cached_blocks(
     Return whether tokens after blocks of the prefix cache are those after a cold prompt, and
     enough are found there beside what the stock wheel finds.
     """
-    block = server_facts.cache_block(server.metrics())
+    block = server_under_test.cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
         if announces_cache is None:
@@ -465,9 +464,9 @@ def _decode_after_cache(
     stored: Sequence[list[int]],
 ) -> tuple[Floats, float]:
     """Return the KL of `decode` after *stored* prompts, and the tokens found in the cache."""
-    before = server.metrics().get(server_facts.CACHE_HITS, 0.0)
+    before = server.metrics().get(server_under_test.CACHE_HITS, 0.0)
     kl, _ = decode(policy, server, prompts, stored=stored)
-    return kl, server.metrics().get(server_facts.CACHE_HITS, 0.0) - before
+    return kl, server.metrics().get(server_under_test.CACHE_HITS, 0.0) - before
 
 
 def _cached_prompts(
@@ -480,9 +479,9 @@ def _cached_prompts(
     How many of the shared blocks can be found depends on the model: a hybrid keeps its state at
     some blocks of a prompt alone, and drafts cost the last block that was found.
     """
-    block = server_facts.cache_block(server.metrics())
+    block = server_under_test.cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
-    length = server_facts.prompt_length(block, policy.cached_blocks, room)
+    length = server_under_test.prompt_length(block, policy.cached_blocks, room)
     # Prompts that begin with different tokens have no block in common.
     first = sorted({token for text in texts for token in text})
     corpus = itertools.cycle(token for text in texts for token in text)

@@ -26,13 +26,18 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core.console import console, one_line
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.gates import text_checks
 from sparkwright.gates.core.ladder import BUDGET_SPENT
-from sparkwright.gates.core.server_facts import CACHE_HITS, DRAFTS, cache_block
-from sparkwright.gates.core.server_under_test import ServerIdentity, read_recorded
+from sparkwright.gates.core.server_under_test import (
+    CACHE_HITS,
+    DRAFTS,
+    ServerIdentity,
+    cache_block,
+    read_recorded,
+)
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
-from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.checks import DirtyTextPolicy, GenerationPolicy
-from sparkwright.gates.generation.long_text import long_text
+from sparkwright.gates.long_text import long_text
+from sparkwright.gates.text_checks import DirtyTextPolicy, GenerationPolicy
 
 #: The file of the reference folder.
 TEXT = "text.json"
@@ -170,7 +175,8 @@ class DirtyText:
             return SampledAnswer(number, done.text, (), done.finish_reason)
         answer = client.chat(
             [{"role": "user", "content": prompt}], max_tokens=rules.tokens,
-            tools=[checks.tool(strict=False)] if call else (), tool_choice="auto" if call else None,
+            tools=[text_checks.tool(strict=False)] if call else (),
+            tool_choice="auto" if call else None,
             temperature=rules.temperature, seed=number, cache_salt=salt, template=rules.template,
         )  # fmt: skip
         text = f"{answer.reasoning} {answer.content}".strip()
@@ -342,7 +348,7 @@ def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) 
     """Return what is dirty in *answer*, which has *foreign* features; empty if nothing."""
     if not answer.text.strip() and not answer.calls:
         return "an empty answer"
-    if fault := checks.text_fault(answer.text):
+    if fault := text_checks.text_fault(answer.text):
         return fault
     shown = one_line(answer.text, 160)
     if foreign:
@@ -352,7 +358,7 @@ def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) 
         if again := re.search(loop, answer.text[:LONGEST]):
             return f"{one_line(again[1], 40)} again and again: {shown}"
     for call in answer.calls if answer.finish_reason != "length" else ():
-        if fault := checks.call_fault(call):
+        if fault := text_checks.call_fault(call):
             return fault
     return ""
 

@@ -1,1 +1,0 @@
-"""G6: tasks, paired question by question with a baseline."""

@@ -1,1 +1,0 @@
-"""G3: the kernels and settings that serve."""

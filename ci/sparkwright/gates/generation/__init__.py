@@ -1,1 +1,0 @@
-"""G4: the words that a served model says."""

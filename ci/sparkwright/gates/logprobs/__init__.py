@@ -1,1 +1,0 @@
-"""G5: the distributions behind the words, against a reference."""

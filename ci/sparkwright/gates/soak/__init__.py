@@ -1,1 +1,0 @@
-"""G7: hours of mixed load."""

@@ -1,1 +1,0 @@
-"""G8: throughput, candidate against baseline."""
