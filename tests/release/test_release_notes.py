@@ -39,8 +39,8 @@ PROOF = Proof(
     host={"gpu": "NVIDIA GB10"},
 )
 PATCHES = (
-    ReleasePatch("a.patch", "1" * 64, "Clamp the samples", "it hangs", upstream="needed", upstream_says="0.34 lacks it"),
-    ReleasePatch("b.patch", "2" * 64, "Convert natively", "it is slow", 35568, "upstream", "0.34 has it"),
+    ReleasePatch("a.patch", "1" * 64, "Clamp the samples", "it hangs"),
+    ReleasePatch("b.patch", "2" * 64, "Convert natively", "it is slow", 35568),
 )  # fmt: skip
 
 
@@ -105,17 +105,15 @@ def test_notes_claim_no_speed_that_was_not_measured(change: dict[str, Any], says
 def test_notes_say_what_is_not_known() -> None:
     fork = replace(release().forks[0], resolved=False, isolation="", patches=())
     text = pages.notes(release(forks=(fork,), proof=Proof(policy="0" * 64)), None)
-    for says in ("(not resolved)", "not recorded", "No gate was run.", "No patches."):
+    for says in ("(not resolved)", "not recorded", "No gate was run.", "No fork carries a patch."):
         assert says in text
-    all_upstream = release(forks=(replace(fork, patches=PATCHES[1:]),))
-    assert "Of 1 patches: 0 needed, 1 upstream, 0 unknown." in pages.notes(all_upstream, None)
 
 
 HOSTILE = "</td><script>alert(1)</script>|`x`[a](http://evil.example)<img src=x onerror=y>**@all** #7 &amp;\u202e"
 #: Fields that are no free text.
 PLAIN = {
     "name", "version", "stack", "made", "machine", "state", "sha256", "size", "url", "uploaded", "metadata", "format", "before",
-    "metric", "upstream", "policy", "pythons", "packages", "project", "fork", "requires_python",
+    "metric", "policy", "pythons", "packages", "project", "fork", "requires_python",
 }  # fmt: skip
 
 

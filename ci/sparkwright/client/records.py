@@ -250,8 +250,6 @@ class ReleasePatch(msgspec.Struct, frozen=True):
 
     Attributes:
         pick: The number of the pull request; 0 for a patch of ours.
-        upstream: Whether upstream has it: ``needed``, ``upstream``, or empty if that is unknown.
-        upstream_says: How that was found out, or why it is unknown.
     """
 
     name: Line
@@ -259,8 +257,6 @@ class ReleasePatch(msgspec.Struct, frozen=True):
     subject: Line
     reason: Line
     pick: int = 0
-    upstream: Literal["", "needed", "upstream"] = ""
-    upstream_says: Line = ""
 
 
 class ForkSource(msgspec.Struct, frozen=True, kw_only=True):

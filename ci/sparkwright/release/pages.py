@@ -16,11 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-from packaging.version import InvalidVersion, Version
-
 from sparkwright.bench.records import METRICS
-from sparkwright.cherry_picks import drift, ledger
 from sparkwright.client.records import (
     CHANNELS,
     Channel,
@@ -32,12 +28,10 @@ from sparkwright.client.records import (
     ReleasePatch,
     ReleaseWheel,
     Speed,
-    line,
 )
 from sparkwright.core import pages
 from sparkwright.core.console import size
 from sparkwright.core.store import write_file
-from sparkwright.forks.context import RunContext
 from sparkwright.release.repository import ClientWheel, IndexFolder
 
 if TYPE_CHECKING:
@@ -171,47 +165,6 @@ def reasons(missing: Iterable[Missing]) -> dict[str, list[str]]:
     return {reason: list(gates) for reason, gates in groups.items()}
 
 
-def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
-    """
-    Return *source* with what is known of its patches upstream: by the last `patch drift`, and by
-    the merges that the ledger records.
-    """
-    last, records = drift.last(context, source.name), {}
-    if any(patch.pick for patch in source.patches):
-        records = dict(ledger.load_ledger(context.project.root, source.name).by_number)
-    patches = []
-    for patch in source.patches:
-        tried = [
-            trial
-            for trial in (last.of(patch.name) if last else ())
-            if trial.sha256 == patch.sha256 and _later(trial.base, source.version)
-        ]
-        merge = records[patch.pick].merge if patch.pick in records else ""
-        patches.append(_with_state(patch, tried, merge))
-    return replace(source, patches=tuple(patches))
-
-
-def _with_state(patch: ReleasePatch, tried: list[drift.Trial], merge: str) -> ReleasePatch:
-    later = drift.after_last_fit(tried)
-    having = [trial.base for trial in later if trial.state == "already-upstream"]
-    if tried and tried[-1].applies:
-        return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
-    # What was merged may be taken back: a trial knows more.
-    if having or (merge and not tried):
-        says = f"{having[0]} has it" if having else f"merged as {merge[:12]}"
-        return replace(patch, upstream="upstream", upstream_says=line(says))
-    reason = f"on {tried[-1].base}: {tried[-1].state}" if tried else "not tried on anything later"
-    return replace(patch, upstream_says=line(reason))
-
-
-def _later(base: str, version: str) -> bool:
-    """Return whether *base* is later than the release *version*; a branch is."""
-    try:
-        return Version(base) > Version(version)
-    except InvalidVersion:
-        return True
-
-
 def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:
     """Yield every patch with its fork and its change since *before*, and those that are gone."""
     now, then = (
@@ -228,10 +181,8 @@ def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Re
 
 
 def _summary(release: Release) -> list[str]:
-    """Return whether the fork is still needed, in sentences that the records prove."""
-    states = [patch.upstream or "unknown" for fork in release.forks for patch in fork.patches]
-    counts = [f"{states.count(state)} {state}" for state in ("needed", "upstream", "unknown")]
-    sentences = [f"Of {len(states)} patches: {', '.join(counts)}." if states else "No patches."]
+    """Return whether it is faster than the stock wheel, in sentences that the records prove."""
+    sentences = []
     faster_than_stock = False
     bases = {fork.name: fork.base for fork in release.forks}
     for wheel in release.wheels:

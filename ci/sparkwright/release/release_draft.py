@@ -225,7 +225,7 @@ def draft(
             _lock(rule, records, paths, machine, url, contents)
             for machine in machines or ["aarch64"]
         ),
-        forks=tuple(pages.with_upstream(context, source) for source in sources.values()),
+        forks=tuple(sources.values()),
         edits=rule.edits,
         overlays=rule.overlays,
         inexact_records=rule.inexact_records,
