@@ -18,9 +18,12 @@ from tests.refusals import refusal
 from tests.support import standin
 from tests.support.processes import until
 from tests.support.standin import Machine, _standin, free_port
+from tests.support.standin import model as make_model
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import peers
-from sparkwright.bench.server.peers import Statement
+from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.peers import Machines, Statement
 from sparkwright.serving import guard
 
 __all__ = ["_standin"]
@@ -28,6 +31,7 @@ __all__ = ["_standin"]
 FIRST = Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", ("--max-model-len=64",), 9000, rdma=True, speed=200.0)
 SECOND = replace(FIRST, address="10.0.0.2", rank=1)
 HERE = "127.0.0.1"
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -146,6 +150,40 @@ def test_model_that_differs_is_said_on_both_machines(tmp_path: Path, standin: Pa
     finally:
         for machine in machines:
             machine.close()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, tmp_path: Path, standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of `serve` does; and the other machine's part ends with it. Only the link is not measured, as no torch is here."""
+    monkeypatch.setattr(peers, "measure", lambda *_: 1.0)
+    model, port = make_model(tmp_path / "toy"), free_port()
+    machines = Machines(2, HERE, port=port)
+    recipe = replace(recipes.load(ROOT, "toy-cpu"), nodes=2)
+    plan = recipes.launch(recipe, "0.33.0", standin, model, variables={"VLLM_HOST_IP": HERE})
+    assert plan.machines == replace(machines, port=29501)
+    assert {"--nnodes=2", "--node-rank=0", "--tensor-parallel-size=2"} <= set(plan.flags)
+    assert recipes.launch(recipe, "0.33.0", standin, model, words=("--distributed-executor-backend=ray",)).machines is None
+    with refusal("usage", match="the address of this one is missing"):
+        recipes.launch(recipe, "0.33.0", standin, model)
+    second = replace(machines, join=HERE, rank=1)
+    joined: list[tuple[list[socket.socket], tuple[str, ...]]] = []
+    words = ("--node-rank=1", "--headless", "--gpu-memory-utilization=0.3", "--max-model-len=64")
+    other = threading.Thread(target=lambda: joined.append(peers.gather(second, standin, model, words, {})))
+    other.start()
+    with Server(replace(plan, machines=machines, variables={}, name="toy"), tmp_path / "log") as server:
+        other.join(20)
+        ((link,), adopted) = joined[0]
+        assert server.guard()
+        # The arguments are the first one's, but for the memory and the place.
+        assert set(words[:3]) <= set(adopted)
+        assert "--max-model-len=1024" in adopted
+        if lost:
+            link.close()
+            until(lambda: not server.guard())
+            assert (server.reason, "another machine" in server.failure) == ("server-died", True)
+    if not lost:
+        assert link.recv(1) == b""
+        link.close()
 
 
 @pytest.mark.parametrize(("deaf", "status"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])

@@ -715,6 +715,53 @@ def test_container_variables_stand_for_options(machine: Machine) -> None:
     assert not {"UNRELATED", "NODE_PORT"} & variables.keys()
 
 
+SSH = """#!/bin/sh
+while [ "$1" != far ]; do shift; done
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="there is no rsync")
+@pytest.mark.parametrize("cached", [False, True])
+def test_model_is_copied_to_another_machine_and_compared(machine: Machine, cached: bool) -> None:
+    """By rsync over what stands for ssh and runs its other half here: the folder is its own copy. A missing rsync is named."""
+    (machine.folder / "ssh").write_text(SSH)
+    (machine.folder / "ssh").chmod(0o755)
+    machine.environment["PATH"] = f"{machine.folder}:{machine.environment['PATH']}"
+    folder, words = machine.model, ["--copy-model", "far"]
+    if cached:
+        folder = machine.folder / "hub" / "models--org--toy"
+        (folder / "snapshots").mkdir(parents=True)
+        shutil.copytree(machine.model, folder / "snapshots" / COMMIT)
+        words += ["--model", "org/toy", "--revision", COMMIT]
+        machine.environment["HF_HUB_CACHE"] = str(folder.parent)
+    done = machine.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"far has the same {folder}" in done.stdout
+    machine.environment["PATH"] = str(machine.folder)
+    assert "tool-missing: rsync is not installed" in machine.run(*words).stderr
+
+
+def test_copy_of_a_model_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what rsync lists as changed; a folder's time is no difference."""
+    (tmp_path / "rsync").write_text('#!/bin/sh\necho "$@" >>"$0.words"\n[ "$1" = -c ] && echo ".d..t...... ./" && echo "<fc........ model.safetensors" || :\n')
+    (tmp_path / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with refusal("model-differs") as caught:
+        models.copy(tmp_path / "toy", "me@far")
+    assert list(caught.value.details) == ["<fc........ model.safetensors"]
+    copied, compared = (tmp_path / "rsync.words").read_text().splitlines()
+    assert copied == f"-aL --mkpath -s --exclude=*.incomplete -- {tmp_path}/toy/ me@far:{tmp_path}/toy/"
+    assert compared == f"-c -n -i {copied}"
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "me@-oProxyCommand=x", "far:/etc", "a b", "$(id)", "far/x", "::1"])
+def test_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
+    with refusal("usage", match="no name of a host"):
+        models.copy(tmp_path, host)
+
+
 def test_rank_is_of_a_machine_that_joins(world: World) -> None:
     with refusal("usage", match="0 on the first machine"):
         main.run(["serve", "--python", str(world.python), "--model", str(world.model), "--node-rank=2"])

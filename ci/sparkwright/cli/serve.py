@@ -27,7 +27,7 @@ from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import GIB, MachineMemory, guard_limit
-from sparkwright.serving import guard, health, launch
+from sparkwright.serving import guard, health, launch, models
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
@@ -185,6 +185,11 @@ _OPTIONS: options.Options = {
         "release, recipe and model",
     },
     "--list": {**options.FLAG, "help": "only show which servers run here, and their memory"},
+    "--copy-model": {
+        "metavar": "HOST",
+        "help": "only copy the model to the same folder on HOST by rsync, and compare all bytes; "
+        "HOST may be its address on the fast link",
+    },
     "--unit": {**options.FLAG, "help": "check everything, and print a systemd unit that serves so"},
     "--explain-start": {
         "nargs": "?",
@@ -247,14 +252,15 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """
-    Check the request, and become the server; return only with ``--health``, ``--list`` or
-    ``--dry-run``.
+    Check the request, and become the server; return only with ``--health``, ``--list``,
+    ``--copy-model``, ``--unit`` or ``--dry-run``.
 
     Raises:
         answers-differ, canary-not-run: With ``--deep``, as `health.compare_with_canary`.
         server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
         variable-refused, port-taken, memory-held: It cannot start.
         peer-missing, peers-differ, link-failed, link-slow: Nor with the other machines.
+        model-differs: With ``--copy-model``, the copy is not the same.
         UsageError and others: As `launch.plan`.
     """
     passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
@@ -274,6 +280,12 @@ def serve(arguments: argparse.Namespace) -> int:
         console.document({"parts": parts})
         _show_parts(parts)
         return 0
+    request = _request(arguments, passed)
+    if arguments.copy_model:
+        model = launch.model_of(request, config.root(arguments.root))
+        folder = models.copy(model.path, arguments.copy_model)
+        console.result(f"{arguments.copy_model} has the same {folder}")
+        return 0
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
     if not arguments.python and not python.exists():
         python = Path(os.environ.get("VIRTUAL_ENV") or default_prefix(), "bin", "python")
@@ -281,32 +293,6 @@ def serve(arguments: argparse.Namespace) -> int:
             what = f"There is no release in {default_prefix()}, so there is nothing to serve with."
             todo = "Run `sparkwright install`, or name the Python of another vLLM with --python."
             raise ClientError("nothing-installed", what, todo=todo)
-    variables = {**passed, **dict(arguments.variable)}
-    taken = {*variables, *(VARIABLES if arguments.environment else ())}
-    shell = {name: value for name, value in os.environ.items() if value and name not in taken}
-    if withheld := sorted(n for n in shell if n.startswith(WITHHELD) and n not in PASSED):
-        text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
-        console.warn(f"not passed to the server: {text}")
-    releases = f"{default_prefix()}/releases/"
-    names = (
-        *("recipe", "model", "revision", "host", "port", "name", "floor"),
-        *("nodes", "join", "node_port"),
-    )
-    values = {name: getattr(arguments, name) for name in names}
-    values |= {"address": arguments.node_address, "rank": arguments.node_rank}
-    request = ServeRequest(
-        **{name: value for name, value in values.items() if value not in (None, "")},
-        flags=tuple(arguments.flag),
-        variables=variables,
-        # A shell may have the caches.env of another release.
-        shell={
-            name: value
-            for name, value in shell.items()
-            if name.startswith(PASSED) and name not in withheld and not value.startswith(releases)
-        },
-        download=bool(arguments.download),
-        dry_run=arguments.dry_run,
-    )
     own = tuple(map(str, _OPTIONS))
     plan = launch.plan(request, python, config.root(arguments.root), options=own)
     if arguments.unit:
@@ -317,6 +303,35 @@ def serve(arguments: argparse.Namespace) -> int:
         return 0
     explained = arguments.explain_start is not None
     return _start(plan, dry_run=arguments.dry_run, explained=explained)
+
+
+def _request(arguments: argparse.Namespace, passed: Mapping[str, str]) -> ServeRequest:
+    """Return what *arguments*, and the variables *passed* of the environment, ask for."""
+    variables = {**passed, **dict(arguments.variable)}
+    taken = {*variables, *(VARIABLES if arguments.environment else ())}
+    # A shell may have the caches.env of another release.
+    releases = f"{default_prefix()}/releases/"
+    shell, withheld = dict[str, str](), list[str]()
+    for name, value in sorted(os.environ.items()):
+        if not value or name in taken:
+            continue
+        if name.startswith(WITHHELD) and name not in PASSED:
+            withheld.append(name)
+        elif name.startswith(PASSED) and not value.startswith(releases):
+            shell[name] = value
+    if withheld:
+        text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
+        console.warn(f"not passed to the server: {text}")
+    stated = {name: value for name, value in vars(arguments).items() if value not in (None, "")}
+    request = msgspec.convert(stated, ServeRequest)
+    return replace(
+        request,
+        flags=tuple(arguments.flag),
+        variables=variables,
+        shell=shell,
+        address=arguments.node_address or "",
+        rank=1 if arguments.node_rank is None else arguments.node_rank,
+    )
 
 
 def _apply_variables(

@@ -30,6 +30,11 @@ class ServeError(SparkwrightError):
             "server would not fit beside them.",
             "Take a remedy that is printed above: each was checked.",
         ),
+        "model-differs": Advice(
+            "The copy of the model on the other machine has other bytes than the model here, which "
+            "may have changed meanwhile, or a disk or a cable is faulty.",
+            "Copy it again; if it differs again, check the disk and the link.",
+        ),
         "port-taken": Advice(
             "Another program listens on that address and port, or this user may not.",
             "End that program (`ss -ltnp` names it), or choose another port with --port (in a "

@@ -252,6 +252,18 @@ def plan(
     )
 
 
+def model_of(request: ServeRequest, root: Path) -> LocalModel:
+    """
+    Return the model of *request* on this machine.
+
+    Raises:
+        UsageError, model-missing, checkpoint-invalid: As `plan`.
+    """
+    recipe = find_recipe(root, request.recipe) if request.recipe else None
+    name, variables = _model_name(request, recipe), {**os.environ, **request.variables}
+    return models.find(name, _revision(request, recipe), variables)
+
+
 def _refusal(
     faults: Sequence[Reason], recipe: Recipe | None, server: ServerMemory, machine: MachineMemory
 ) -> ServeError:

@@ -14,9 +14,15 @@ from msgspec import Meta
 
 from sparkwright.bench.model import checkpoint
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
 from sparkwright.core.http import HttpFailure, request
+from sparkwright.serving.errors import ServeError
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+#: As ssh takes it; a hyphen in front would be an option.
+_HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 #: What vLLM fetches of the weights: nothing in the format of the model's makers.
 _WEIGHTS = re.compile(r"(?!original/).*\.safetensors")
@@ -26,6 +32,8 @@ PARTIAL = (".incomplete", ".part", ".aria2")
 UNREAD = (".bin", ".pt", ".pth")
 #: Seconds until the hub must state the size of a model.
 PATIENCE = 10.0
+#: Seconds that a copy to another machine may take.
+COPYING = 86400.0
 
 
 class _HubFile(msgspec.Struct, frozen=True):
@@ -105,6 +113,39 @@ def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> i
         files = msgspec.json.decode(reply.body, type=_HubModel).siblings
         return sum(file.size for file in files if _WEIGHTS.fullmatch(file.rfilename))
     return 0
+
+
+def copy(model: Path, host: str) -> str:
+    """
+    Copy the folder *model* to the same place on *host* by rsync, and compare all bytes there.
+
+    Returns:
+        The folder: that of its repository, if it lies in a model cache.
+
+    Raises:
+        UsageError: *host* is no name of a host.
+        tool-missing, command-failed: There is no rsync, or it failed.
+        model-differs: The copy is not what it should be.
+    """
+    if not _HOST.fullmatch(host):
+        what = f"{host!r:.80} is no name of a host."
+        raise UsageError("usage", what, todo="Name it as ssh does: HOST or USER@HOST.")
+    cached = model.parent.name == "snapshots"
+    folder = model.parents[1] if cached else model
+    # The links of a cache lead to its own blobs.
+    options = ["-a" if cached else "-aL", "--mkpath", "-s", "--exclude=*.incomplete"]
+    command = ["rsync", *options, "--", f"{folder}/", f"{host}:{folder}/"]
+    variables = process.clean_environment(RSYNC_RSH="ssh -oBatchMode=yes")
+    with console.step(f"copy {folder} to {host}"):
+        process.output(command, env=variables, timeout=COPYING)
+    with console.step("compare all bytes"):
+        compare = [command[0], "-c", "-n", "-i", *command[1:]]
+        lines = process.output(compare, env=variables, timeout=COPYING).splitlines()
+    # Times of folders may differ.
+    if changed := [line for line in lines if not line.startswith(".d")]:
+        what = f"The copy of {folder} on {host} differs."
+        raise ServeError("model-differs", what, details=changed[:5])
+    return str(folder)
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
