@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
 from tests.support.checkpoints import Told, write
-from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import Tensor
@@ -241,19 +240,6 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
         assert msgspec.json.decode(msgspec.json.encode(audit), type=ModuleAudit) == audit
 
 
-# The verb.
-
-
-def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """The maker's figure is called nominal, and the document says that none was measured."""
-    folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000))
-    document = json.loads(cli("model", "inspect", *mini.words, "--json", folder).stdout)
-    assert [ceiling["bandwidth"]["origin"] for ceiling in document["ceilings"]] == ["nominal"]
-    assert document["ceilings"][0]["request"] == pytest.approx(273e9 / document["step"])
-    shown = cli("model", "inspect", *mini.words, folder).stdout
-    assert ("linear_attn.in_proj_qkvz" in shown, "not measured" in shown) == (True, True)
-
-
 # The files.
 
 
@@ -379,14 +365,26 @@ def test_shards_are_those_of_the_index_or_all(tmp_path: Path, index: dict[str, A
         {"a": "/etc/passwd", "b": "x-2.safetensors"},
         {"a": 3, "b": "x-2.safetensors"},
         {"a": "x-2.safetensors", "b": "x-1.safetensors"},
-        None,
     ],
 )
-def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: Path, index: dict[str, Any] | None) -> None:
+def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: Path, index: dict[str, Any]) -> None:
     """A tensor elsewhere, one too many, and names that leave the folder."""
-    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO if index else ONE}
+    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO}
     with refusal("checkpoint-invalid"):
         checkpoint.read(sharded(tmp_path / "m", shards, index))
+
+
+@pytest.mark.parametrize("index", [{"a": "x-1.safetensors", "b": "x-2.safetensors"}, None])
+@pytest.mark.parametrize("size", [4, 2])
+def test_a_tensor_in_two_shards_counts_once_if_both_have_one_form(tmp_path: Path, index: dict[str, str] | None, size: int) -> None:
+    """As vLLM's loader takes them (faults.md C1)."""
+    copy = {"a": entry("U8", [size], 0, size), "b": entry("U8", [4], size, size + 4)}
+    folder = sharded(tmp_path / "m", {"x-1.safetensors": ONE, "x-2.safetensors": copy}, index)
+    if size == 4:
+        assert [tensor.bytes for tensor in checkpoint.read(folder).tensors.values()] == [4, 4]
+    else:
+        with refusal("checkpoint-invalid", match="form"):
+            checkpoint.read(folder)
 
 
 @pytest.mark.parametrize(

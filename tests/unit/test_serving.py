@@ -661,8 +661,8 @@ def test_recipe_that_was_found_by_a_part_is_named(world: World) -> None:
 def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen: Callable[[Say], Listener]) -> None:
     """The hub states the size of each file, and a model that is too large is refused before it comes. Without an answer the size is not known."""
     files = [("model-1.safetensors", 3 << 30), ("model-2.safetensors", 1 << 30), ("original/model.safetensors", 9 << 30), ("config.json", 100), ("x.bin", 5 << 30)]
-    sizes = {"siblings": [{"rfilename": name, "size": size, "lfs": None} for name, size in files]}
-    hub = listen(lambda connection, path: connection.sendall(whole(sizes if "org/toy" in path else {"siblings": [{"rfilename": "a.safetensors", "size": 1 << 60}]})))
+    sizes = {"sha": "a" * 40, "siblings": [{"rfilename": name, "size": size, "lfs": None} for name, size in files]}
+    hub = listen(lambda connection, path: connection.sendall(whole(sizes if "org/toy" in path else {"sha": "a" * 40, "siblings": [{"rfilename": "a.safetensors", "size": 1 << 60}]})))
     machine.environment |= {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(machine.folder / "hub"), "HF_TOKEN": "geheim"}
     done = machine.run("--model", "org/toy", "--dry-run", "--max-model-len=64", "--revision", "v1")
     assert done.returncode == 0, done.stderr

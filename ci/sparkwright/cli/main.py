@@ -81,7 +81,7 @@ COMMANDS = {
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab report": CommandInfo("lab", "show measurements here, or as a page"),
     "model inspect": CommandInfo(
-        "model", "show what is quantised, and the speed that memory allows"
+        "model", "predict the speed of a model by its headers, and what would change it"
     ),
     "model slim": CommandInfo("model", "write a copy of a model that reads fewer bytes a token"),
 }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model import checkpoint, hub, modules, prediction
+from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
+from sparkwright.bench.model.prediction import Lever, Model, Rate, Serving
 from sparkwright.cli import options
-from sparkwright.core.console import console, size
+from sparkwright.core.console import console, duration, size
 from sparkwright.core.memory import (
     AUTOTUNE,
     GIB,
@@ -21,15 +25,50 @@ from sparkwright.core.memory import (
     ServerMemory,
     refusals,
 )
+from sparkwright.core.store import write_file
+from sparkwright.forks.context import RunContext
 from sparkwright.serving import models
+
+
+def _shares(text: str) -> tuple[float, float]:
+    """Return the ends of a range of shares, such as ``0.6:0.8``; of one number, it twice."""
+    share = options.number(float, 0, 1, "share")
+    low, _, high = text.partition(":")
+    return share(low), share(high or low)
+
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
     "model inspect": {
         "model": {
-            "type": Path,
-            "metavar": "MODEL_DIR",
-            "help": "folder of the model; only the headers of its weights are read",
+            "metavar": "MODEL",
+            "help": "name of a model on the hub, folder, or file of --save; only the headers of "
+            "its weights are read",
+        },
+        "--revision": {"metavar": "NAME", "help": "commit or branch on the hub (default: main)"},
+        "--save": {"type": Path, "metavar": "FILE", "help": "write the headers to this file"},
+        "--drafts": {
+            "type": options.number(int, 0, prediction.MOST_DRAFTS),
+            "default": 0,
+            "metavar": "COUNT",
+            "help": "tokens that the model's own layers (MTP) draft for each step (default: 0)",
+        },
+        "--acceptance": {
+            "type": _shares,
+            "default": prediction.ACCEPTANCE,
+            "metavar": "LOW:HIGH",
+            "help": "share of the drafts that is accepted, or a range (default: 0.63:0.89)",
+        },
+        "--context": {
+            "type": options.number(int, 0),
+            "default": 4096,
+            "metavar": "TOKENS",
+            "help": "tokens of each request (default: %(default)s)",
+        },
+        "--kv-cache-dtype": {
+            "choices": ("auto", "fp8", "nvfp4"),
+            "default": "auto",
+            "help": "format of the cache (default: %(default)s)",
         },
     },
     "model slim": {
@@ -69,34 +108,73 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Show how the model in a folder is stored, and the speed that memory allows."""
+    """Show what a token reads of a model, the speed that follows, and what would change it."""
     context = options.checkout(arguments)
-    model = checkpoint.read(arguments.model)
-    audit = modules.audit(model)
+    stored = _checkpoint(arguments, context)
+    model = prediction.read(stored)
+    drafts = model.draft_layers
+    no_layers = "--drafts: the model has no layers that draft."
+    options.refuse((arguments.drafts and not drafts, no_layers))
+    serving = prediction.Serving(
+        drafts=arguments.drafts, context=arguments.context, cache=arguments.kv_cache_dtype
+    )
+    every = [replace(serving, requests=count) for count in prediction.REQUESTS]
     measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
-    _show(audit)
-    ceilings = []
-    for bandwidth in filter(None, (measured, modules.GB10)):
-        rate = bandwidth.gigabytes * 1e9 / audit.weights
-        ceilings.append({"bandwidth": bandwidth, "request": rate})
-        console.result(
-            f"ceiling at {bandwidth.gigabytes:g} GB/s ({bandwidth.device}, {bandwidth.origin}): "
-            f"{rate:.2f} tokens/s of a request"
-        )
-    if not measured:
-        console.result("this machine's bandwidth: not measured (`bench` and `gate` do)")
-    plain = ServerMemory(audit.bytes / GIB, autotune=AUTOTUNE)
-    shape = CacheShape.of(modules.text_config(model.config))
-    for name, machine in SPARKS.items():
-        server = replace(plain, shape=shape, floor=machine.floor())
-        reasons = [message for _, message in refusals(server, machine)]
-        console.result(f"a Spark of {name}: {'; '.join(reasons) or server.text(machine)}")
+    bandwidth = (measured.gigabytes,) * 2 if measured else prediction.GB10
+    rates = [model.rate(each, bandwidth, arguments.acceptance) for each in every]
+    listing = context.project.series_folder("vllm") / "series"
+    patches = listing.read_text("utf-8").split() if listing.exists() else []
+    source = context.project.fork("vllm").sources.git
+    version = source.ref.removeprefix("v") if source else "0"
+    levers = prediction.levers(stored, serving, arguments.acceptance, version, patches)
+    caches = {form: model.shape(replace(serving, cache=form)) for form in ("auto", "fp8", "nvfp4")}
+    reads = _show_modules(model, every)
+    _show_cache(caches)
+    _show_rates(rates, serving, arguments.acceptance)
+    if measured:
+        where = f"measured on this machine ({measured.device})"
+    else:
+        where = "read on a GB10 by others; this machine's is not measured (`bench` does)"
+    console.result(f"by {bandwidth[0]:g} to {bandwidth[1]:g} GB/s, {where}")
+    _show_levers(levers)
     return {
-        "audit": audit,
-        "step": audit.weights,
-        "ceilings": ceilings,
+        "audit": model.audit,
+        "step": model.audit.weights,
+        "reads": reads,
+        "cache": caches,
+        "rates": rates,
+        "levers": levers,
         "bandwidth": measured or "not measured",
+        "gigabytes": bandwidth,
+        "fits": _show_fits(model, serving),
     }
+
+
+def _checkpoint(arguments: argparse.Namespace, context: RunContext) -> Checkpoint:
+    """Return the model that the command line names, from this machine or from the hub."""
+    path = Path(arguments.model).expanduser()
+    named = not path.exists() and hub.NAME.fullmatch(arguments.model)
+    options.refuse((arguments.save and not named, "--save: the model is on this machine."))
+    if not named:
+        return checkpoint.read(path)
+    if not arguments.save:
+        try:
+            local = models.find(arguments.model, arguments.revision, os.environ)
+        except ModelError as error:
+            if error.reference != "model-missing":
+                raise
+        else:
+            if local.checkpoint:
+                return local.checkpoint
+    began, source = time.monotonic(), hub.Hub(os.environ)
+    headers = source.headers(
+        context.store, arguments.model, arguments.revision or "main", offline=context.offline
+    )
+    seconds = duration(time.monotonic() - began)
+    console.note(f"{size(source.received)} of headers came from {source.address} in {seconds}")
+    if arguments.save:
+        write_file(arguments.save, msgspec.json.encode(headers))
+    return checkpoint.join(arguments.model, headers.config, headers.index, headers.shards.items())
 
 
 def slim(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -116,24 +194,78 @@ def slim(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"record": record}
 
 
-def _show(audit: modules.ModuleAudit) -> None:
-    """Print the modules, and the bytes that a decoding step of one request reads of them."""
+def _show_modules(model: Model, every: Sequence[Serving]) -> list[list[float]]:
+    """Print the modules, and return the bytes of each that a step reads."""
+    audit = model.audit
     title = (
         f"{audit.model}, {audit.layers} layers, {audit.scheme or 'not quantised'}: "
         f"{size(audit.bytes)}"
     )
-    rows = [
-        [
-            row.group,
-            row.modules,
-            row.scheme,
-            f"{row.count:,}",
-            size(row.bytes),
-            size(row.read),
-            f"{row.read / audit.weights:.1%}",
-        ]
-        for row in audit.rows
-    ]
-    columns = ["group", "modules", "stored as", ">count", ">stored", ">read for a token", ">share"]
+    rows, reads = [], []
+    for row in audit.rows:
+        read = [model.row_read(row, each) for each in every]
+        reads.append(read)
+        megabytes = [f"{count / 1e6:,.0f}" for count in (row.bytes, *read)]
+        rows.append([row.group, row.modules, row.scheme, f"{row.count:,}", *megabytes])
+    requests = [f">at {each.requests}" for each in every]
+    columns = ["group", "modules", "stored as", ">count", ">MB stored", *requests]
     console.table(title, columns, rows, result=True)
     console.result(f"a token reads {size(audit.weights)} of weights")
+    return reads
+
+
+def _show_cache(caches: Mapping[str, CacheShape]) -> None:
+    """Print what a token, and a request whatever its length, takes of the cache, by its format."""
+    rows = []
+    for index, kind in enumerate(caches["auto"].kinds):
+        tokens = [f"{shape.kinds[index].token:,.0f}" for shape in caches.values()]
+        window = f"{kind.window:,}" if kind.name == "sliding" else ""
+        state = f"{kind.state / 1e6:,.1f}" if kind.state else ""
+        rows.append([kind.name, str(kind.layers), *tokens, window, state])
+    columns = ["cache", ">layers", *(f">{form}" for form in caches), ">window", ">MB of state"]
+    if rows:
+        console.table("bytes of a token of context", columns, rows, result=True)
+    else:
+        console.result("cache: unknown, as config.json lacks a field; not counted below")
+
+
+def _show_rates(rates: Sequence[Rate], serving: Serving, acceptance: tuple[float, float]) -> None:
+    """Print what a step reads, and the tokens per second that follow."""
+    rows = []
+    for rate in rates:
+        parts = (rate.step.weights, rate.step.cache, rate.step.drafts, rate.step.total)
+        each = f"{rate.low:.1f} to {rate.high:.1f}"
+        every = f"{rate.low * rate.requests:.1f} to {rate.high * rate.requests:.1f}"
+        rows.append([str(rate.requests), *map(size, parts), each, every])
+    title = f"a step at {serving.context:,} tokens of context, cache {serving.cache}"
+    if serving.drafts:
+        low, high = acceptance
+        title += f", {serving.drafts} drafts of which {low:.0%} to {high:.0%} are accepted"
+    columns = [">requests", ">weights", ">cache", ">drafts", ">bytes", ">tok/s each", ">together"]
+    console.table(title, columns, rows, result=True)
+
+
+def _show_levers(levers: Sequence[Lever]) -> None:
+    """Print what would make one request faster."""
+    rows = []
+    for lever in levers:
+        saved = f"{'-' * (lever.saved < 0)}{size(abs(lever.saved))}"
+        rows.append([lever.change, saved, f"+{lever.gain:.1%}", lever.loads])
+    columns = ["change", ">saved a step", ">tok/s", "can the stack load it"]
+    title = "what makes one request faster, if as many drafts are accepted"
+    console.table(title, columns, rows, result=True)
+
+
+def _show_fits(model: Model, serving: Serving) -> dict[str, Any]:
+    """Print whether each Spark holds the model, and return the tokens that it has room for."""
+    drafting = {"method": "mtp"} if serving.drafts else {}
+    plain = ServerMemory(model.audit.loaded(drafting) / GIB, autotune=AUTOTUNE)
+    fits, rows = {}, []
+    for name, machine in SPARKS.items():
+        server = replace(plain, shape=model.shape(serving), floor=machine.floor())
+        reasons = [message for _, message in refusals(server, machine)]
+        cache = server.settled(machine).cache or 0.0
+        fits[name] = {"tokens": 0 if reasons else server.shape.tokens(cache), "reasons": reasons}
+        rows.append([name, "; ".join(reasons) or server.text(machine)])
+    console.table("", ["a Spark of", "memory"], rows, result=True)
+    return fits

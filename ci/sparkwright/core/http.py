@@ -155,13 +155,16 @@ class Reply:
         limit = self.status == 429 and "x-ratelimit-reset" not in self.headers
         return 0.0 if limit or self.status >= 500 else math.inf
 
-    def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
+    def pieces(
+        self, limit: int, *, steady: bool = False, beginning: bool = False
+    ) -> Iterator[bytes]:
         """
         Yield the body as it arrives.
 
         Args:
             limit: The largest body, in bytes.
             steady: Measure the deadline anew with every `CHUNK` bytes.
+            beginning: Leave the rest of a larger body unread.
 
         Raises:
             HttpFailure: The body is larger, breaks off, or takes too long.
@@ -176,15 +179,19 @@ class Reply:
             if not piece:
                 return
             count += len(piece)
+            if count > limit and beginning:
+                yield piece[: limit - count]
+                return
             if count > limit:
                 raise HttpFailure("size", f"larger than {limit} bytes")
             if steady and count - extended >= CHUNK:
                 extended, self._deadline.until = count, time.monotonic() + STALL
             yield piece
 
-    def read(self, limit: int = LARGEST) -> None:
+    def read(self, limit: int = LARGEST, *, beginning: bool = False) -> None:
         """Read the body; raises as `pieces`. That of an error has a limit of its own."""
-        self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
+        most = limit if self.status < 300 else LARGEST
+        self.body = b"".join(self.pieces(most, beginning=beginning))
 
 
 def _session(deadline: _Deadline, *, redirects: bool) -> requests.Session:
@@ -301,11 +308,13 @@ def request(
     url: str,
     *,
     limit: int = LARGEST,
+    beginning: bool = False,
     seconds: float = 60.0,
     **options: Any,
 ) -> Reply:
     """
-    Return the whole reply to a request, whose body has at most *limit* bytes. Unless it is a POST,
+    Return the whole reply to a request, whose body has at most *limit* bytes, or the *beginning* of
+    that many bytes of a larger body. Unless it is a POST,
     it is repeated after broken connections and bodies, and passing faults of the server.
 
     Args:
@@ -320,7 +329,7 @@ def request(
     for left in reversed(range(1 if method == "POST" else ATTEMPTS)):
         try:
             with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
-                reply.read(limit)
+                reply.read(limit, beginning=beginning)
         except HttpFailure as failure:
             if not (left and failure.retryable and time.monotonic() + pause < until):
                 raise

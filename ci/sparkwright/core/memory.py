@@ -195,6 +195,25 @@ SPARKS = {
 # A server.
 
 
+class CacheKind(msgspec.Struct, frozen=True):
+    """
+    The cache of the layers of a kind.
+
+    Attributes:
+        name: ``full``, ``latent`` (MLA), ``sliding``, ``state`` (recurrent layers) or ``drafts``.
+        layers: How many they are.
+        token: Bytes of a token in all of them.
+        window: Tokens that sliding layers look back at.
+        state: Bytes whatever the length of the request.
+    """
+
+    name: str
+    layers: int
+    token: float = 0.0
+    window: int = 0
+    state: float = 0.0
+
+
 class CacheShape(msgspec.Struct, frozen=True):
     """
     What a request takes of the cache.
@@ -202,10 +221,12 @@ class CacheShape(msgspec.Struct, frozen=True):
     Attributes:
         token: Bytes of each of its tokens; 0 if unknown.
         fixed: Bytes whatever its length: windows of tokens, and states of recurrent layers.
+        kinds: Those of its layers.
     """
 
     token: float = 0.0
     fixed: float = 0.0
+    kinds: tuple[CacheKind, ...] = ()
 
     def request(self, tokens: int) -> float:
         """Return the GiB of a request of *tokens*, and of the block that vLLM keeps empty."""
@@ -215,6 +236,18 @@ class CacheShape(msgspec.Struct, frozen=True):
         """Return the tokens of the longest request that a cache of *gib* holds."""
         blocks = (gib * GIB - self.fixed) / (self.token * BLOCK) - 1 if self.token else 0
         return max(0, math.floor(blocks)) * BLOCK
+
+    def read(self, context: int, *, drafts: bool = False) -> float:
+        """
+        Return the bytes of a request with *context* tokens that a step reads, or that a pass of the
+        layers that draft does (*drafts*). A state is read and written, four bytes a number.
+        """
+        count = 0.0
+        for kind in self.kinds:
+            if (kind.name == "drafts") == drafts:
+                tokens = min(context, kind.window) if kind.name == "sliding" else context
+                count += kind.token * tokens + kind.state
+        return count
 
     @classmethod
     def of(
@@ -230,13 +263,22 @@ class CacheShape(msgspec.Struct, frozen=True):
             drafts: Layers that draft.
         """
         try:
-            return cls(*_bytes(config, dtype, parts, drafts))
+            kinds = tuple(_kinds(config, dtype, parts, drafts))
         except (TypeError, ValueError, ArithmeticError):
             return cls()
+        token = fixed = 0.0
+        for kind in kinds:
+            fixed += kind.state
+            if kind.name == "sliding":
+                # A window holds what is read at a time, too.
+                fixed += kind.token * (kind.window + 8192)
+            else:
+                token += kind.token
+        return cls(token, fixed, kinds)
 
 
-def _bytes(config: Mapping[str, Any], dtype: str, parts: int, drafts: int) -> tuple[float, float]:
-    """Return the bytes of a token in all layers, and those of a request whatever its length."""
+def _kinds(config: Mapping[str, Any], dtype: str, parts: int, drafts: int) -> Iterator[CacheKind]:
+    """Yield the kinds of layers that have a cache."""
 
     def number(name: str, default: int = 0) -> int:
         return int(config.get(name) or default)
@@ -255,12 +297,20 @@ def _bytes(config: Mapping[str, Any], dtype: str, parts: int, drafts: int) -> tu
     near = 2 * max(1, number("num_key_value_heads", heads) // parts) * size * element
     keys = number("num_global_key_value_heads", number("num_key_value_heads", heads))
     far = 2 * max(1, keys // parts) * number("global_head_dim", size) * element
-    if rank := number("kv_lora_rank"):
+    rank = number("kv_lora_rank")
+    if rank:
         far = (rank + number("qk_rope_head_dim")) * element
-    state = max(math.prod(map(number, names)) for names in STATES)
-    # A window holds what is read at a time, too; a state has four bytes a number, and a copy.
-    fixed = windowed * (number("sliding_window") + 8192) * near + recurrent * state * 8 / parts
-    return (len(kinds) - recurrent - windowed + drafts) * far, fixed
+    full = len(kinds) - recurrent - windowed
+    if full:
+        yield CacheKind("latent" if rank else "full", full, full * far)
+    if windowed:
+        yield CacheKind("sliding", windowed, windowed * near, number("sliding_window"))
+    if recurrent:
+        state = max(math.prod(map(number, names)) for names in STATES)
+        # Four bytes a number, and a copy.
+        yield CacheKind("state", recurrent, state=recurrent * state * 8 / parts)
+    if drafts:
+        yield CacheKind("drafts", drafts, drafts * far)
 
 
 class ServerMemory(msgspec.Struct, frozen=True):

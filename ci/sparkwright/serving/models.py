@@ -6,21 +6,16 @@ import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import quote
 
 import msgspec
-from msgspec import Meta
 
-from sparkwright.bench.model import checkpoint
+from sparkwright.bench.model import checkpoint, hub
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.http import HttpFailure, request
 from sparkwright.serving.errors import ServeError
 
-_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 #: As ssh takes it; a hyphen in front would be an option.
 _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -34,15 +29,6 @@ UNREAD = (".bin", ".pt", ".pth")
 PATIENCE = 10.0
 #: Seconds that a copy to another machine may take.
 COPYING = 86400.0
-
-
-class _HubFile(msgspec.Struct, frozen=True):
-    rfilename: str
-    size: Annotated[int, Meta(ge=0)] = 0
-
-
-class _HubModel(msgspec.Struct, frozen=True):
-    siblings: list[_HubFile] = []
 
 
 class LocalModel(msgspec.Struct, frozen=True):
@@ -86,7 +72,7 @@ def find(
 
 def _find(text: str, revision: str, variables: Mapping[str, str], *, download: bool) -> LocalModel:
     path = Path(text).expanduser()
-    if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
+    if path.exists() or text.startswith(("/", "./", "../", "~")) or not hub.NAME.fullmatch(text):
         return _read(path.absolute())
     folder = cache_folder(variables) / f"models--{text.replace('/', '--')}"
     commit = _commit(folder, revision or "main")
@@ -105,12 +91,8 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
 
 def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> int:
     """Return the bytes of the weights that vLLM fetches, by what the hub states; 0 without that."""
-    hub = (variables.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    address = f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}?blobs=true"
-    token = variables.get("HF_TOKEN", "")
-    with contextlib.suppress(HttpFailure, msgspec.MsgspecError):
-        reply = request("GET", address, token=token, redirects=True, seconds=PATIENCE)
-        files = msgspec.json.decode(reply.body, type=_HubModel).siblings
+    with contextlib.suppress(hub.HubError):
+        files = hub.Hub(variables, PATIENCE).listing(name, revision, sizes=True).siblings
         return sum(file.size for file in files if _WEIGHTS.fullmatch(file.rfilename))
     return 0
 

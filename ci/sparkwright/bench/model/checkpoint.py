@@ -4,14 +4,15 @@ A model's folder: every tensor of every shard, from the headers alone, and ``con
 A safetensors file is eight bytes with the length of a JSON header, the header, and the data. Files
 come from strangers, so nothing in them is trusted: at most `HEADER` bytes of each are read, and the
 ranges of the tensors must tile the data without a gap, each as long as its shape and type require.
-Of a key that occurs twice the last one counts, as for the library by which a server reads it.
+Of a key that occurs twice the last one counts, as for the library by which a server reads it. A
+file of headers holds those of a model without its weights.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -27,6 +28,17 @@ HEADER = 100_000_000
 CONFIG, INDEX = 4 << 20, 64 << 20
 #: DeepSeek-V3 in NVFP4 has about 180,000 tensors.
 MOST_TENSORS = 2_000_000
+#: Bytes of a file of headers.
+HEADERS = 512 << 20
+
+#: Fields of Mistral's params.json → those of config.json.
+PARAMETERS: Mapping[str, str] = {
+    "n_layers": "num_hidden_layers",
+    "dim": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "tied_embeddings": "tie_word_embeddings",
+}
 
 #: Bits of an element by the format's name of its type.
 BITS: Mapping[str, int] = {
@@ -101,8 +113,25 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]]
+class Index(msgspec.Struct, frozen=True):
+    """``model.safetensors.index.json``: tensor → the file that holds it."""
+
+    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]] = {}
+
+
+class ShardHeader(msgspec.Struct, frozen=True):
+    """The *header* of a shard of *size* bytes, without the length before it."""
+
+    size: Annotated[int, Meta(ge=0)]
+    header: bytes
+
+
+class HeaderFile(msgspec.Struct, frozen=True):
+    """A model without its weights, as one file."""
+
+    config: dict[str, Any]
+    index: Index
+    shards: dict[str, ShardHeader]
 
 
 def invalid(message: str, *, details: Sequence[object] = ()) -> ModelError:
@@ -111,33 +140,88 @@ def invalid(message: str, *, details: Sequence[object] = ()) -> ModelError:
     return ModelError("checkpoint-invalid", message, details=lines)
 
 
-def read(folder: Path) -> Checkpoint:
+def read(path: Path) -> Checkpoint:
     """
-    Return the model in *folder*.
+    Return the model in the folder, or the file of headers, at *path*.
 
     Raises:
         model-missing: There is no such folder, or no model in it.
         checkpoint-invalid: A file is damaged or hostile.
     """
-    config_path, index = folder / "config.json", folder / "model.safetensors.index.json"
-    _require(config_path)
-    config = _document(config_path, CONFIG, dict[str, Any])
-    shard_of = _document(index, INDEX, _Index).weight_map if index.exists() else {}
+    if path.is_file():
+        headers = _document(path, HEADERS, HeaderFile)
+        return join(path.name, headers.config, headers.index, headers.shards.items())
+    config_path, index_path = path / "config.json", path / "model.safetensors.index.json"
+    if not config_path.exists() and (path / "params.json").exists():
+        config = translated(_document(path / "params.json", CONFIG, dict[str, Any]))
+    else:
+        _require(config_path)
+        config = _document(config_path, CONFIG, dict[str, Any])
+    index = _document(index_path, INDEX, Index) if index_path.exists() else Index()
+    names = [file.name for file in list_folder(path, "*.safetensors")]
+    return join(path.name, config, index, _stored(path, shards(path.name, index, names)))
+
+
+def translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json that says the same as Mistral's params.json."""
+    mixture = parameters.get("moe")
+    fields = {**parameters, **(mixture if isinstance(mixture, dict) else {})}
+    return {PARAMETERS.get(name, name): value for name, value in fields.items()}
+
+
+def shards(model: str, index: Index, names: Sequence[str]) -> list[str]:
+    """
+    Return the shards of a model that has files of those *names*; without an index, all but the
+    duplicates that are called ``consolidated``.
+
+    Raises:
+        model-missing: There is none.
+    """
+    stored = sorted(set(index.weight_map.values()))
+    stored = stored or [name for name in names if not name.startswith("consolidated")]
+    if not (stored or names):
+        raise ModelError(
+            "model-missing",
+            f"There is no *.safetensors in {model}.",
+            todo="Only models in the safetensors format can be read.",
+        )
+    return stored or [*names]
+
+
+def join(
+    model: str,
+    config: dict[str, Any],
+    index: Index,
+    headers: Iterable[tuple[str, ShardHeader]],
+) -> Checkpoint:
+    """
+    Return the model whose shards have these *headers*, by name. A copy of a tensor in a shard that
+    the index does not name for it is none of the model's.
+
+    Raises:
+        checkpoint-invalid: As `read`.
+    """
     tensors: dict[str, Tensor] = {}
-    shards = tuple(sorted(set(shard_of.values())) or _shards(folder))
-    for shard in shards:
-        _require(folder / shard)
-        for name, tensor in header(folder / shard).items():
-            if shard_of.get(name, shard) != shard or name in tensors:
-                raise invalid(f"{shard} holds {name[:200]!r}, as does another shard.")
-            tensors[name] = tensor
+    copies: dict[str, Tensor] = {}
+    names = []
+    for shard, stored in headers:
+        names.append(shard)
+        for name, tensor in parse(shard, stored).items():
+            own = index.weight_map.get(name, shard) == shard and name not in tensors
+            if not own and copies.setdefault(name, tensor) != tensor:
+                raise invalid(f"{shard} holds {name[:200]!r} in another form than other shards.")
+            if own:
+                tensors[name] = tensor
         if len(tensors) > MOST_TENSORS:
-            raise invalid(f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
-    if lost := sorted(shard_of.keys() - tensors.keys()):
+            raise invalid(f"{model} has more than {MOST_TENSORS:,} tensors.")
+    if differing := [name for name in copies if tensors.get(name) != copies[name]]:
+        what = f"{len(differing):,} tensors are in other shards, or in other forms, than the index"
+        raise invalid(f"{what} states.", details=differing[:5])
+    if lost := sorted(index.weight_map.keys() - tensors.keys()):
         raise invalid(
             f"The index names {len(lost):,} tensors that no shard holds.", details=lost[:5]
         )
-    return Checkpoint(config, tensors, shards)
+    return Checkpoint(config, tensors, tuple(names))
 
 
 def header(path: Path) -> dict[str, Tensor]:
@@ -147,31 +231,60 @@ def header(path: Path) -> dict[str, Tensor]:
     Raises:
         checkpoint-invalid: Its header does not describe it.
     """
+    return parse(path.name, _header(path))
+
+
+def header_length(shard: str, size: int, beginning: bytes) -> int:
+    """
+    Return the bytes of the header of a *shard* of *size* bytes.
+
+    Raises:
+        checkpoint-invalid: Its *beginning* states more than there is, or than the format allows.
+    """
+    length = int.from_bytes(beginning[:8], "little")
+    if size < 8 or len(beginning) < 8 or length > min(size - 8, HEADER):
+        text = f"{shard} states a header of {length:,} bytes in a file of {size:,}"
+        raise invalid(f"{text}; the format allows {HEADER:,}.")
+    return length
+
+
+def parse(shard: str, stored: ShardHeader) -> dict[str, Tensor]:
+    """
+    Return the tensors of a *shard*, in the order of their data.
+
+    Raises:
+        checkpoint-invalid: Its header does not describe it.
+    """
+    document = decode(shard, stored.header, dict[str, msgspec.Raw])
+    document.pop("__metadata__", None)
+    entries = {name: decode(shard, entry, _Entry) for name, entry in document.items()}
+    end, tensors = 0, {}
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0])):
+        count, rest = divmod(math.prod(entry.shape, start=BITS.get(entry.dtype, 0)), 8)
+        if entry.dtype not in BITS or rest or entry.data_offsets != (end, end + count):
+            text = f"{shard}: {name[:200]!r} has an unknown type, or its data is not at"
+            raise invalid(f"{text} {end:,} to {end + count:,}.", details=[entry])
+        end += count
+        tensors[name] = Tensor(entry.dtype, entry.shape, count)
+    data = stored.size - 8 - len(stored.header)
+    if end != data:
+        raise invalid(f"{shard} describes {end:,} bytes of data and holds {data:,}.")
+    return tensors
+
+
+def _stored(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ShardHeader]]:
+    for name in names:
+        _require(folder / name)
+        yield name, _header(folder / name)
+
+
+def _header(path: Path) -> ShardHeader:
     # A pipe of that name would hang.
     if not (path.is_file() and os.access(path, os.R_OK)):
         raise invalid(f"{path.name} is no file, or cannot be read.")
     with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, HEADER):
-            text = f"{path.name} states a header of {length:,} bytes in a file of {size:,}"
-            raise invalid(f"{text}; the format allows {HEADER:,}.")
-        document = _decode(path, stream.read(length), dict[str, msgspec.Raw])
-    document.pop("__metadata__", None)
-    entries = {name: _decode(path, entry, _Entry) for name, entry in document.items()}
-    end, tensors = 0, {}
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0])):
-        count, rest = divmod(math.prod(entry.shape, start=BITS.get(entry.dtype, 0)), 8)
-        if entry.dtype not in BITS or rest or entry.data_offsets != (end, end + count):
-            text = f"{path.name}: {name[:200]!r} has an unknown type, or its data is not at"
-            raise invalid(f"{text} {end:,} to {end + count:,}.", details=[entry])
-        end += count
-        tensors[name] = Tensor(entry.dtype, entry.shape, count)
-    if end != size - 8 - length:
-        raise invalid(
-            f"{path.name} describes {end:,} bytes of data and holds {size - 8 - length:,}."
-        )
-    return tensors
+        return ShardHeader(size, stream.read(header_length(path.name, size, stream.read(8))))
 
 
 def _require(path: Path) -> None:
@@ -186,24 +299,17 @@ def _require(path: Path) -> None:
 
 def _document(path: Path, limit: int, kind: type[T]) -> T:
     """Return the JSON document at *path*, of at most *limit* bytes, as a *kind*."""
-    return _decode(path, read_bytes(path, limit=limit, failure=invalid), kind)
+    return decode(path.name, read_bytes(path, limit=limit, failure=invalid), kind)
 
 
-def _decode(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+def decode(name: str, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """
+    Return the JSON document *data* of the file *name* as a *kind*.
+
+    Raises:
+        checkpoint-invalid: It is no such document.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise invalid(f"{path.name} is no JSON of the expected form.", details=[error]) from error
-
-
-def _shards(folder: Path) -> list[str]:
-    """Return the files of a model without an index; ``consolidated`` ones are duplicates."""
-    names = [path.name for path in list_folder(folder, "*.safetensors")]
-    names = [name for name in names if not name.startswith("consolidated")] or names
-    if not names:
-        raise ModelError(
-            "model-missing",
-            f"There is no *.safetensors in {folder}.",
-            todo="Only models in the safetensors format can be read.",
-        )
-    return names
+        raise invalid(f"{name} is no JSON of the expected form.", details=[error]) from error

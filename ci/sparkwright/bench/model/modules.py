@@ -24,7 +24,7 @@ from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
 #: Parameters of a module; a tensor of another name is a module of its own.
 _PARAMETER = re.compile(
     r"(.+)\.(weight(?:_scale(?:_2|_inv)?|_global_scale|_packed|_shape|_zero_point|_g_idx)?|bias"
-    r"|input_(?:global_)?scale|qweight|qzeros|scales|g_idx|[qkv]_scale|e_score_correction_bias)"
+    r"|input_(?:global_)?scale|scale|qweight|qzeros|scales|g_idx|[qkv]_scale|e_score_correction_bias)"
 )
 #: Experts in one tensor have their parameter behind an underscore, or none.
 _STACKED = re.compile(
@@ -38,8 +38,8 @@ _GROUPS = (
     ("mtp", re.compile(r"^(model\.)?(mtp|nextn|eagle|draft)\w*\.")),
     ("vision", re.compile(r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*"
      r"|embed_(vision|audio))(\.|$)")),
-    ("lm_head", re.compile(r"(^|\.)(lm_head|embed_out)$|^output$")),
-    ("embeddings", re.compile(r"(^|\.)(embed_tokens\w*|wte|word_embeddings|tok_embeddings"
+    ("lm_head", re.compile(r"(^|\.)(lm_head|embed_out)$|^(output|head)$")),
+    ("embeddings", re.compile(r"^embed$|(^|\.)(embed_tokens\w*|wte|word_embeddings|tok_embeddings"
      r"|embeddings)$")),
     ("experts", re.compile(r"\.experts(\.|$)")),
 )  # fmt: skip
@@ -57,11 +57,11 @@ _QUANTISED = ("NVFP4", "MXFP", "FP8", "INT", "packed")
 _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
-_SCALES = ("scales", "weight_scale", "weight_scale_inv")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "scale")
 #: Format, types of its weight, and types of its scales.
 _SCALED = (
     ("NVFP4", ("U8",), ("F8_E4M3",)),
-    ("MXFP4", ("U8",), ("U8", "F8_E8M0")),
+    ("MXFP4", ("U8", "I8"), ("U8", "F8_E8M0")),
     ("MXFP8", _FP8, ("U8", "F8_E8M0")),
 )
 
@@ -83,8 +83,6 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 #: Kind and key of the record of the bandwidth that was measured on this machine.
 BANDWIDTH = "bandwidth", "this-machine"
-#: NVIDIA's figure for the GB10 of a DGX Spark (LPDDR5X); reading was measured at 231 to 234 GB/s.
-GB10 = Bandwidth(273.0, "nominal", "GB10")
 
 
 class Module(msgspec.Struct, frozen=True, gc=False):
@@ -288,6 +286,8 @@ def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
         return "packed"
     if "blocks" in parts:  # gpt-oss
         return "MXFP4"
+    if "scale" in parts and weight.dtype in _FP8:  # DeepSeek-V4: a scale for 128 x 128 numbers
+        return "FP8"
     if weight.dtype == "I32":
         return f"INT ({str(method or 'unknown').lower()[:30]})"
     maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"

@@ -370,7 +370,7 @@ def _choose(
 ) -> list[str]:
     """Return the names of the modules that *patterns* match; without any, of all that fit."""
     tied = modules.text_config(config).get("tie_word_embeddings") is True
-    reasons = {module.name: _unfit(module, tied=tied) for module in listed}
+    reasons = {module.name: unfit(module, tied=tied) for module in listed}
     chosen: dict[str, None] = {}
     lacking = list[str]()
     for pattern in patterns or _DEFAULT:
@@ -395,7 +395,7 @@ def _matches(module: Module, pattern: str) -> bool:
     return module.group != "mtp" and fnmatch.fnmatchcase(module.name, f"*.{pattern}")
 
 
-def _unfit(module: Module, *, tied: bool) -> str:
+def unfit(module: Module, *, tied: bool) -> str:
     """Return why *module* is not converted; empty if it can be."""
     for name, reason in _REASONS.items():
         if module.group == name or fnmatch.fnmatchcase(module.name, name):

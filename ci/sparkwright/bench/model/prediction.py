@@ -1,0 +1,279 @@
+"""
+The speed of a model before it is served: the bytes of a decode step by the bandwidth of memory.
+
+A step verifies the drafts of each request and its next token, so it reads every weight once, of a
+layer with experts those that any of its tokens takes, and the cache of each request. If a router
+spreads tokens evenly and apart from each other, *tokens* that take *k* of *E* experts each read
+``E (1 - (1 - k/E)^tokens)`` of them: an expert is missed by one with probability 1 - k/E
+(linearity of expectation). Tokens of one text take more of the same, so that is the most.
+Each draft is one more pass through a layer that drafts and the output layer. With a share *a* of
+drafts accepted, a step with *k* of them yields ``1 + a + … + a^k`` tokens (Leviathan et al. 2023,
+arXiv:2211.17192, equation 1).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Container, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+from packaging.version import Version
+
+from sparkwright.bench.model import modules
+from sparkwright.bench.model.checkpoint import Checkpoint
+from sparkwright.bench.model.modules import DRAFT_HEADS, ModuleAudit, ModuleRow
+from sparkwright.core.memory import CacheShape
+
+#: 10^9 bytes a second that a GB10 reads of its nominal 273 (ds4#773, LIL#323, hasso5703, veloGB10).
+GB10 = (231.0, 238.0)
+#: Least share of that which decoding reaches, of 85 to 90 % (ds4#773); more is the ceiling.
+SHARE = 0.85
+#: Shares of drafts that were accepted (seed report 000).
+ACCEPTANCE = (0.63, 0.89)
+#: Requests at a time that are shown.
+REQUESTS = (1, 4, 16)
+#: Most drafts that are tried, and tokens of a reduced draft vocabulary (FR-Spec's largest gain).
+MOST_DRAFTS, VOCABULARY = 7, 32768
+#: The release of vLLM that has draft_lm_head_quantization, and a cache in NVFP4 on a GB10.
+FLAGS_SINCE = "0.33"
+#: The patch of ours with which drafts are chosen among a part of the vocabulary.
+VOCABULARY_PATCH = "let-a-drafter-propose-from-a-reduced-vocabulary.patch"
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """
+    How a model is served.
+
+    Attributes:
+        requests: At a time.
+        drafts: Tokens that its own layers draft for each step.
+        context: Tokens of each request.
+        cache: As in ``--kv-cache-dtype``.
+        head: As in ``draft_lm_head_quantization``; empty for the model's own head.
+        vocabulary: Tokens that drafts are chosen among; 0 for all.
+    """
+
+    requests: int = 1
+    drafts: int = 0
+    context: int = 4096
+    cache: str = "auto"
+    head: str = ""
+    vocabulary: int = 0
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Bytes that a decode step reads: of weights, of the cache, and for its drafts."""
+
+    weights: float
+    cache: float
+    drafts: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache + self.drafts
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Tokens per second of each request, at *requests* at a time: an interval, and its *step*."""
+
+    requests: int
+    low: float
+    high: float
+    step: Step
+
+
+class Lever(msgspec.Struct, frozen=True):
+    """
+    A change by which a token costs fewer bytes.
+
+    Attributes:
+        saved: Bytes a step of one request reads less; negative if it reads more for more tokens.
+        gain: Part by which tokens per second grow.
+        loads: Whether, and how, the stack's vLLM loads it.
+    """
+
+    change: str
+    saved: float
+    gain: float
+    loads: str
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A model by its *audit* and the *config* of its part that writes."""
+
+    audit: ModuleAudit
+    config: dict[str, Any]
+
+    @property
+    def draft_layers(self) -> int:
+        """Layers that draft, which take turns."""
+        if not self.audit.drafts:
+            return 0
+        names = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+        stated = [value for name in names if type(value := self.config.get(name)) is int]
+        return min(max(1, *stated, 1), modules.LARGEST_DEPTH)
+
+    def shape(self, serving: Serving) -> CacheShape:
+        return CacheShape.of(self.config, serving.cache, drafts=int(serving.drafts > 0))
+
+    def row_read(self, row: ModuleRow, serving: Serving) -> float:
+        """Return the bytes of the modules *row* that a step reads."""
+        if row.group == "vision":
+            return 0.0
+        drafting = row.group == "mtp"
+        tokens = serving.requests * (1 if drafting else serving.drafts + 1)
+        count = row.read
+        if row.group == "experts" or ".experts." in row.modules:
+            every, taken = self.audit.experts
+            count = row.bytes * (1 - (1 - taken / max(1, every)) ** tokens)
+        elif drafting:
+            count = 0.0 if "embed" in row.modules else float(row.bytes)
+        elif row.group == "embeddings":
+            count = min(row.bytes, row.read * tokens)
+        return count * serving.drafts / max(1, self.draft_layers) if drafting else count
+
+    def step(self, serving: Serving) -> Step:
+        """Return what a step reads."""
+        read = {"mtp": 0.0, "": 0.0}
+        own_head = False
+        for row in self.audit.rows:
+            read["mtp" if row.group == "mtp" else ""] += self.row_read(row, serving)
+            own_head |= row.group == "mtp" and "head" in row.modules
+        shape = self.shape(serving)
+        each = serving.requests * shape.read(serving.context, drafts=True)
+        each += 0.0 if own_head else self.draft_head(serving)
+        cache = serving.requests * shape.read(serving.context)
+        return Step(read[""], cache, read["mtp"] + serving.drafts * each)
+
+    def draft_head(self, serving: Serving) -> float:
+        """Return the bytes of the output layer that a draft reads."""
+        groups = {
+            row.group: row for row in self.audit.rows if row.group in ("lm_head", "embeddings")
+        }
+        row = groups.get("lm_head") or groups.get("embeddings")
+        if row is None:
+            return 0.0
+        vocabulary = self.config.get("vocab_size")
+        part = 1.0
+        if serving.vocabulary and type(vocabulary) is int and vocabulary > serving.vocabulary:
+            part = serving.vocabulary / vocabulary
+        return row.bytes * part * (1.0 if row.quantised else DRAFT_HEADS.get(serving.head, 1.0))
+
+    def rate(
+        self, serving: Serving, bandwidth: tuple[float, float], acceptance: tuple[float, float]
+    ) -> Rate:
+        """Return the speed by a *bandwidth* of 10^9 bytes a second, from and to."""
+        step = self.step(serving)
+        low = (
+            SHARE * bandwidth[0] * 1e9 / step.total * tokens_of_step(acceptance[0], serving.drafts)
+        )
+        high = bandwidth[1] * 1e9 / step.total * tokens_of_step(acceptance[1], serving.drafts)
+        return Rate(serving.requests, low, high, step)
+
+
+def tokens_of_step(acceptance: float, drafts: int) -> float:
+    """Return the tokens that a step with *drafts* yields."""
+    return sum(acceptance**index for index in range(drafts + 1))
+
+
+def read(checkpoint: Checkpoint) -> Model:
+    """
+    Return the model of *checkpoint*.
+
+    Raises:
+        checkpoint-invalid, mixture-joined, mixture-undeclared: As `modules.audit`.
+    """
+    return Model(modules.audit(checkpoint), modules.text_config(checkpoint.config))
+
+
+def levers(
+    checkpoint: Checkpoint,
+    serving: Serving,
+    acceptance: tuple[float, float],
+    vllm: str,
+    patches: Container[str],
+) -> list[Lever]:
+    """
+    Return what makes one request faster, the largest gain first, in the middle of *acceptance*.
+
+    Args:
+        vllm: Version of the stack's vLLM.
+        patches: Those that it carries.
+    """
+    model, serving = read(checkpoint), replace(serving, requests=1)
+    shares = math.fsum(acceptance) / 2
+    before = model.step(serving).total
+    results = list[Lever]()
+
+    def add(change: str, changed: Model, served: Serving, loads: str) -> None:
+        after = changed.step(served).total
+        more = tokens_of_step(shares, served.drafts) / tokens_of_step(shares, serving.drafts)
+        if (gain := more * before / after - 1) > 0.0005:
+            results.append(Lever(change, before - after, gain, loads))
+
+    for group, change in (("layers", "side layers in FP8"), ("lm_head", "output layer in FP8")):
+        why = _convertible(checkpoint.config)
+        slimmer = _in_fp8(model, checkpoint, group)
+        add(change, slimmer, serving, why or f"yes: `model slim --layers {group}`")
+    older = Version(vllm) < Version(FLAGS_SINCE)
+    if serving.drafts:
+        loads = f"no: since vLLM {FLAGS_SINCE}" if older else "yes: draft_lm_head_quantization"
+        for head in DRAFT_HEADS:
+            add(f"draft head in {head.upper()}", model, replace(serving, head=head), loads)
+        loads = "yes: draft_vocabulary" if VOCABULARY_PATCH in patches else "no: without our patch"
+        reduced = replace(serving, vocabulary=VOCABULARY)
+        add(f"draft vocabulary of {VOCABULARY:,}", model, reduced, loads)
+    add("cache in FP8", model, replace(serving, cache="fp8"), "yes: --kv-cache-dtype=fp8")
+    nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else _nvfp4_cache(model.config)
+    add("cache in NVFP4", model, replace(serving, cache="nvfp4"), nvfp4)
+    if model.draft_layers:
+        served = [replace(serving, drafts=count) for count in range(MOST_DRAFTS + 1)]
+        rates = [tokens_of_step(shares, each.drafts) / model.step(each).total for each in served]
+        best = served[rates.index(max(rates))]
+        text = f"{best.drafts} drafts instead of {serving.drafts}"
+        add(text, model, best, "yes: num_speculative_tokens")
+    return sorted(results, key=operator.attrgetter("gain"), reverse=True)
+
+
+def _convertible(config: dict[str, Any]) -> str:
+    """Return why vLLM cannot load layers in FP8 beside those of *config*; empty if it can."""
+    document = modules.text_config(config).get("quantization_config")
+    method = document.get("quant_method") if isinstance(document, dict) else "compressed-tensors"
+    if method == "compressed-tensors" or str(method).startswith("modelopt"):
+        return ""
+    return f"no: {method!s:.30} has one format for all"
+
+
+def _in_fp8(model: Model, checkpoint: Checkpoint, group: str) -> Model:
+    """Return *model* with those matrices of *group* in FP8 that `model slim` converts."""
+    # This loads NumPy.
+    from sparkwright.bench.model.slim import unfit
+
+    tied = model.config.get("tie_word_embeddings") is True
+    saved: dict[str, int] = {}
+    for module in modules.listed_modules(checkpoint):
+        if module.group == group and not unfit(module, tied=tied):
+            # Half of BF16, and a scale of four bytes for each row.
+            half = module.parts["weight"].bytes // 2 - 4 * module.rows
+            saved[module.short] = saved.get(module.short, 0) + half
+    rows = []
+    for row in model.audit.rows:
+        less = saved.get(row.modules, 0) if (row.group, row.scheme) == (group, "BF16") else 0
+        rows.append(
+            replace(row, bytes=row.bytes - less, read=row.read * (1 - less / max(1, row.bytes)))
+        )
+    return replace(model, audit=replace(model.audit, rows=tuple(rows)))
+
+
+def _nvfp4_cache(config: Mapping[str, Any]) -> str:
+    """Return whether vLLM 0.33 reads a cache in NVFP4 on a GB10 (FlashInfer's FA2)."""
+    if config.get("head_dim") == 64:
+        return "no: not with heads of 64"
+    if config.get("model_type") == "gpt_oss":
+        return "no: not with attention sinks"
+    if config.get("kv_lora_rank"):
+        return "unknown: latent attention has a form of its own"
+    return "yes: --kv-cache-dtype=nvfp4"
