@@ -18,6 +18,7 @@ from msgspec import inspect as types
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.model.slim import SlimRecord
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.traps import Trap
 from sparkwright.bench.results import Result
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.ninja import ShippedFile
@@ -63,6 +64,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
+    "each of ci/traps.yaml": (Trap, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),

@@ -23,7 +23,7 @@ from tests.support.checkpoints import write
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.recipes import preflight, recipe, workloads
+from sparkwright.bench.recipes import preflight, recipe, traps, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.bench.server import flags, wheel_identity
@@ -410,7 +410,8 @@ def test_triton_that_is_refused_is_that_of_the_release_that_is_named() -> None:
     lock = tomllib.loads((ROOT / "build" / "2026.11" / "pylock.toml").read_text("utf-8"))
     assert {package["version"] for package in lock["packages"] if package["name"] == "triton"} == {"3.8.0"}
     stack = yaml.safe_load((ROOT / "forks" / "2026.11" / "stack.yaml").read_text("utf-8"))
-    assert stack["forks"]["vllm"]["sources"]["sdist"]["version"] == preflight.TRITON_3_8
+    (condition,) = (trap.when for trap in traps.load() if trap.id == "mxfp4-triton")
+    assert condition.vllm == f">={stack['forks']['vllm']['sources']['sdist']['version']}"
 
 
 @pytest.mark.parametrize(("total", "fits", "two"), [(4, False, False), (8, True, False), (16, True, True)])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.unit import errors_page, gates_page
 
-from sparkwright.bench.recipes import preflight, recipe
+from sparkwright.bench.recipes import preflight, recipe, traps
 from sparkwright.cli.main import COMMANDS, parsers
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.ladder import GATES
@@ -192,7 +192,7 @@ COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:lab|model|patch|release) )?[a-z]
 def command_references() -> set[str]:
     """Return every reference of an error of a command, and of a rule of `serve`."""
     rules = re.findall(r'Reason\(\s*"([a-z0-9-]+)"', Path(preflight.__file__).read_text())
-    return {reference for _, reference, _ in errors_page.entries()} | {*preflight.REASONS, *rules}
+    return {reference for _, reference, _ in errors_page.entries()} | {*preflight.REASONS, *rules, *(trap.id for trap in traps.load())}
 
 
 def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None:

@@ -20,7 +20,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
 #: What travels with the program; pyproject.toml says the same to the build backend.
-CARRIED = ("ci/recipes/*.*", "ci/recipes/*/*.yaml", "ci/variables.yaml")
+CARRIED = ("ci/recipes/*.*", "ci/recipes/*/*.yaml", "ci/variables.yaml", "ci/traps.yaml")
 
 PACKAGE = Path(__file__).parents[1]
 #: Of an installed program.

@@ -151,6 +151,7 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         bytes: Size of the checkpoint.
         drafts: Whether vLLM can draft with it (MTP).
         weights: Bytes of the weights that a step reads.
+        head_size: Of an attention head; 0 if the config does not state it.
     """
 
     model: str
@@ -161,6 +162,7 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     drafts: bool
     weights: float
     rows: tuple[ModuleRow, ...]
+    head_size: int = 0
 
     def loaded(self, drafting: Mapping[str, Any]) -> float:
         """
@@ -224,6 +226,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
         drafts=bool(drafts),
         weights=weights,
         rows=tuple(rows),
+        head_size=head_size(config),
     )
 
 
@@ -303,6 +306,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Return the size of an attention head by *config*; 0 if that does not state it."""
+    size, width, heads = map(config.get, ("head_dim", "hidden_size", "num_attention_heads"))
+    if not isinstance(size, int) and isinstance(width, int) and isinstance(heads, int) and heads:
+        return width // heads
+    return size if isinstance(size, int) else 0
 
 
 def number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from packaging.version import Version
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.recipes import traps
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
 from sparkwright.bench.records import Reason
@@ -30,19 +30,8 @@ OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT", "none": ""}
 
-#: The release of vLLM whose torch brings Triton 3.8.0; later ones count until they are looked at.
-TRITON_3_8 = "0.33.0"
-#: Experts of a layer with which FlashInfer's b12x kernels read memory that is not theirs.
-B12X_EXPERTS = 512
-
 REASONS: Mapping[str, str] = {
     "cache-unpinned": "The server would not start.",
-    "draft-b12x": (
-        "The server would end while it loads (seed report 003). Set moe_backend (triton) in "
-        "--speculative-config."
-    ),
-    "mxfp4-triton": "Leave --moe-backend out, or set it to marlin.",
-    "b12x-experts": "Set --moe-backend to another one, such as marlin or flashinfer_cutlass.",
     "memory-short": "It needs more than the machine has, and a Spark without memory stops "
     "answering.",
     "memory-held": "Running programs hold memory that it needs.",
@@ -58,8 +47,6 @@ REASONS: Mapping[str, str] = {
         "than the recipe's model, so no result would count for the recipe. "
         "Name the recipe's checkpoint."
     ),
-    "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
-    "them; vLLM refuses it (seed report 003).",
     "cell-too-long": "The cell's prompt and answer are longer than the server takes. Raise "
     "max_model_len, or measure with something else.",
     "cell-too-wide": "The cell asks for more requests at a time than the server takes. Raise "
@@ -96,18 +83,20 @@ def check(
         raise RecipeError("recipe-unfit", what, details=errors)
 
 
-def check_kernels(words: Sequence[str], vllm: str, model: Path) -> None:
+def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
     """
-    Check that no kernel that vLLM takes by its arguments *words* computes wrongly with *model*.
+    Check that the release *vllm* serves *model* well with the arguments *words*.
 
     Raises:
-        recipe-unfit: One does.
+        recipe-unfit: A known trap holds.
         model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
-    backend = flags.value(words, "--moe-backend")
-    if not backend.startswith("triton") and "b12x" not in backend:
+    # Without these, no trap holds, and the headers of the weights need not be read.
+    names = ("--moe-backend", "--kv-cache-dtype")
+    if not flags.speculation(words) and not any(flags.value(words, name) for name in names):
         return
-    if errors := lines(_kernels(backend, vllm, modules.audit(read(model)))):
+    facts = traps.facts_of(modules.audit(read(model)))
+    if errors := lines(traps.find(words, vllm, facts)):
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
@@ -164,18 +153,10 @@ def rules(
     if cache and not flags.number(words, CACHE):
         message = f"{CACHE}={cache} is no number of bytes; write 20G or 1536M"
         results.append(Reason("cache-unpinned", message))
-    backend = flags.value(words, "--moe-backend")
-    settings = flags.speculation(words)
-    drafter = settings.get("model")
-    own = "mtp" in str(settings.get("method")) and not drafter
-    drafts = checkpoint.drafts if checkpoint else recipe and recipe.model.drafts
-    if own and drafts is False:
-        message = "the checkpoint has no layers that draft, or its config names none"
-        results.append(Reason("speculation-headless", message))
-    if (own or drafter) and "b12x" in str(settings.get("moe_backend") or backend):
-        message = "the draft model follows --moe-backend, and b12x takes no experts that are plain"
-        results.append(Reason("draft-b12x", message))
-    results += _kernels(backend, vllm, checkpoint)
+    facts = traps.facts_of(checkpoint)
+    if recipe and not checkpoint:
+        facts = traps.ModelFacts(drafts=recipe.model.drafts is not False)
+    results += traps.find(words, vllm, facts)
     if recipe:
         results += _other_model(recipe, checkpoint)
     return results
@@ -184,24 +165,9 @@ def rules(
 def lines(reasons: Iterable[Reason]) -> list[str]:
     """Return *reasons* for people, with what to do."""
     return [
-        f"{reason.reference}: {reason.message}. {REASONS[reason.reference]}" for reason in reasons
+        f"{reason.reference}: {reason.message}. {REASONS.get(reason.reference, '')}".strip()
+        for reason in reasons
     ]
-
-
-def _kernels(backend: str, vllm: str, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
-    """Yield why vLLM's ``--moe-backend`` of that name computes wrongly with *checkpoint*."""
-    if not checkpoint:
-        return
-    mxfp4 = checkpoint.scheme.startswith("MXFP4") and backend.startswith("triton")
-    if mxfp4 and vllm and Version(vllm) >= Version(TRITON_3_8):
-        yield Reason(
-            "mxfp4-triton", "Triton 3.8.0 multiplies MXFP4 wrongly on SM 12.x (triton #11733)"
-        )
-    if "b12x" in backend and checkpoint.experts[0] >= B12X_EXPERTS:
-        yield Reason(
-            "b12x-experts",
-            f"b12x ends with {checkpoint.experts[0]} experts (flashinfer #5446, #3170)",
-        )
 
 
 def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Reason]:

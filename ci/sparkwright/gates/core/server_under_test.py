@@ -124,8 +124,8 @@ def launch_plan(
 
     Raises:
         environment-unusable: There is no vLLM.
-        recipe-unfit: The recipe does not support that release, or a kernel computes wrongly.
-        model-missing, checkpoint-invalid: As `checkpoint.read`, if a kernel is asked for.
+        recipe-unfit: The recipe does not support that release, or a known trap holds.
+        model-missing, checkpoint-invalid: As `checkpoint.read`, if a trap may hold.
         flag-unknown: As `flags.parse`.
         variable-refused: vLLM does not read a variable.
         UsageError: There is no such user.
@@ -138,7 +138,7 @@ def launch_plan(
     )  # fmt: skip
     plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
     plan.check()
-    preflight.check_kernels(plan.flags, wheel_identity.version(python), options.serve)
+    preflight.check_traps(plan.flags, wheel_identity.version(python), options.serve)
     return plan
 
 

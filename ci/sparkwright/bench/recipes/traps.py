@@ -1,0 +1,164 @@
+"""
+Known traps: a model, flags and a release of vLLM that start and serve wrongly, or end late.
+
+They are reviewed records (``ci/traps.yaml``) whose conditions are decided by facts: the arguments
+of ``vllm serve``, the release, and what the files of the model state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.records import Reason
+from sparkwright.bench.server import flags
+from sparkwright.core import config, strict_yaml
+from sparkwright.core.strict_yaml import Prose
+
+_Source = Annotated[
+    str, Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
+]
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """
+    What the files of a model state; an empty field is not known, and meets no condition.
+
+    Attributes:
+        model: ``model_type`` of its config.
+        scheme: The format of its weights, such as ``NVFP4 (modelopt)``.
+        experts: Of a layer.
+        head_size: Of an attention head.
+        drafts: Whether vLLM can draft with it (MTP).
+    """
+
+    model: str = ""
+    scheme: str = ""
+    experts: int = 0
+    head_size: int = 0
+    drafts: bool | None = None
+
+
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    When a trap holds: all that is stated.
+
+    Attributes:
+        vllm: Releases.
+        model: Regular expression of ``model_type``.
+        scheme: Beginning of the format of the weights.
+        experts: The fewest of a layer.
+        head_size: Of an attention head.
+        drafts: ``false`` for a model without layers that draft.
+        settings: Name as of `settings` → regular expression of its value.
+    """
+
+    vllm: str = ""
+    model: str = ""
+    scheme: str = ""
+    experts: int = 0
+    head_size: int = 0
+    drafts: Literal[False] | None = None
+    settings: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        SpecifierSet(self.vllm)
+        for pattern in (self.model, *self.settings.values()):
+            re.compile(pattern)
+
+    def holds(self, given: Mapping[str, str], vllm: str, facts: ModelFacts) -> bool:
+        """Return whether the settings *given* meet it for a model of *facts* on *vllm*."""
+        if self.vllm:
+            release = Version(vllm).base_version if vllm else ""
+            if not release or release not in SpecifierSet(self.vllm):
+                return False
+        if self.model and not re.fullmatch(self.model, facts.model):
+            return False
+        if self.head_size not in (0, facts.head_size) or facts.experts < self.experts:
+            return False
+        if self.drafts is not None and self.drafts != facts.drafts:
+            return False
+        values = [(pattern, given.get(name, "")) for name, pattern in self.settings.items()]
+        met = all(re.fullmatch(pattern, value) for pattern, value in values)
+        return met and facts.scheme.startswith(self.scheme)
+
+
+class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A record of ``ci/traps.yaml``.
+
+    Attributes:
+        id: Its reference.
+        happens: What happens.
+        when: The condition under which it does.
+        remedy: What to do instead.
+        sources: Who saw it: OWNER/REPOSITORY#NUMBER, a seed report, or a line of a release of vLLM.
+        seen: Day of the newest source that was read.
+    """
+
+    id: Annotated[str, Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+    happens: Prose
+    when: Condition
+    remedy: Prose
+    sources: Annotated[tuple[_Source, ...], Meta(min_length=1)]
+    seen: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+
+    @property
+    def reason(self) -> Reason:
+        message = f"{self.happens} ({', '.join(self.sources)}). {self.remedy}"
+        return Reason(self.id, message.removesuffix("."))
+
+
+def load() -> tuple[Trap, ...]:
+    """
+    Return the reviewed traps.
+
+    Raises:
+        file-invalid: Their file is damaged.
+    """
+    return strict_yaml.load(config.root() / "ci" / "traps.yaml", tuple[Trap, ...])
+
+
+def find(words: Sequence[str], vllm: str, facts: ModelFacts) -> Iterator[Reason]:
+    """
+    Yield the traps that hold, each with its source and its remedy.
+
+    Args:
+        words: Arguments of ``vllm serve``.
+        vllm: The release; empty if unknown.
+    """
+    given = settings(words)
+    for trap in load():
+        if trap.when.holds(given, vllm, facts):
+            yield trap.reason
+
+
+def facts_of(audit: ModuleAudit | None) -> ModelFacts:
+    """Return the facts of the audited model; none without one."""
+    if audit is None:
+        return ModelFacts()
+    return ModelFacts(audit.model, audit.scheme, audit.experts[0], audit.head_size, audit.drafts)
+
+
+def settings(words: Sequence[str]) -> dict[str, str]:
+    """
+    Return what the arguments *words* of ``vllm serve`` set: flag → its last value, and
+    ``speculation.NAME`` → a setting of speculative decoding. Of these, ``drafter`` is a model,
+    ``own`` for the layers of the model itself, or empty, and ``moe_backend`` the one that serves
+    the drafter.
+    """
+    given = {argument.name: argument.value for argument in flags.parse(words)}
+    drafting = flags.speculation(words)
+    own = "own" if "mtp" in str(drafting.get("method")) else ""
+    drafting["drafter"] = drafting.get("model") or own
+    drafting.setdefault("moe_backend", given.get("--moe-backend", ""))
+    for name, value in drafting.items():
+        given[f"speculation.{name}"] = str(value)
+    return given
