@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
@@ -30,26 +29,31 @@ DIRT: Sequence[Message] = (
 )  # fmt: skip
 #: What comes in the place of a call.
 DROPPED: Message = {"content": "All right."}
+BATCH, DRAFTS = "dirty-text-batch", "dirty-text-drafts"
 Condition = Callable[[ByteModelServer, int, int], bool]
 #: The check of a switch → when a server is dirty: by itself, the tokens of the prefix cache, and the requests that it answers at the time.
 SWITCHES: Mapping[str, Condition] = {
-    "dirty-text-drafts": lambda server, _, __: server.drafts,
-    "dirty-text-batch": lambda _, __, running: running > 1,
+    DRAFTS: lambda server, _, __: server.drafts,
+    BATCH: lambda _, __, running: running > 1,
     "dirty-text-cache": lambda _, cached, __: cached > 0,
     "dirty-text-stock": lambda *_: True,
 }
 
 
 class Talker:
-    """Answers as a sound model does, but for one of *every* so many answers under a condition, each drawn by itself."""
+    """
+    Answers as a sound model does, but for one of *every* so many answers under a condition, each drawn by itself.
 
-    def __init__(self, server: ByteModelServer, every: int, condition: Condition, seed: int = 0) -> None:
-        self._server, self._every, self._condition = server, every, condition
+    Args:
+        pause_s: Seconds of an answer, so that requests of a batch meet, also where processors are few.
+    """
+
+    def __init__(self, server: ByteModelServer, every: int, condition: Condition, seed: int = 0, pause_s: float = 0.0) -> None:
+        self._server, self._every, self._condition, self._pause_s = server, every, condition, pause_s
         self._lock, self._random = threading.Lock(), random.Random(seed)
 
     def __call__(self, request: Message, cached: int, running: int) -> tuple[Message, str]:
-        # Requests of a batch meet, also where processors are few.
-        time.sleep(0.01)
+        time.sleep(self._pause_s)
         if self._condition(self._server, cached, self._server.counts["running"]):
             with self._lock:
                 if self._random.random() * self._every < 1:
@@ -57,19 +61,30 @@ class Talker:
         return sound_talk(request, cached, running)
 
 
-def rates(policy: GenerationPolicy, every: int, condition: Condition, *, everywhere: bool = False) -> dict[str, Check]:
+def record(policy: GenerationPolicy, every: int = 0) -> dirty_text.StockText:
+    """Return the answers of a stock wheel that is dirty in one of *every* so many; in none without."""
+    with ByteModelServer() as stock:
+        if every:
+            stock.talk = Talker(stock, every, lambda *_: True, 11)
+        return dirty_text.record(policy, stock.client, "{prompt}", RECIPE, ServerIdentity(wheel="b" * 64))
+
+
+def rates(
+    policy: GenerationPolicy, every: int, condition: Condition, stock: dirty_text.StockText, *, pause_s: float = 0.0, drafts: bool = True
+) -> dict[str, Check]:
     """
     Return the checks of a server that drafts tokens and is dirty in one of *every* so many answers under *condition*.
 
     Args:
-        everywhere: The stock wheel is, too.
+        stock: Of `record`.
+        drafts: Whether it is asked without drafts, too.
     """
-    with contextlib.ExitStack() as stack:
-        ours, plain, stock = (stack.enter_context(ByteModelServer()) for _ in range(3))
+    with ByteModelServer() as ours, ByteModelServer() as plain:
         ours.drafts = True
-        for seed, server in enumerate((ours, plain, *((stock,) if everywhere else ())), start=9):
-            server.talk = Talker(server, every, condition, seed)
-        reference = dirty_text.record(policy, stock.client, "{prompt}", RECIPE, ServerIdentity(wheel="b" * 64))
+        for seed, server in enumerate((ours, plain), start=9):
+            server.talk = Talker(server, every, condition, seed, pause_s)
         text = dirty_text.DirtyText(policy, ours.client, "{prompt}", RECIPE)
-        found = [*text.judge(ours.client, reference), text.drafts_check(plain.client)]
+        found = [*text.judge(ours.client, stock)]
+        if drafts:
+            found.append(text.drafts_check(plain.client))
     return {check.name: check for check in found}

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from scipy.stats import binom
 from tests.support import byte_model_server
 from tests.support.byte_model_server import ByteModelServer, Damage, Message, called, ended, only
-from tests.support.dirty_server import SWITCHES, Talker, rates
+from tests.support.dirty_server import Talker
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -345,28 +345,6 @@ def test_natural_texts_are_clean(name: str) -> None:
 
     assert not dirty_text.find_dirt(rules, SampledAnswer(0, text, (), "length"), set())
     assert dirty_text.features(rules, text, rules.words) & {*rules.languages} <= {own}
-
-
-#: A round of fewer answers: as many as show 5 % of them.
-FEW = replace(REAL, dirty_text=replace(REAL.dirty_text, answers=240, rounds=1))
-
-
-@pytest.mark.parametrize("switch", SWITCHES)
-def test_dirt_under_one_switch_alone_fails_that_switch(switch: str) -> None:
-    """One of twenty answers is enough, and what it has no part in passes; one of a hundred is a mutant."""
-    found = rates(FEW, 20, SWITCHES[switch])
-
-    assert (found[switch].state, found[switch].reason) == ("fail", dirty_text.COMPARISONS[switch][0]), found[switch].message
-    assert {name for name, check in found.items() if check.state == "fail"} <= {switch, "dirty-text-stock", "dirty-text"}
-    assert len(found[switch].samples) > 1
-
-
-def test_a_sound_server_that_differs_passes() -> None:
-    """Both wheels word their answers in many ways and write dirt in one of sixty, whatever is switched on."""
-    found = rates(replace(FEW, dirty_text=replace(FEW.dirty_text, rounds=2)), 60, lambda *_: True, everywhere=True)
-
-    assert {name: check.message for name, check in found.items() if check.state != "pass"} == {}
-    assert found["dirty-text"].figures[0].value > 5
 
 
 def test_half_of_dirty_answers_fail_without_a_stock_wheel(fleet: Fleet) -> None:

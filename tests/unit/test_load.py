@@ -19,7 +19,7 @@ from tests.support import processes, refserved
 from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
 from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench import quick_look
+from sparkwright.bench import quick_look, report
 from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.load.vllm_bench import (
     LoadError,
@@ -30,7 +30,6 @@ from sparkwright.bench.load.vllm_bench import (
 )
 from sparkwright.bench.machine import monitor, probe
 from sparkwright.bench.records import Reason
-from sparkwright.bench.report import output
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import main
@@ -153,7 +152,7 @@ def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_end
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
-    output.show_quick(look, "toy")
+    report.show_quick(look, "toy")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
     assert shown == {"time per token, ms", "time per token, p90, ms"}
 

@@ -20,7 +20,7 @@ from tests.support import chromium, refserved, standin, verdicts, wheels
 from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT, Cli
 
-from sparkwright.bench.report import view
+from sparkwright.bench import report as view
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import evidence, main
 from sparkwright.gates.core import ladder, page

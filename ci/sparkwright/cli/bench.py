@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench import quick_look
+from sparkwright.bench import quick_look, report
 from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine import probe
@@ -22,7 +22,6 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.report import output
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.builder import host_info
@@ -99,7 +98,7 @@ def bench(arguments: argparse.Namespace) -> None:
         quick(context, bench_options, arguments.rate, natural=arguments.natural)
         return
     result = Experiment(context, "bench", bench_options, arguments.launches).result()
-    output.show([result])
+    report.show(result)
     path = throughput.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
@@ -205,7 +204,7 @@ def quick(
         f"{rate:g} requests per second, any number at a time" if rate else "",
         "answers of natural length" if natural else "",
     )
-    output.show_quick(look, f"{name}, {', '.join(filter(None, conditions))}")
+    report.show_quick(look, f"{name}, {', '.join(filter(None, conditions))}")
     accepted = change.drafts - 1 if change and change.drafts else None
     if accepted is not None:
         console.result(f"accepted drafts: {accepted:.2f} tokens a step, on real text")

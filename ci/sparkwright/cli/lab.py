@@ -1,4 +1,4 @@
-"""The commands of ``lab``: ``runner``, ``image`` and ``report``."""
+"""The commands of ``lab``: ``runner`` and ``image``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sparkwright.client.index import open_index
 from sparkwright.client.main import add_index, nonempty
 from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
 from sparkwright.core.files import read_text
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.core.http import redact_credentials
@@ -74,15 +73,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "check the release and show what would be built, without an engine",
         },
     },
-    "lab report": {
-        "--html": {"type": Path, "metavar": "FILE", "help": "write a self-contained page instead"},
-        "files": {
-            "nargs": "+",
-            "type": Path,
-            "metavar": "FILE",
-            "help": "result of a measurement; the first is compared with the others",
-        },
-    },
 }
 
 
@@ -92,7 +82,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     functions = {
         "lab runner": runner,
         "lab image": image,
-        "lab report": report,
     }
     options.define(parsers, functions, _OPTIONS)
 
@@ -185,26 +174,3 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         "base": base,
         "pushed": pushed,
     }
-
-
-def report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Show results of measurements, or write a page of them."""
-    # These load scipy.
-    from sparkwright.bench import results
-    from sparkwright.bench.report import output
-
-    context, target = options.checkout(arguments), arguments.html
-    measured = [results.read(path) for path in arguments.files]
-    if target and target.resolve() in map(Path.resolve, arguments.files):
-        raise UsageError("usage", f"{target} is one of the results and would be overwritten.")
-    if target:
-        context.store.write(target.absolute(), output.render(measured).encode())
-        console.result(str(target.absolute()))
-    else:
-        output.show(measured)
-    names = ("kind", "state", "says", "culprits")
-    shown = [
-        {"file": str(path), **{name: getattr(result, name) for name in names}}
-        for path, result in zip(arguments.files, measured, strict=True)
-    ]
-    return {"results": shown, "html": target and str(target)}

@@ -79,7 +79,6 @@ COMMANDS = {
     "release verify": CommandInfo("release", "check every file of an index by its hash"),
     "lab runner": CommandInfo("lab", "check that no stranger reaches a runner of the lab"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
-    "lab report": CommandInfo("lab", "show measurements here, or as a page"),
     "model inspect": CommandInfo(
         "model", "predict the speed of a model by its headers, and what would change it"
     ),

@@ -414,7 +414,7 @@ def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     for field, value in own.items():
         inherited = fields.get(field)
         both = isinstance(inherited, dict) and isinstance(value, dict)
-        fields[field] = {**inherited, **value} if both else value
+        fields[field] = dict(inherited or {}, **value) if both else value
     return fields
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.bench.report import view
-from sparkwright.bench.report.view import number
+from sparkwright.bench import report as view
+from sparkwright.bench.report import number
 from sparkwright.bench.results import Result
 from sparkwright.core import pages
 from sparkwright.core.console import duration

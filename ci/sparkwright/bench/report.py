@@ -1,18 +1,17 @@
-"""Results of experiments as tables and sentences, for pages and terminals."""
+"""Results of experiments as tables and sentences, for a night's page and for terminals."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
+from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.records import COUNTED, METRICS, Side
 from sparkwright.bench.results import LoadFigure, Result, Series, plausible
-from sparkwright.core.console import duration
+from sparkwright.core.console import console
 from sparkwright.core.pages import Table
 from sparkwright.core.states import SIGNS
 
@@ -110,61 +109,18 @@ def figure_texts(figure: LoadFigure) -> tuple[str, str, str, str]:
     return title, number(figure.median), ends, f"{figure.samples}"
 
 
-def figures(
-    results: Mapping[str, Result], names: Iterable[str] = METRICS, title: str = "Absolute figures"
-) -> Table:
-    """Return the figures *names* of each workload and side of the *results*, by their label."""
-    cells = dict.fromkeys(cell.name for result in results.values() for cell in result.cells)
+def figures(result: Result) -> Table:
+    """Return the deciding figures of each workload and side of *result*."""
     rows = []
-    for cell_name, name in itertools.product(cells, names):
-        for label, result in results.items():
-            sides: list[Side] = ["candidate"]
-            if result.baseline:
-                sides.append("baseline")
-            own = [cell for cell in result.cells if cell.name == cell_name]
-            for cell, side in itertools.product(own, sides):
-                figure = result.figure(cell, name, side)
-                text, *numbers = figure_texts(figure)
-                if figure.samples or name not in COUNTED:
-                    rows.append((cell_name, text, f"{label} {side}".strip(), *numbers))
+    sides: tuple[Side, ...] = ("candidate", "baseline") if result.baseline else ("candidate",)
+    for cell, name, side in itertools.product(result.cells, METRICS, sides):
+        figure = result.figure(cell, name, side)
+        text, *numbers = figure_texts(figure)
+        if figure.samples or name not in COUNTED:
+            rows.append((cell.name, text, side, *numbers))
     heads = ("Workload", "Figure", "Of", *FIGURE_HEADS[1:])
     note = "Medians over the blocks of launches. Drift between sessions is not in the intervals."
-    return Table(title, heads, rows, 5, note)
-
-
-def labelled(results: Sequence[Result]) -> dict[str, Result]:
-    """Return *results* by label: a number if there are several."""
-    if len(results) == 1:
-        return {"": results[0]}
-    return {f"#{position}": result for position, result in enumerate(results, 1)}
-
-
-def facts(result: Result) -> dict[str, str]:
-    """Return what *result* rests on, by name."""
-    band, began = result.bandwidth, ""
-    if 0 < result.began < 253_402_300_800:
-        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result.began))
-    blocks = len({leg.block for leg in result.legs if leg.run and leg.block >= 0})
-    texts = {
-        "Model": result.model,
-        "Quantization": result.quantization,
-        "Recipe": result.recipe,
-        "Beside the recipe": " ".join(result.added),
-        "Stack": result.stack,
-        "Blocks": f"{blocks} of at most {result.blocks}" if result.blocks else f"{blocks}",
-        "Measurements": f"{sum(leg.counts for leg in result.legs)} of {len(result.legs)} count",
-        "Load generator": result.generator,
-        "Conditions": "; ".join(result.conditions),
-        "Read bandwidth": f"{number(band.gigabytes)} GB/s, {band.origin}" if band else NOT_MEASURED,
-        "Began": began,
-        "Took": duration(max(0.0, min(result.seconds, 1e9))),
-        "Policy, sha256": result.policy,
-        "Margin": f"{100 * result.margin:g} %" if result.margin else "",
-        "Error rate α": f"{100 * result.alpha:.3g} %" if result.alpha else "",
-        "Gate of this wheel and recipe": f"number {result.attempt}" if result.alpha else "",
-        **result.host,
-    }
-    return {name: text for name, text in texts.items() if text}
+    return Table("Absolute figures", heads, rows, 5, note)
 
 
 def gaps(result: Result) -> list[str]:
@@ -182,3 +138,22 @@ def gaps(result: Result) -> list[str]:
         names = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
         sentences.append(f"Measurements that do not count: {names}.")
     return sentences
+
+
+def show(result: Result) -> None:
+    """Print *result* as the result of a command."""
+    console.result(f"{' '.join(verdict(result))}: {result.says}")
+    for gap in gaps(result):
+        console.result(f"  - {gap}")
+    for table in (ratios(result), figures(result)):
+        if table.rows:
+            rows = [row[: table.narrow] for row in table.rows]
+            console.table(table.title, table.heads[: table.narrow], rows, result=True)
+            console.result(table.note)
+
+
+def show_quick(look: QuickLook, title: str) -> None:
+    """Print a quick look under the *title*."""
+    rows = [figure_texts(figure) for figure in look.figures]
+    console.table(title, FIGURE_HEADS, rows, result=True)
+    console.result(look.disclaimer)

@@ -1,1 +1,0 @@
-"""Results of the throughput gate as a page, as Markdown for a release, and in a terminal."""
