@@ -74,6 +74,14 @@ def test_a_promise_counts_for_its_recipes_stack_and_concurrency(tmp_path: Path) 
         assert states(tmp_path, other) == [("effect-draft-fewer-words", "not-run", "effect-unmeasured", False)]
 
 
+def test_a_subject_may_promise_a_gain_of_its_own(tmp_path: Path) -> None:
+    """As a slimmer copy does, whatever its stack carries."""
+    promise = {"slim": effects.PromisedEffect(("plain",), "tpot", 1, 1.1)}
+    for differences, state in (((-0.09, -0.11, -0.1, -0.1, -0.105), "pass"), ((0.0, 0.001, 0.0, -0.001, 0.0), "fail")):
+        (check,) = throughput.effect_checks(result(*differences, recipe="plain"), tmp_path, promise)
+        assert (check.name, check.state) == ("effect-slim-1024-256-c1", state)
+
+
 def test_promises_share_the_error_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sixty promises, what excludes one at the rate of the gate decides nothing."""
     (promise,) = strict_yaml.parse(CARRIED, dict[str, dict[str, dict[str, effects.Effect]]], "carried")["s"]["vllm"].values()

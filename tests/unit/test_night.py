@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import chromium, refserved, standin, verdicts, wheels
+from tests.support import checkpoints, chromium, refserved, standin, verdicts, wheels
 from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.bench import report as view
+from sparkwright.bench.model import slim
+from sparkwright.bench.model.slim import Slimming
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import evidence, main
 from sparkwright.gates.core import ladder, page
@@ -125,6 +127,27 @@ def test_night_names_the_folder_in_which_a_repair_needs_a_precise_reference(
     named = re.search(r"--record\s+(\S+)/precise", capsys.readouterr().err)
     assert named
     assert Path(named[1]).parent == tmp_path / "cache" / "references"
+
+
+@pytest.mark.parametrize("other", ["other", "begun", "plain"])
+def test_a_model_that_is_no_slimmer_copy_of_the_one_it_is_compared_with_is_refused_before_anything_starts(
+    words: list[str], tmp_path: Path, other: str
+) -> None:
+    """Another model's copy, one that was not finished, and the model itself."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    config = {"model_type": "x", "num_hidden_layers": 1}
+    for folder, size in ((original, 64), (tmp_path / "other", 32)):
+        checkpoints.write(folder, config, [("model.layers.0.o_proj.weight", "BF16", [64, 64]), ("model.norm.weight", "BF16", [size])])
+    Slimming(tmp_path / "other" if other == "other" else original, "fp8").write(copy)
+    if other == "begun":
+        (copy / "config.json").unlink()
+    model = original if other == "plain" else copy
+    with refusal("slim-other-source"):
+        slim.read_record(model, original)
+    words = [str(model) if word == str(tmp_path / "model") else word for word in words]
+    with refusal("gate-unprepared"):
+        main.run([*words, "--only", "G5", "--against", str(original)])
+    assert not (tmp_path / "stock" / "launches").exists()
 
 
 def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: Path) -> None:

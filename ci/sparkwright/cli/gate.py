@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import watchdog
+from sparkwright.bench.model import slim
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import UNRESOLVED
@@ -100,7 +101,8 @@ _OPTIONS: options.Options = {
     "--against": {
         "type": Path,
         "metavar": "DIR",
-        "help": "a folder written by --record, instead of a reference that the night records",
+        "help": "a folder written by --record, instead of a reference that the night records; or "
+        "the model of which the night's is a slimmer copy",
     },
     "--task": {
         "default": "",
@@ -168,17 +170,25 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         msgspec.convert(vars(arguments), GateOptions),
         texts=options.prompts(context, arguments),
     )
+    if arguments.against and (arguments.against / "config.json").exists():
+        gate_options = replace(gate_options, against=None, original=arguments.against)
     if not arguments.wheel and not arguments.server:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     names = arguments.recipe.split()
     # Gates that look at the wheel alone need neither a model nor another wheel.
     serves = not set(ladder.SERVED).isdisjoint(arguments.only or ladder.SERVED)
     is_night = serves and not (arguments.serve or arguments.server or arguments.record)
-    options.refuse((
-        arguments.hours and not (names and is_night),
-        "--hours belongs to a night of a --recipe: without --serve, --server or --record, and with "
-        "a gate of a served model.",
-    ))  # fmt: skip
+    options.refuse(
+        (
+            gate_options.original and not (names and is_night),
+            "A model as --against belongs to a night of a --recipe.",
+        ),
+        (
+            arguments.hours and not (names and is_night),
+            "--hours belongs to a night of a --recipe: without --serve, --server or --record, and "
+            "with a gate of a served model.",
+        ),
+    )
     if arguments.dry_run:
         document = _check_request(context, arguments)
         if len(names) == 1 and is_night and gate_options.wheel:
@@ -236,9 +246,9 @@ def _spend_night(
         report = night.run(stock)
         if pack := night.make_pack():
             console.result(f"warm pack: {pack.text}")
-        canary.write(
-            context.store, context.output, night.ladder, night.reference, gate_options.profile
-        )
+        # That of an original says nothing of its copy.
+        reference = None if gate_options.original else night.reference
+        canary.write(context.store, context.output, night.ladder, reference, gate_options.profile)
         stem = report.wheel.removesuffix(".whl")
         files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
         bundle = night.page.with_suffix(".tar.gz")
@@ -280,6 +290,8 @@ def _prepare(
     if not gate_options.wheel:
         lacking.append(f"wheel: none in {context.output}. Build one: sparkwright build.")
     model = obtain("model", lambda: _model_folder(recipe, arguments.model_folder))
+    if model and (original := gate_options.original):
+        obtain("original", lambda: slim.read_record(model, original))
     # A dry run has asked this already, and the pipeline patches the sources behind it.
     if not arguments.dry_run:
         machine = _machine(arguments)

@@ -51,6 +51,8 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own_error: Standard error of a measurement by itself, as a share of the margin, at which it
             is long enough.
         longest_s: Seconds of a load that has more than the fewest requests.
+        slim_share: Of the gain that the bytes of a slimmer copy predict for one request, the share
+            that has to be there.
     """
 
     bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
@@ -67,6 +69,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag: Annotated[float, Meta(ge=0, le=4)]
     own_error: Share
     longest_s: Seconds
+    slim_share: Share
 
     def needed(
         self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool

@@ -34,6 +34,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.bench.statistics import evidence_path
 from sparkwright.cherry_picks import effects
+from sparkwright.cherry_picks.effects import PromisedEffect
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
@@ -172,7 +173,8 @@ class Experiment:
         resident = False
         if self._recipe:
             preflight.check(self._recipe, self._workloads, model, now=not gated)
-            resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, model)
+            larger = options.original or model
+            resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, larger)
         texts = dict[str, Path]()
         for cell in self.cells:
             if (cell.texts or self._drafted) and options.texts:
@@ -203,6 +205,7 @@ class Experiment:
             journal = self._journal(
                 resident,
                 model_digest(model),
+                options.original and model_digest(options.original),
                 host,
                 generator.name,
                 # The store names a file of prompts by its content.
@@ -225,6 +228,8 @@ class Experiment:
         """Yield how the servers ran and what they were asked, in words."""
         if self._options.baseline_python:
             yield "both servers stayed and took turns" if spec.resident else "one server at a time"
+        if original := self._options.original:
+            yield f"a slimmer copy against its original, {original.name}"
         if self._drafted:
             yield "real prompts, as tokens are drafted, of about 3/4 of the tokens of a cell's name"
 
@@ -242,7 +247,12 @@ class Experiment:
             profiler = kernel_trace.profiler_flags(self._profiles)
         gated = self._kind == "gate"
         for side, (python, wheel) in environments.items():
-            plan = launch_plan(options, self._recipe, python, MEASURED_FLAGS, gated=gated)
+            served = options
+            if options.original and side != "candidate":
+                # Under one name, as both are asked alike.
+                name = plans["candidate"].name
+                served = replace(options, serve=options.original, model=name)
+            plan = launch_plan(served, self._recipe, python, MEASURED_FLAGS, gated=gated)
             subject = subject_of(python, wheel, self._context.project.stack)
             subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
             plans[side] = replace(plan, flags=(*plan.flags, *profiler))
@@ -492,15 +502,17 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     return decided(name, message, state, reasons, figures, samples)
 
 
-def effect_checks(result: Result, root: Path) -> Iterator[Check]:
+def effect_checks(
+    result: Result, root: Path, own: Mapping[str, PromisedEffect] | None = None
+) -> Iterator[Check]:
     """
     Yield whether the gate of *result* shows the gains that changes of its stack promise for its
-    recipe, in the checkout *root*.
+    recipe, in the checkout *root*, and those that its *own* subject promises.
 
     It fails where less than the promise is shown, at the error rate of the gate, which all promises
     share. A gain that is neither shown nor excluded, or was not measured, decides nothing.
     """
-    promises = effects.promises(root, result.candidate.stack, result.recipe)
+    promises = {**effects.promises(root, result.candidate.stack, result.recipe), **(own or {})}
     promised = [
         (name, promise, cell, series)
         for name, promise in promises.items()

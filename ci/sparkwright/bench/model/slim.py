@@ -141,6 +141,24 @@ class SlimRecord(msgspec.Struct, frozen=True):
     shards: dict[str, ShardRecord] = {}
 
 
+def read_record(copy: Path, original: Path) -> SlimRecord:
+    """
+    Return the record of the *copy*, after a look at each shard of its *original*.
+
+    Raises:
+        slim-other-source: It is no finished copy of that model.
+        file-invalid: The record is damaged.
+    """
+    what = f"{copy} is no finished slimmer copy of {original}."
+    if not ((copy / RECORD).exists() and (copy / "config.json").exists()):
+        raise SlimError("slim-other-source", what)
+    record = read_json(copy / RECORD, SlimRecord)
+    for shard, hashes in record.shards.items():
+        if not (original / shard).exists() or sha256_file(original / shard) != hashes.source:
+            raise SlimError("slim-other-source", what, details=[shard])
+    return record
+
+
 class Slimming:
     """
     A slimmer copy of the model in *folder*, of which nothing is written yet.

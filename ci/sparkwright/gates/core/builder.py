@@ -16,12 +16,14 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit, read_subject
+from sparkwright.bench.model import slim
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks.effects import PromisedEffect
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -406,7 +408,21 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         root, stack = self._context.project.root, self._context.project.stack
         folders = [root / "forks" / stack / fork for fork in self._context.forks]
         patches = [patch for folder in folders for patch in series.load(folder)]
-        return tuple(change for patch in patches for change in patch.changes)
+        changes = tuple(change for patch in patches for change in patch.changes)
+        if self._options.original:
+            why = "layers of a slimmer copy have other formats than its original's"
+            changes = (DeclaredChange("kernels", "*", "", why), *changes)
+        return changes
+
+    @property
+    def _promised(self) -> dict[str, PromisedEffect]:
+        """The gain of a slimmer copy over its original: a share of what its bytes predict."""
+        options, share = self._options, self._policies.throughput.slim_share
+        if not (options.original and options.serve):
+            return {}
+        record = slim.read_record(options.serve, options.original)
+        gain = 1 + share * (record.read_before / record.read_after - 1)
+        return {"slim": PromisedEffect((options.recipe,), "tpot", 1, gain)}
 
     @property
     def _repairs(self) -> list[str]:
@@ -438,7 +454,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         self.evidence = sha256_file(path)
         return (
             *throughput.checks(result),
-            *throughput.effect_checks(result, self._context.project.root),
+            *throughput.effect_checks(result, self._context.project.root, self._promised),
             self._same_wheel("candidate-wheel", wheel, python),
             self._same_wheel("baseline-wheel", baseline, baseline_python),
         )

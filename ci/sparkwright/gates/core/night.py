@@ -177,7 +177,7 @@ class Night:
         self._recipe = recipes.load(context.project.root, options.recipe)
         self._subject, self._stock = wheels.read_subject(options.wheel), stock
         self._model, self._pythons = options.serve, pythons
-        self._resident = preflight.both_fit(self._recipe, self._model)
+        self._resident = preflight.both_fit(self._recipe, options.original or self._model)
         self._names = [name for name in GATES if name in (options.only or GATES)]
         #: The gates for which the reference is recorded; none if the user names it.
         self._comparing = [
@@ -194,16 +194,17 @@ class Night:
         options, store = self._options, self._context.store
         ours, stock = map(_packages, self._pythons)
         model, settings = model_digest(self._model), (options.flag, options.variable)
+        compared = model_digest(options.original) if options.original else model
         texts = sha256_file(options.texts) if options.texts and options.texts.exists() else ""
         machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
         shared = (
-            (self._recipe, self._policies, model, self._stock, stock, settings, options.task),
+            (self._recipe, self._policies, compared, self._stock, stock, settings, options.task),
             machine,
         )
         recorded = store.root / "references" / content_key("reference", shared)[:16]
         self.reference = options.against or recorded
         inputs = (
-            (self._subject.sha256, ours, options.profile, options.workload, texts),
+            (self._subject.sha256, ours, options.profile, options.workload, texts, model),
             (options.server_user, *shared),
         )
         self._folder = store.folder("night", content_key("night", inputs)[:16])
@@ -337,7 +338,10 @@ class Night:
             file,
         )
         if self._comparing:
-            self._record(replace(options, wheel=stock, python=stock_python))
+            model = options.original or options.serve
+            self._record(
+                replace(options, wheel=stock, python=stock_python, serve=model, original=None)
+            )
             options = replace(options, against=self.reference)
         options = replace(options, baseline=stock, baseline_python=stock_python)
         self._climb(options, [name for name in self._names if name in SERVED], file)

@@ -75,6 +75,8 @@ class GateOptions(msgspec.Struct, frozen=True):
         recipe: How the model is served (``ci/recipes``).
         profile: Of G4: the kind of model.
         against: The folder of the reference, which ``--record`` wrote.
+        original: The model of which *serve* is a slimmer copy; the reference and the baseline of G8
+            are of it.
         task: Of G6.
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
             environment that it is installed in.
@@ -97,6 +99,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     recipe: str = ""
     profile: str = "default"
     against: Path | None = None
+    original: Path | None = None
     task: str = "gsm8k"
     baseline: Path | None = None
     baseline_python: Path | None = None
@@ -148,7 +151,8 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         wheel: The sha256 of the wheel that it was installed from; empty if unknown.
-        model: A digest of the model's files; empty if unknown, which is the digest of no reference.
+        model: A digest of the model's files, of a slimmer copy those of its original; empty if
+            unknown, which is the digest of no reference.
         host: Facts of the machine that bear on the numbers (GPU, driver), by name.
         flags: Arguments of ``vllm serve``; None if unknown.
     """
@@ -244,7 +248,8 @@ class ServerUnderTest:
     @cached_property
     def identity(self) -> ServerIdentity:
         """What is known of the server from outside."""
-        folder = self._options.serve or self._options.model_folder
+        options = self._options
+        folder = options.original or options.serve or options.model_folder
         wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
         flags = None
         if self._options.serve and self._options.python:
