@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support import guides, publisher, standin, tufindex, wheels
+from tests.support import guides, processes, publisher, standin, tufindex, wheels
 from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
 
@@ -31,9 +32,12 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, s
     """Return the environment of a reader: this program is on the path, and git knows who they are."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     (tmp_path / "gitconfig").write_text("[user]\n\tname = Reader\n\temail = reader@example.org\n")
-    made = {name: value for name, value in os.environ.items() if not name.startswith(("SPARKWRIGHT_", "PYTEST_"))}
+    # With the tests' own PYTHONPATH, an installed client would be this checkout, which carries no index.
+    made = {name: value for name, value in os.environ.items() if not name.startswith(("SPARKWRIGHT_", "PYTEST_", "PYTHONPATH"))}
+    call = f"import sys; sys.path.insert(0, {str(DOCS.parents[1] / 'ci')!r}); from sparkwright.cli.main import main; sys.exit(main())"
+    program = processes.script(tmp_path / "bin" / "sparkwright", f"exec {sys.executable} -P -c {shlex.quote(call)} \"$@\"")
     return made | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SPARKWRIGHT_STATE_DIR": str(tmp_path / "state"),
+        "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}", "SPARKWRIGHT_STATE_DIR": str(tmp_path / "state"),
         "SPARKWRIGHT_CACHE_DIR": str(tmp_path / "cache"),
     }  # fmt: skip
 
@@ -79,7 +83,7 @@ DEMO = {"2026.11.1": "demo.1", "2026.11": "demo", "toy-cpu": "toy-cpu"}
 
 @pytest.mark.timeout(1500)
 def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> None:
-    """Wheels are built and proved as far as this machine can; then the same checkout publishes them, looks after them, and makes a site."""
+    """Wheels are built and proved as far as this machine can; then the same checkout publishes them."""
     (lab / "model").mkdir()
     # The demo's wheel is no vLLM, which alone can be served for the gates.
     guides.run(
@@ -104,7 +108,7 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
         here={"release promote": "verified-refused", "lab runner check": "github-unreachable"},
     )
 
-    assert (lab / "published" / "site" / "index.html").is_file()
+    assert (lab / "published" / "index" / "index.html").is_file()
 
 
 def test_add_a_patch_and_take_it_out(
@@ -175,7 +179,7 @@ def test_use_the_wheels(environment: dict[str, str], tmp_path: Path) -> None:
                 "vllm==0.33.0+spark.2026.11.pf71f110a.cu130": f"vllm=={wheel.version}",
             },
             # The small wheel of vLLM has no program.
-            here={"vllm serve": "tool-missing"},
+            here={"vllm serve": "tool-missing", "--warm": "pack-unknown"},
         )
 
     assert "2026.11.2" in said[2]

@@ -9,9 +9,6 @@ and install what they published.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,10 +34,6 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
 FOLDER = ROOT / ".github" / "workflows"
 URL = "https://releases.example/"
-#: Wheels and verdicts of a ladder that a real GPU passed, as ``docs/rehearsal`` records it; unset unless a person has them.
-PASSED = os.environ.get("SPARKWRIGHT_PASSED", "")
-#: Of this machine, before a server in the place of GitHub takes it away.
-AUTHORITIES = os.environ.get("SSL_CERT_FILE", "")
 
 
 class Lab:
@@ -214,33 +207,6 @@ def test_wheels_that_passed_what_their_policy_asks_are_verified(demo_session: Ru
     # A dry run makes no index, so it has no fingerprint to show.
     assert "fingerprint" not in lab.said("decide", "Decide")
     assert "mini_vllm-" in lab.published("index/simple/verified/mini-vllm/index.html")
-
-
-@pytest.mark.skipif(not PASSED, reason="not run: SPARKWRIGHT_PASSED names no folder with wheels that passed on a GPU")
-@pytest.mark.timeout(3000)
-def test_wheels_that_passed_for_real_are_verified(tmp_path: Path, host: githubapi.World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Wheels and verdicts of a real GPU go through decide, sign and push to the channel `verified`.
-
-    The folder has `stack`, a file with its name, `wheels`, `audited`, `gated`, and `project`: the files of the lab's checkout that are for
-    that GPU. For the rehearsal these are ci/release-9.0.yaml as ci/release.yaml, `arch: "9.0a"` and the label with `.sm90a` in stack.yaml, and
-    the arch rules and the audit policy of 9.0a under the names without it.
-    """
-    # The set of a real wheel is resolved with the package index, and not only with this machine.
-    monkeypatch.setenv("SSL_CERT_FILE", AUTHORITIES)
-    lab = Lab(tmp_path, Path(PASSED), {ADDRESS: host.api, UPLOADS: host.uploads})
-    lab.world.stub = {"request": {"result": "success", "outputs": {"began": "2026-11-23T00:00:00Z", "recipes": ""}}}
-    for kind, job, output in (("wheels", "build", "wheels"), ("audited", "audit", "verdicts"), ("gated", "gate", "verdicts")):
-        # An artifact's number begins with that of its run.
-        artifact = f"{lab.world.run_id + 1}{kind}"
-        folder = shutil.copytree(Path(PASSED, kind), lab.world.folder / "artifacts" / artifact / kind)
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-        lab.world.stub[job] = {"result": "success", "outputs": {output: artifact, "digests": json.dumps(digests)}}
-    results = lab.pipeline(stack=Path(PASSED, "stack").read_text().strip(), channel="verified")
-    assert results["decide"] == results["publish"] == "success", workflows.told(lab.world.steps)
-    [wheel] = Path(PASSED, "wheels").glob("vllm-*.whl")
-    assert wheel.name in {one.name for one in host.releases[1].assets.values()}
-    assert wheel.name.replace("+", "%2B") in lab.published("index/simple/verified/vllm/index.html")
 
 
 #: Starts a server as the gate does, and tries what a hostile one would.

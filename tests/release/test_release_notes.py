@@ -150,7 +150,7 @@ def page(record: Release, yanked: str) -> tuple[str, Elements]:
         title=record.name,
         state=state,
         url="https://a.example/",
-        link=lambda file: file.path,
+        link=lambda file, _: file.path,
         **view,
     )
     return text, Elements(text)

@@ -60,6 +60,21 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(tmp_path: Path) -> None:
     assert (tmp_path / "lib" / "libcudart.so").resolve() == tmp_path / "lib" / "libcudart.so.13"
 
 
+def test_tools_run_where_the_link_to_them_is_gone(mini: Mini, tmp_path: Path) -> None:
+    """As those that the demo installs, whose store has a link to the user's."""
+    wheel = wheels.plain(tmp_path, "tiny", "1", files={"tiny-1.data/scripts/tiny": b"#!python\nprint('runs')\n"})
+    context = dataclasses.replace(mini.context(), offline=True)
+    kept = package_index.path_of(context.store, sha256_file(wheel), wheel.name)
+    kept.parent.mkdir(parents=True)
+    wheel.rename(kept)
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "environments")
+    toolchain.install(context, tmp_path / "link" / "tools", [("tiny", wheel.name, sha256_file(kept))], "tools")
+    (tmp_path / "link").unlink()
+
+    assert subprocess.run([tmp_path / "environments" / "tools" / "bin" / "tiny"], capture_output=True, text=True, check=True).stdout == "runs\n"
+
+
 def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CMake would prefer the variable to its toolchain file, and compile host code for this machine; builds are keyed by its version."""
     processes.script(tmp_path / "g++-99", "echo g++ 99.1.0")

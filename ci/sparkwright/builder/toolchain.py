@@ -557,6 +557,8 @@ def install(
         command-failed: The installer failed.
     """
     log = context.store.folder("logs") / "environment.log"
+    # Scripts name their Python by this path, and the demo reaches the user's store by a link.
+    root = root.parent.resolve() / root.name
     # Offline and without dependencies: nothing but the lock may be resolved or fetched.
     env = process.clean_environment(
         UV_CACHE_DIR=str(context.store.root / "cache" / "uv"),

@@ -57,7 +57,7 @@ def write(index: IndexFolder) -> None:
             title=name,
             state=entry.state,
             url=index.facts.url,
-            link=lambda file: _link(file, 2),
+            link=_link,
             **view(entry.release, index.before(entry.release)),
         )
         _write(folder / "releases" / name / "index.html", page)
@@ -106,7 +106,7 @@ def _link(file: ReleaseFile, depth: int) -> str:
 
 def _write_page(folder: Path, title: str, **content: Sequence[object]) -> None:
     """Write a page of the simple API (PEP 503), of *projects* or of *wheels* with their yanks."""
-    page = template("simple.html").render(title=title, link=lambda file: _link(file, 3), **content)
+    page = template("simple.html").render(title=title, link=_link, **content)
     _write(folder / "index.html", page)
 
 

@@ -8,11 +8,11 @@ transaction, which refuses an index that moved meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -192,7 +192,7 @@ class Publisher:
             verdicts=verdicts,
             name=name,
             url=url,
-            address=host.url if host else lambda _: "",
+            host=host,
             published=published,
             before=earlier[-1] if earlier else None,
         )
@@ -366,9 +366,14 @@ class Publisher:
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
         return _changed(self._index())
 
-    def _changing(self, index: IndexFolder) -> AbstractContextManager[Transaction]:
-        """Yield a transaction; after its commit, the pages are written."""
-        return index.changing(self.keys, self.policy.file.roles, lambda: pages.write(self._index()))
+    @contextlib.contextmanager
+    def _changing(self, index: IndexFolder) -> Iterator[Transaction]:
+        """Yield a transaction; after its commit, the pages are written under the same lock."""
+        change = Transaction(index, self.keys, self.policy.file.roles)
+        with index.locked():
+            yield change
+            change.commit()
+            pages.write(self._index())
 
     def _url(self, index: IndexFolder, requested: str) -> str:
         """Return the address of *index*: the one it has, that of the policy, or *requested*."""

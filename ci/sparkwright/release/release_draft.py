@@ -5,7 +5,7 @@ where they come from, and the locked sets around them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
 from sparkwright.release import decision, locked_set, pages, wheel_facts
 from sparkwright.release.errors import ReleaseError
+from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.policy import ReleasePolicy, SetRule
 
 #: What the files of a release hold, wheels not included.
@@ -165,7 +166,7 @@ def draft(
     verdicts: Path | None,
     name: str,
     url: str,
-    address: Callable[[str], str],
+    host: GitHubAssets | None,
     published: Mapping[str, ReleaseWheel],
     before: Release | None,
 ) -> Release:
@@ -175,8 +176,7 @@ def draft(
     Args:
         verdicts: The folder of the gates' files; None for beside each wheel.
         name: Of the release.
-        url: The address of the index. *address*: returns the address of a new wheel at another
-            host by its file name; empty for the index.
+        url: The address of the index. *host*: where new wheels go; None for the index.
         published: The wheels of the index, by file name.
         before: The release of the same stack before it.
 
@@ -196,7 +196,7 @@ def draft(
             name=facts.name,
             size=facts.size,
             sha256=facts.sha256,
-            url=earlier.url if earlier else address(facts.name),
+            url=_address(facts.name, earlier, host),
             fork=facts.source.name,
             project=facts.project,
             version=facts.version,
@@ -236,6 +236,13 @@ def draft(
     locks = [data for file, data in contents.items() if file.name.startswith("pylock.")]
     release = replace(release, packs=warm_packs(proofs, folders, locks, contents))
     return with_notes(release, before, contents)
+
+
+def _address(name: str, published: ReleaseWheel | None, host: GitHubAssets | None) -> str:
+    """Return where the wheel *name* lies or is going to lie; empty for the index."""
+    if published:
+        return published.url
+    return host.url(name) if host else ""
 
 
 def _require_installable(

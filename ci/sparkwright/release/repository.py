@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -319,14 +319,9 @@ class IndexFolder:
                 )
 
     @contextlib.contextmanager
-    def changing(
-        self, keys: Keys, roles: Roles, then: Callable[[], object] = lambda: None
-    ) -> Iterator[Transaction]:
+    def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
         """
         Yield a transaction that is committed at the end of the block, if that raises nothing.
-
-        Args:
-            then: Called after the commit, under the lock.
 
         Raises:
             key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
@@ -336,7 +331,6 @@ class IndexFolder:
         with self.locked():
             yield transaction
             transaction.commit()
-            then()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
