@@ -54,6 +54,8 @@ EVIDENCE = (
     "stores/*/logs/**/*",
     "stores/*/records/**/*",
     "effects/**/*",
+    "warm/*/*.json",
+    "warm/*/*.log",
     "models/*/config.json",
     "environments/*/fault.json",
 )

@@ -46,6 +46,12 @@ case $step in
     own_store
     python tool -P "$root/program/ci/bench/effects.py" "$name" --ours "$environments/candidate/bin/python" --stock "$environments/stock/bin/python" \
       --wheel "$candidate" --baseline "$stock" --model "$root/models/$model" --cache-dir "$store" --output "$root/effects" "${@:5}" ;;
+  warm)
+    # NAME: a label. What a warm pack saves a server of MODEL, by ci/bench/warm_pack.py. WORDS: its options
+    rm -rf "$root/warm/$name"
+    mkdir -p "$root/warm"
+    python tool -P "$root/program/ci/bench/warm_pack.py" --python "$environments/candidate/bin/python" --model "$root/models/$model" \
+      --output "$root/warm/$name" --variable VLLM_USE_FLASHINFER_SAMPLER=0 --flag=--max-model-len=4096 --flag=--gpu-memory-utilization=0.4 "${@:5}" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

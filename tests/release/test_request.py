@@ -11,11 +11,11 @@ from tests.refusals import refusal
 from tests.support import verdicts as made
 from tests.support import wheels
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.cli import main
 from sparkwright.cli.options import checkout
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import TRANSIENT
-from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict, not_run
 from sparkwright.release import policy, request
 

@@ -15,10 +15,10 @@ from tests.server.test_night import ROOT, edited_copy
 from tests.support import refserved
 from tests.unit.test_slim import COMPRESSED, FORMATS, MODELOPT, dequantised, model, tensors
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.model.slim import Slimming
 from sparkwright.gates import distributions
 from sparkwright.gates.core import ladder
-from sparkwright.gates.core.server_under_test import model_digest
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.server

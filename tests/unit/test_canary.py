@@ -20,12 +20,13 @@ from tests.support import processes, standin, verdicts, wheels
 from tests.support.byte_model_server import ByteModelServer, Message, called, only, sound_talk
 from tests.support.standin import Machine, _machine, _standin
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.cli import gate, main
 from sparkwright.client.environment import CANARY
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.gates import logprobs
-from sparkwright.gates.core.server_under_test import ServerIdentity, model_digest
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.dirty_text import SampledAnswer, StockText
 from sparkwright.gates.distributions import LogprobsPolicy

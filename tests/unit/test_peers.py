@@ -20,6 +20,7 @@ from tests.support.processes import until
 from tests.support.standin import Machine, _standin, free_port
 from tests.support.standin import model as make_model
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import peers
 from sparkwright.bench.server.launch import Server
@@ -124,12 +125,12 @@ def test_digest_of_a_model_is_of_what_vllm_reads(tmp_path: Path) -> None:
     cache.mkdir()
     for path in model.iterdir():
         (cache / path.name).symlink_to(path)
-    digest = peers.digest(model)
+    digest = model_digest(model)
     (model / "README.md").write_text("x")
-    assert peers.digest(model) == peers.digest(cache) == digest
+    assert model_digest(model) == model_digest(cache) == digest
     config = model / "config.json"
     config.write_text(config.read_text() + " ")
-    assert peers.digest(model) != digest
+    assert model_digest(model) != digest
 
 
 def test_model_that_differs_is_said_on_both_machines(tmp_path: Path, standin: Path) -> None:
@@ -145,7 +146,7 @@ def test_model_that_differs_is_said_on_both_machines(tmp_path: Path, standin: Pa
             _, said = machine.started[0].communicate(timeout=120)
             assert machine.started[0].returncode == 1
             assert "peers-differ" in said
-            assert f"model at {HERE}: {peers.digest(machines[1].model)}" in "".join(said.split("\n")).replace("    ", "")
+            assert f"model at {HERE}: {model_digest(machines[1].model)}" in "".join(said.split("\n")).replace("    ", "")
         assert first.returncode == 1
     finally:
         for machine in machines:

@@ -26,6 +26,7 @@ from tests.support import checkpoints, packs, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
 from tests.support.standin import Machine, _machine, _standin
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import flags, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan, Server
@@ -40,7 +41,6 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
 from sparkwright.core.process import CACHES
-from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.serving import health, launch, models
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan

@@ -18,7 +18,7 @@ from tests.support.packs import KEY
 
 from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
-from sparkwright.bench.server.warm_pack import Additions, PackInvalid
+from sparkwright.bench.server.warm_pack import PackInvalid
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
 from sparkwright.core.process import CACHES
@@ -121,12 +121,12 @@ def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pa
     warm_pack.prepare(release, packed)
     overlay = warm_pack.overlay(release, packed)
     before = tree(release / CACHES / PACKS)
-    assert warm_pack.additions(overlay) == Additions(0, 0)
+    assert warm_pack.additions(overlay) == (0, 0)
     # The graph is written again, and a kernel and a table are new; a lock counts for nothing.
     packs.start(overlay, packs.GRAPH, "triton/CD/new.cubin", ".cache/flashinfer/autotune/v2/y.json", "vllm/b.lock")
-    assert warm_pack.additions(overlay) == Additions(2, 1)
+    assert warm_pack.additions(overlay) == (2, 1)
     warm_pack.prepare(release, packed)
-    assert warm_pack.additions(overlay) == Additions(2, 1)
+    assert warm_pack.additions(overlay) == (2, 1)
     assert tree(release / CACHES / PACKS) == before
 
 

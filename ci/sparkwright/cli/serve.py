@@ -552,8 +552,8 @@ def _explain_start(warm: Path | None) -> None:
         if start.ready:
             _show_parts(start.parts())
         if start.ready and warm:
-            made = warm_pack.additions(warm)
-            console.result(f"with the warm pack: {made.compiled} compiled, {made.tuned} tuned")
+            compiled, tuned = warm_pack.additions(warm)
+            console.result(f"with the warm pack: {compiled} compiled, {tuned} tuned")
     os._exit(0)
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
@@ -48,7 +49,6 @@ from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
     launch_plan,
-    model_digest,
 )
 from sparkwright.gates.core.verdict import (
     Check,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.bench.machine import watchdog
-from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.model.checkpoint import ModelError, model_digest
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe, RecipeError
@@ -22,7 +22,6 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import SERVED, is_transient
-from sparkwright.gates.core.server_under_test import model_digest
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.release import policy as release_policy
 from sparkwright.release.errors import ReleaseError

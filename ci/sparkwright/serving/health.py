@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 import psutil
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.client.environment import CANARY
 from sparkwright.core.errors import UsageError
@@ -152,7 +153,6 @@ def compare_with_canary(url: str, root: Path, key: str = "") -> str:
         file-invalid: What the release recorded, or a policy, is damaged.
     """
     # These compute with scipy, for which no other check waits.
-    from sparkwright.gates.core.server_under_test import model_digest
     from sparkwright.release import canary
 
     began = time.monotonic()

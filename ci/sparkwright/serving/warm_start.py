@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
@@ -25,8 +26,6 @@ def choose(
     Args:
         make: Also make its overlay, without which it is none.
     """
-    from sparkwright.gates.core.server_under_test import model_digest
-
     marker, root = environment.marker, environment.prefix.resolve()
     if marker is None or recipe is None or not plan.model.is_dir():
         return None, ""

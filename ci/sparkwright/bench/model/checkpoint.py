@@ -20,12 +20,15 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.files import list_folder, read_bytes
+from sparkwright.core.files import canonical, list_folder, read_bytes, sha256_bytes
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
 HEADER = 100_000_000
 #: Bytes of config.json, and of the index; that of a model with 90,000 tensors has 9 MB.
 CONFIG, INDEX = 4 << 20, 64 << 20
+#: Ends of the names of files that vLLM reads, and the bytes of each that its digest covers.
+READ = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".bin")
+BEGINNING = 16 << 20
 #: DeepSeek-V3 in NVFP4 has about 180,000 tensors.
 MOST_TENSORS = 2_000_000
 #: Bytes of a file of headers.
@@ -313,3 +316,19 @@ def decode(name: str, data: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
         raise invalid(f"{name} is no JSON of the expected form.", details=[error]) from error
+
+
+def model_digest(model: Path) -> str:
+    """
+    Return a digest of the files in the folder *model* that vLLM reads: names, sizes, and the first
+    16 MiB, which hold configuration, tokenizer and the tensors' names and places.
+
+    Hundreds of gigabytes are not read for each run: other numbers behind are not noticed.
+    """
+    parts = list[tuple[str, int, str]]()
+    for path in sorted(model.iterdir()):
+        if path.name.endswith(READ) and path.is_file():
+            with path.open("rb") as stream:
+                digest = sha256_bytes(stream.read(BEGINNING))
+            parts.append((path.name, path.stat().st_size, digest))
+    return sha256_bytes(canonical(parts))

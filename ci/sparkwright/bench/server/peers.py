@@ -10,7 +10,6 @@ stay open: one that closes ends the servers of all machines, since vLLM itself w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import ClassVar
 import msgspec
 import psutil
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.client.environment import installed_at
 from sparkwright.core.console import console
@@ -28,8 +28,8 @@ from sparkwright.core.process import Limits, run_limited
 
 #: Seconds within which all machines must be there, and the link must be measured. Proposed.
 PATIENCE, MEASURING = 1800.0, 120.0
-#: Bytes of a message of statements, and of the beginning of a file that its digest covers.
-LARGEST, BEGINNING = 1 << 20, 16 << 20
+#: Bytes of a message of statements.
+LARGEST = 1 << 20
 #: The least share of the speed that the interfaces state. 200 Gb/s are 25 GB/s: what takes another
 #: way, of 10 Gb/s, is below. Proposed.
 SLOWEST = 0.05
@@ -38,8 +38,6 @@ EXECUTOR, HOSTS = "--distributed-executor-backend", "--nnodes"
 PLACE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 #: Those that each machine has for itself.
 OWN = ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--node-rank", "--headless")
-#: Ends of the names of files that vLLM reads of a model.
-READ = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".bin")
 #: Run by the Python that serves: prints the bytes that an all-reduce moves in a second. NCCL uses
 #: what vLLM will use.
 _LINK = """\
@@ -216,25 +214,12 @@ def state(machines: Machines, python: Path, model: Path, words: Sequence[str]) -
         machines.address,
         machines.rank,
         f"{marker.name}, {marker.key}" if marker else f"vLLM {wheel_identity.version(python)}",
-        digest(model),
+        model_digest(model),
         tuple(words),
         card.mtu,
         Path("/sys/class/net", name, "device", "infiniband").is_dir(),
         card.speed / 1000,
     )
-
-
-def digest(model: Path) -> str:
-    """
-    Return a digest of the files in the folder *model*: names, sizes, and the first 16 MiB, which
-    hold configuration, tokenizer and the tensors' names and places, but not all numbers.
-    """
-    result = hashlib.sha256()
-    for path in sorted(path for path in model.glob("*") if path.name.endswith(READ)):
-        with path.open("rb") as stream:
-            result.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            result.update(stream.read(BEGINNING))
-    return result.hexdigest()
 
 
 def gather(

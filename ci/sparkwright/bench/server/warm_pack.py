@@ -19,7 +19,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import msgspec
 import platformdirs
 import zstandard
 from msgspec.structs import replace
@@ -74,13 +73,6 @@ PROMPT, TOKENS = "The capital of France is", 32
 
 class PackInvalid(Exception):
     """A pack cannot be used; the text says why."""
-
-
-class Additions(msgspec.Struct, frozen=True):
-    """What a server made although it had a pack: graphs and kernels, and tuned tables."""
-
-    compiled: int
-    tuned: int
 
 
 def pack_key(plan: LaunchPlan, recipe: str, model: str, marker: Marker) -> PackKey:
@@ -215,7 +207,7 @@ def collect(root: Path, archive: Path) -> tuple[int, int]:
         compressor.stream_writer(sink, closefd=False) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in _files(root):
+        for path in pack_files(root):
             relative = path.relative_to(root / CACHES)
             info = tarfile.TarInfo(relative.as_posix())
             with path.open("rb") as content:
@@ -225,7 +217,7 @@ def collect(root: Path, archive: Path) -> tuple[int, int]:
     return size, tables
 
 
-def _files(root: Path) -> list[Path]:
+def pack_files(root: Path) -> list[Path]:
     """Return the files below the caches of *root* that a pack holds, sorted."""
     paths = list[Path]()
     for path in (root / CACHES).rglob("*"):
@@ -240,15 +232,18 @@ def _is_table(relative: Path) -> bool:
     return not set(TABLES).isdisjoint(relative.parts) or relative.name.endswith(".best_config")
 
 
-def additions(root: Path) -> Additions:
-    """Return what servers compiled and tuned in the overlay *root* that its pack did not hold."""
+def additions(root: Path) -> tuple[int, int]:
+    """
+    Return how many graphs and kernels servers compiled, and how many tables they tuned, in the
+    overlay *root* that its pack did not hold.
+    """
     compiled = tuned = 0
-    for path in _files(root):
+    for path in pack_files(root):
         if path.stat().st_mtime != EPOCH:
             relative = path.relative_to(root / CACHES)
             tuned += _is_table(relative)
             compiled += path.suffix in KERNELS or path.name == GRAPH
-    return Additions(compiled, tuned)
+    return compiled, tuned
 
 
 def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
@@ -273,7 +268,7 @@ def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
         unpack(archive, size, warm / CACHES)
         _give(plan, Path(name), warm)
         warm_s, answer = _start(plan, warm, logs / "warm.log")
-        made = additions(warm)
+        compiled, tuned = additions(warm)
     if answer != expected:
         raise PackInvalid(
             f"the server answers {answer!r:.80} with it, and {expected!r:.80} without"
@@ -287,8 +282,8 @@ def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
         tables=tables,
         cold_s=round(cold_s, 1),
         warm_s=round(warm_s, 1),
-        compiled=made.compiled,
-        tuned=made.tuned,
+        compiled=compiled,
+        tuned=tuned,
     )
 
 

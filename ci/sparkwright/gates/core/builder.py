@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit, read_subject
 from sparkwright.bench.model import slim
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
@@ -52,7 +53,6 @@ from sparkwright.gates.core.server_under_test import (
     ServerUnderTest,
     launch_plan,
     measure_pace,
-    model_digest,
 )
 from sparkwright.gates.core.verdict import (
     Check,

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
 from sparkwright.bench import results
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric
@@ -53,7 +54,6 @@ from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
     launch_plan,
-    model_digest,
 )
 from sparkwright.gates.core.verdict import Check, Ladder, not_run
 

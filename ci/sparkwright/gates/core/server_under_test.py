@@ -21,13 +21,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import LARGEST, T, canonical, read_json, sha256_bytes, sha256_file
+from sparkwright.core.files import LARGEST, T, read_json, sha256_file
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -257,20 +258,6 @@ class ServerUnderTest:
             flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
         model = model_digest(folder) if folder else ""
         return ServerIdentity(wheel, model, self._host, flags)
-
-
-def model_digest(folder: Path) -> str:
-    """
-    Return a digest of the model's files in *folder*: name, size and first 16 MiB of each.
-
-    Hundreds of gigabytes are not read for each run; a shard of equal size and header with other
-    numbers behind them is not noticed.
-    """
-    parts = []
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with path.open("rb") as stream:
-            parts.append((path.name, path.stat().st_size, sha256_bytes(stream.read(16 * 1024**2))))
-    return sha256_bytes(canonical(parts))
 
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
