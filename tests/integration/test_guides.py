@@ -85,13 +85,13 @@ DEMO = {"2026.11.1": "demo.1", "2026.11": "demo", "toy-cpu": "toy-cpu"}
 def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> None:
     """Wheels are built and proved as far as this machine can; then the same checkout publishes them."""
     (lab / "model").mkdir()
-    # The demo's wheel is no vLLM, which alone can be served for the gates.
+    # Model and data set of the recipe are not on this machine.
     guides.run(
         DOCS / "build.md",
         lab,
         environment,
         {**DEMO, "MODEL": "model"},
-        here={"--recipe": "environment-unusable"},
+        here={"--recipe": "gate-unprepared"},
     )
     guides.run(
         DOCS / "run-a-lab.md",

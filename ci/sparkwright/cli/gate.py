@@ -68,6 +68,7 @@ _OPTIONS: options.Options = {
         "what the night does in minutes if one recipe is named, and a wheel is there",
     },
     "--gpu": {
+        "default": "",
         "metavar": "CAPABILITY",
         "help": "with --dry-run: of the machine that will gate, or `none` (default: this machine)",
     },
@@ -77,6 +78,7 @@ _OPTIONS: options.Options = {
         "help": "with --dry-run: the channel that is to be reached (default: %(default)s)",
     },
     "--server-user": {
+        "default": "",
         "metavar": "USER",
         "help": "user that servers run as, by root or by sudo without a password; it can write no "
         "verdict",

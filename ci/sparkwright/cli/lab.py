@@ -28,6 +28,7 @@ _OPTIONS: Mapping[str, options.Options] = {
             "configuration",
         },
         "--repository": {
+            "default": "",
             "metavar": "OWNER/NAME",
             "help": "repository whose jobs run on the lab's machines (default: that of runner.env)",
         },
@@ -61,10 +62,12 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "platform of the image (default: %(default)s)",
         },
         "--base": {
+            "default": "",
             "metavar": "IMAGE",
             "help": "base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
         },
         "--push": {
+            "default": "",
             "metavar": "REPOSITORY",
             "help": "push the image there as RELEASE-ARCHITECTURE, and show its digest",
         },

@@ -45,7 +45,11 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "name of a model on the hub, folder, or file of --save; only the headers of "
             "its weights are read",
         },
-        "--revision": {"metavar": "NAME", "help": "commit or branch on the hub (default: main)"},
+        "--revision": {
+            "default": "",
+            "metavar": "NAME",
+            "help": "commit or branch on the hub (default: main)",
+        },
         "--save": {"type": Path, "metavar": "FILE", "help": "write the headers to this file"},
         "--drafts": {
             "type": options.number(int, 0, prediction.MOST_DRAFTS),

@@ -76,7 +76,7 @@ _OUTPUT: Options = {
 #: Of the commands that work on a checkout.
 _CHECKOUT: Options = {
     "--stack": {"default": None, "help": f"which stack (default: {DEFAULT_STACK})"},
-    "--arch": {"help": "CUDA architecture to build for (default: the stack's)"},
+    "--arch": {"default": "", "help": "CUDA architecture to build for (default: the stack's)"},
     "--fork": {**REPEATED, "metavar": "FORK", "help": "only this fork; may be repeated"},
     "--source": {
         "choices": ("auto", "git", "sdist", "wheel"),
@@ -120,7 +120,7 @@ SERVER: Options = {
 }
 #: Of ``bench`` and ``gate``: recipe, server, workloads and output folder.
 MEASURING: Options = {
-    "--recipe": {"metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
+    "--recipe": {"default": "", "metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
     "--serve": {
         "type": Path,
         "metavar": "DIR",
@@ -132,6 +132,7 @@ MEASURING: Options = {
         "help": "Python of the environment that the wheel is installed in",
     },
     "--model": {
+        "default": "",
         "metavar": "NAME",
         "help": "name under which the model is served (default: its own)",
     },
@@ -176,12 +177,10 @@ MEASURING: Options = {
 
 
 def add(parser: argparse._ActionsContainer, table: Options) -> None:
-    """Add the options of *table*; plain text is empty by default."""
+    """Add the options of *table*."""
     for names, settings in table.items():
-        plain = settings.keys().isdisjoint(("action", "choices", "default", "nargs", "type"))
         flags = (names,) if isinstance(names, str) else names
-        default: dict[str, Any] = {"default": ""} if plain else {}
-        parser.add_argument(*flags, **default, **settings)
+        parser.add_argument(*flags, **settings)
 
 
 def define(

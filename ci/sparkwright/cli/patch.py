@@ -36,10 +36,12 @@ _OPTIONS: Mapping[str, options.Options] = {
     "patch pick": {
         "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
         "--reason": {
+            "default": "",
             "metavar": "TEXT",
             "help": "reason for carrying or watching it (required for a new record)",
         },
         "--drop-when": {
+            "default": "",
             "metavar": "TEXT",
             "help": "condition for dropping it (required for a new record)",
         },
@@ -54,6 +56,7 @@ _OPTIONS: Mapping[str, options.Options] = {
     },
     "patch rebase": {
         "--onto": {
+            "default": "",
             "metavar": "NAME",
             "help": "release, branch, tag or commit (default: the locked source)",
         },
@@ -83,7 +86,12 @@ _OPTIONS: Mapping[str, options.Options] = {
     },
     "patch bump": {
         **options.FORCE_PIN,
-        "--to": {"required": True, "metavar": "VERSION", "help": "the release, or `newest`"},
+        "--to": {
+            "default": "",
+            "required": True,
+            "metavar": "VERSION",
+            "help": "the release, or `newest`",
+        },
         "--drop": {
             **options.REPEATED,
             "metavar": "PATCH",

@@ -61,6 +61,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         },
         "--unsent": {**options.FLAG, "help": "leave new wheels to `release upload`"},
         "--url": {
+            "default": "",
             "metavar": "URL",
             "help": "address of a new index (default: `url` in ci/release.yaml)",
         },
@@ -83,7 +84,11 @@ _OPTIONS: Mapping[str, options.Options] = {
     "release yank": {
         **_SIGNING,
         **_RELEASE,
-        "--reason": {"metavar": "TEXT", "help": "why, in a line that people and pip show"},
+        "--reason": {
+            "default": "",
+            "metavar": "TEXT",
+            "help": "why, in a line that people and pip show",
+        },
     },
     "release prune": {
         **_SIGNING,

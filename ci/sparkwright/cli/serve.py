@@ -186,6 +186,7 @@ _OPTIONS: options.Options = {
     },
     "--list": {**options.FLAG, "help": "only show which servers run here, and their memory"},
     "--copy-model": {
+        "default": "",
         "metavar": "HOST",
         "help": "only copy the model to the same folder on HOST by rsync, and compare all bytes; "
         "HOST may be its address on the fast link",
