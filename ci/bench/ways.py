@@ -31,10 +31,10 @@ from sparkwright.cherry_picks import series
 from sparkwright.cli import main as command_line
 from sparkwright.cli import options as command_options
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve
 from sparkwright.forks.stack import render_lock
+from sparkwright.gates.core.verdict import GateError
 
 sys.path.append(str(measure.ROOT))
 
@@ -152,15 +152,19 @@ def serve(folder: Path) -> Callable[[], object]:
 
 
 def gate(folder: Path) -> Callable[[], object]:
-    """Return the work of the gate of the kernels; that of the stand-in does not pass."""
-    from tests.support import standin
+    """Return the work of the gate of the kernels; a server that is no vLLM does not pass."""
+    from tests.support import refserved
+    from tests.support.fake_openai_server import Behaviour
 
-    python, model = standin.environment(folder / "environment"), standin.model(folder / "model")
+    python, model = refserved.environment(folder / "environment", Behaviour()), folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
     words = ("gate", "--only", "G3", "--recipe", RECIPE, "--serve", model, "--python", python)
     places = ("--cache-dir", folder / "cache", "--output", folder / "out")
 
     def work() -> None:
-        with contextlib.suppress(SparkwrightError):
+        # Any other error is no verdict.
+        with contextlib.suppress(GateError):
             run(*words, *places)
 
     return work

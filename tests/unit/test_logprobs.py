@@ -226,18 +226,23 @@ def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
     )
 
 
-@pytest.mark.parametrize(("name", "most"), [("cached-prefix", 1), ("shared-prefix", 0)])
-def test_cache_that_finds_less_than_a_sound_one_fails(server: ByteModelServer, known: Reference, tmp_path: Path, name: str, most: int) -> None:
-    """A repeated prompt finds two of three blocks at least, and shared ones half of what the stock wheel finds."""
+def finds(server: ByteModelServer, change: Callable[[int, int], int]) -> None:
+    """Let *server* find in its cache what *change* makes of the tokens that a sound one finds, and of those of the prompt."""
     sound = server.reuse
 
-    def poor(salt: str, prompt: list[int]) -> int:
+    def reuse(salt: str, prompt: list[int]) -> int:
         before = server.counts["vllm:prefix_cache_hits_total"]
-        found = min(sound(salt, prompt), most * byte_model_server.BLOCK)
+        found = change(sound(salt, prompt), len(prompt))
         server.counts["vllm:prefix_cache_hits_total"] = before + found
         return found
 
-    server.reuse = poor  # type: ignore[method-assign]
+    server.reuse = reuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("name", "most"), [("cached-prefix", 1), ("shared-prefix", 0)])
+def test_cache_that_finds_less_than_a_sound_one_fails(server: ByteModelServer, known: Reference, tmp_path: Path, name: str, most: int) -> None:
+    """A repeated prompt finds two of three blocks at least, and shared ones half of what the stock wheel finds."""
+    finds(server, lambda found, _: min(found, most * byte_model_server.BLOCK))
     found = compared(server, known, tmp_path)[name]
 
     assert (found.state, found.reason) == ("fail", "prefix-cache-unused")
@@ -245,15 +250,8 @@ def test_cache_that_finds_less_than_a_sound_one_fails(server: ByteModelServer, k
 
 def test_cache_that_finds_a_block_less_than_the_stock_wheel_in_some_prompts_passes(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
     """Which blocks are still there differs from run to run."""
-    sound, calls = server.reuse, itertools.count()
-
-    def shared(salt: str, prompt: list[int]) -> int:
-        before = server.counts["vllm:prefix_cache_hits_total"]
-        found = max(0, sound(salt, prompt) - byte_model_server.BLOCK * (next(calls) % 3 == 0))
-        server.counts["vllm:prefix_cache_hits_total"] = before + found
-        return found
-
-    server.reuse = shared  # type: ignore[method-assign]
+    calls = itertools.count()
+    finds(server, lambda found, _: max(0, found - byte_model_server.BLOCK * (next(calls) % 3 == 0)))
     found = compared(server, known, tmp_path)["shared-prefix"]
     (hits,) = (figure.value for figure in found.figures if figure.name == "tokens found in the cache")
 
@@ -263,44 +261,21 @@ def test_cache_that_finds_a_block_less_than_the_stock_wheel_in_some_prompts_pass
 
 def test_cache_of_a_hybrid_model_is_used_where_it_has_a_state(server: ByteModelServer, tmp_path: Path) -> None:
     """vLLM keeps the state at the last whole block of a prompt, with drafts one block before; the stock wheel says so."""
-    sound, block = server.reuse, byte_model_server.BLOCK
-
-    def hybrid(salt: str, prompt: list[int]) -> int:
-        before = server.counts["vllm:prefix_cache_hits_total"]
-        found = 2 * block if sound(salt, prompt) == 3 * block else 0
-        server.counts["vllm:prefix_cache_hits_total"] = before + found
-        return found
-
-    server.reuse = hybrid  # type: ignore[method-assign]
+    block = byte_model_server.BLOCK
+    finds(server, lambda found, _: 2 * block * (found == 3 * block))
     reference = logprobs.record(POLICY, server.client, OFFICIAL)
     found = compared(server, reference, tmp_path)
 
     assert {found[name].state for name in logprobs.CACHED} == {"pass"}
 
 
-def test_cache_that_gives_a_block_beyond_the_shared_ones_fails(
-    server: ByteModelServer, known: Reference, tmp_path: Path
-) -> None:
+def test_cache_that_gives_a_block_beyond_the_shared_ones_fails(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
     """A prompt that leaves another one token before the edge of a block shares no block that ends there."""
-    sound = server.reuse
+    block = byte_model_server.BLOCK
+    finds(server, lambda found, length: found + block * (0 < found < length - block))
+    found = compared(server, known, tmp_path)["shared-prefix"]
 
-    def generous(salt: str, prompt: list[int]) -> int:
-        found = sound(salt, prompt)
-        more = (
-            byte_model_server.BLOCK
-            if found and found + byte_model_server.BLOCK < len(prompt)
-            else 0
-        )
-        server.counts["vllm:prefix_cache_hits_total"] += more
-        return found + more
-
-    server.reuse = generous  # type: ignore[method-assign]
-    found = compared(server, known, tmp_path)
-
-    assert (found["shared-prefix"].state, found["shared-prefix"].reason) == (
-        "fail",
-        "cache-differs",
-    )
+    assert (found.state, found.reason) == ("fail", "cache-differs")
 
 
 #: The stock wheel reads a scale wrongly; what ours computes, and what the checks of the distributions say of it.

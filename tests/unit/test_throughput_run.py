@@ -361,18 +361,6 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     assert counted[0] == counted[1]
 
 
-def test_a_complete_launch_survives_a_kill_and_an_interrupted_one_is_measured_again(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    assert processes.exit_code(lambda: ran(journal, fragile(5), resident=False)) == -signal.SIGKILL
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
-    assert len(legs(journal)) == 4
-    ran(journal, fragile(now=1000.0), resident=False)
-    first = [leg for leg in legs(journal) if leg.block == CONTROL_BLOCK]
-    assert [leg.counts for leg in first] == [True] * 8
-    assert len({leg.launch for leg in first}) == 4
-
-
 def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     """
     Measurements in a hidden slow state are repeated, the candidate passes; one that stays is given up. One that is wrong by itself is not

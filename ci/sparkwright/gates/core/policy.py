@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy import AccuracyPolicy
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
-from sparkwright.gates.core.verdict import Declared, GateError
+from sparkwright.gates.core.verdict import Declared, GateError, declarations
 from sparkwright.gates.device import DevicePolicy
 from sparkwright.gates.distributions import LogprobsPolicy
 from sparkwright.gates.numerics import NumericsPolicy
@@ -98,7 +97,7 @@ def declared(gate: str) -> tuple[Declared, ...]:
 
 def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
     """
-    Raise unless each of *names*, a gate and a name or pattern of checks, can pass at that gate.
+    Raise unless each of *names*, a gate and a check, is declared by that gate and can pass there.
 
     Raises:
         policy-unknown-check: One cannot.
@@ -106,11 +105,7 @@ def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
     unknown = [
         f"{gate}: {name}"
         for gate, name in names
-        if not any(
-            fnmatchcase(entry.name, name) or fnmatchcase(name, entry.name)
-            for entry in declared(gate)
-            if entry.role == "decides"
-        )
+        if not any(entry.role == "decides" for entry in declarations(declared(gate), name))
     ]
     if unknown:
         raise GateError(
