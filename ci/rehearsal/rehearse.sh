@@ -52,6 +52,11 @@ case $step in
     mkdir -p "$root/warm"
     python tool -P "$root/program/ci/bench/warm_pack.py" --python "$environments/candidate/bin/python" --model "$root/models/$model" \
       --output "$root/warm/$name" --variable VLLM_USE_FLASHINFER_SAMPLER=0 --flag=--max-model-len=4096 --flag=--gpu-memory-utilization=0.4 "${@:5}" ;;
+  predict)
+    # NAME…: models, whose predicted speeds are compared with measured ones
+    export VLLM_USE_FLASHINFER_SAMPLER=0
+    python tool -P "$root/program/ci/bench/predict.py" measured "${@:3}" --models "$root/models" --python "$environments/candidate/bin/python" \
+      --output "$root/predict.json" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

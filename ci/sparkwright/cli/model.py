@@ -114,8 +114,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show what a token reads of a model, the speed that follows, and what would change it."""
     context = options.checkout(arguments)
-    stored = _checkpoint(arguments, context)
-    model = prediction.read(stored)
+    model = prediction.read(_checkpoint(arguments, context))
     drafts = model.draft_layers
     no_layers = "--drafts: the model has no layers that draft."
     options.refuse((arguments.drafts and not drafts, no_layers))
@@ -130,7 +129,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     patches = listing.read_text("utf-8").split() if listing.exists() else []
     source = context.project.fork("vllm").sources.git
     version = source.ref.removeprefix("v") if source else "0"
-    levers = prediction.levers(stored, serving, arguments.acceptance, version, patches)
+    levers = prediction.levers(model, serving, arguments.acceptance, version, patches)
     caches = {form: model.shape(replace(serving, cache=form)) for form in ("auto", "fp8", "nvfp4")}
     reads = _show_modules(model, every)
     _show_cache(caches)

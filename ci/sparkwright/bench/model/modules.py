@@ -179,9 +179,10 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         return self.bytes - unused + copied * (sizes["lm_head"] or sizes["embeddings"])
 
 
-def audit(checkpoint: Checkpoint) -> ModuleAudit:
+def audit(checkpoint: Checkpoint, listed: Sequence[Module] = ()) -> ModuleAudit:
     """
-    Return the modules of *checkpoint*, and the bytes that a decode step of one request reads.
+    Return the modules of *checkpoint*, *listed* by `listed_modules` if they were, and the bytes
+    that a decode step of one request reads.
 
     Raises:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
@@ -189,7 +190,7 @@ def audit(checkpoint: Checkpoint) -> ModuleAudit:
     """
     config = text_config(checkpoint.config)
     layers = _depth(config)
-    listed = listed_modules(checkpoint)
+    listed = listed or listed_modules(checkpoint)
     mixture.check(config, listed)
     every, taken = _experts(listed, config)
     groups = {module.group for module in listed}
