@@ -15,8 +15,6 @@ import json
 import math
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,8 @@ from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 
-#: Tokens of the prompts, and of the two lengths of answer whose difference is timed.
-PROMPT, SHORT, LONG = 512, 32, 288
-REPEATS = 3
+#: Tokens of context in the middle of the steps that decode_steps.py times.
+CONTEXT = 672
 #: What vLLM needs besides for a model on an SM 9.0 GPU without a compiler.
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"moe_backend": "marlin"},
@@ -248,39 +245,6 @@ def published(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 # On a GPU.
 
 
-def decode(folder: str, options: dict[str, Any], counts: list[int]) -> None:
-    """
-    Print the seconds of a decode step at each of *counts* requests, and the copy bandwidth, as JSON; runs in the environment of the wheel.
-    """
-    import torch
-    from vllm import LLM, SamplingParams
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copies = []
-    for _ in range(10):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        copies.append(time.perf_counter() - began)
-    bandwidth = 2 * source.numel() / min(copies) / 1e9
-    del source, target
-    torch.cuda.empty_cache()
-    model = LLM(model=folder, max_model_len=PROMPT + LONG + 16, max_num_seqs=max(counts), gpu_memory_utilization=0.6, enable_prefix_caching=False, **options)
-    steps = {}
-    for count in counts:
-        prompts = [{"prompt_token_ids": [(index * 37 + place * 11) % 1000 + 5 for place in range(PROMPT)]} for index in range(count)]
-        seconds: dict[int, list[float]] = {SHORT: [], LONG: []}
-        for _ in range(REPEATS + 1):  # the first compiles
-            for length, values in seconds.items():
-                began = time.perf_counter()
-                model.generate(prompts, SamplingParams(max_tokens=length, min_tokens=length, ignore_eos=True, temperature=0.0), use_tqdm=False)
-                values.append(time.perf_counter() - began)
-        steps[count] = (min(seconds[LONG][1:]) - min(seconds[SHORT][1:])) / (LONG - SHORT)
-    sys.stdout.write("\n" + json.dumps({"bandwidth": bandwidth, "steps": steps, "device": torch.cuda.get_device_name()}) + "\n")
-
-
 def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the measured speed of each model beside the predicted one."""
     rows, results = [], []
@@ -288,7 +252,8 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for name in arguments.names:
         folder = arguments.models / name
         model = prediction.read(checkpoint.read(folder))
-        command = [str(arguments.python), __file__, "decode", str(folder), json.dumps(OPTIONS.get(name, {})), *map(str, counts)]
+        script = Path(__file__).with_name("decode_steps.py")
+        command = [str(arguments.python), str(script), str(folder), json.dumps(OPTIONS.get(name, {})), *map(str, counts)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if ended.returncode:
             rows.append([folder.name, "", "", "", "failed", ""])
@@ -296,7 +261,7 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         found = json.loads(ended.stdout.splitlines()[-1])
         for count in counts:
-            step = model.step(Serving(requests=count, context=PROMPT + (SHORT + LONG) // 2))
+            step = model.step(Serving(requests=count, context=CONTEXT))
             speed, predicted = 1 / found["steps"][str(count)], found["bandwidth"] * 1e9 / step.total
             rows.append([folder.name, str(count), size(step.total), f"{predicted:.1f}", f"{speed:.1f}", f"{predicted / speed - 1:+.1%}"])
             results.append({"model": folder.name, "requests": count, "step": step, "predicted": predicted, "measured": speed, **found})
@@ -307,9 +272,6 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run what the command line names."""
-    if sys.argv[1:2] == ["decode"]:
-        decode(sys.argv[2], json.loads(sys.argv[3]), [int(word) for word in sys.argv[4:]])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(required=True)
     way = ways.add_parser("published")
