@@ -210,7 +210,6 @@ def test_commands_without_a_fault_work_once_nobody_else_is_at_work(
         f"release key rotate --role online --new new {OWN}",
         f"{REFRESH} keys --keys new",
         "release key show --at index",
-        "release notes --at index",
         "release verify --at index",
     ):
         assert (line, run(line)) == (line, "")

@@ -282,8 +282,3 @@ def test_a_fork_may_have_no_ledger(upstream: Host) -> None:
 def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
     """Byte for byte, so that the next pick changes its own record alone."""
     assert ledger.render(ledger.load_ledger(ROOT, fork)) == ledger.path_of(ROOT, fork).read_text("utf-8")
-
-
-def test_the_reviewed_ideas_can_be_read() -> None:
-    """Each has a text and the releases that need it."""
-    assert ledger.load_ideas(ROOT)["vllm"]["#35693"].needed == "still in 0.33.0"

@@ -130,30 +130,6 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.url.removesuffix('.git')}/pull/{number}"
 
 
-class Idea(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A patch idea of a report, in ``cherry_picks/ideas.yaml``.
-
-    Attributes:
-        says: The purpose of the patch, the pull requests that brought the same to upstream, or why
-            it never had an effect.
-        needed: The releases that need it, and the one that took it.
-    """
-
-    says: strict_yaml.Prose
-    needed: strict_yaml.Prose
-
-
-def load_ideas(root: Path) -> dict[str, dict[str, Idea]]:
-    """
-    Return the ideas of the checkout *root*: package → name → idea.
-
-    Raises:
-        file-invalid: The file is damaged, or has two ideas of one name.
-    """
-    return strict_yaml.load(root / "cherry_picks" / "ideas.yaml", dict[str, dict[str, Idea]])
-
-
 def today() -> str:
     """Return the day (UTC), as records have it."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -75,7 +75,6 @@ COMMANDS = {
     ),
     "release refresh": CommandInfo("release", "sign an index again before it expires"),
     "release key": CommandInfo("release", "make, show or rotate the keys of an index"),
-    "release notes": CommandInfo("release", "print the notes of a release, in Markdown"),
     "release verify": CommandInfo("release", "check every file of an index by its hash"),
     "lab runner": CommandInfo("lab", "check that no stranger reaches a runner of the lab"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),

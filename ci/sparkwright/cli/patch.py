@@ -70,10 +70,6 @@ _OPTIONS: Mapping[str, options.Options] = {
         },
     },
     "patch drift": {
-        "--ideas": {
-            **options.FLAG,
-            "help": "show which release adopted each idea of cherry_picks/ideas.yaml",
-        },
         "--releases": {
             **options.FLAG,
             "help": "try every release after the locked one (default: the newest)",
@@ -285,10 +281,8 @@ def run_export(arguments: argparse.Namespace) -> Document:
 
 
 def run_drift(arguments: argparse.Namespace) -> Document:
-    """Try every patch on later bases, or show which release adopted each idea."""
+    """Try every patch on later bases."""
     context = options.checkout(arguments)
-    if arguments.ideas:
-        return _show_ideas(context)
     reports = []
     for fork in context.forks:
         upstream, patches = Upstream(context, fork), series.of(context, fork)
@@ -336,21 +330,6 @@ def _show_drift(report: drift.Drift) -> None:
     # Names of patches are too long for a column of their own.
     title = f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"
     console.table("", [title], rows, result=True)
-
-
-def _show_ideas(context: RunContext) -> Document:
-    packages = ledger.load_ideas(context.project.root)
-    console.table(
-        "patch ideas",
-        ["idea", "package", "needed", "what it is"],
-        [
-            [name, package, idea.needed, idea.says]
-            for package, ideas in packages.items()
-            for name, idea in ideas.items()
-        ],
-        result=True,
-    )
-    return {"ideas": packages}
 
 
 def run_bump(arguments: argparse.Namespace) -> Document:

@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.cli import options
 from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
-from sparkwright.release import keys, pages, policy, repository, staging
+from sparkwright.release import keys, policy, repository, staging
 from sparkwright.release.publisher import Changed, Publisher
 from sparkwright.release.release_draft import missing_lines
 from sparkwright.release.repository import IndexFolder
@@ -126,10 +126,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "rotate: the keys that replace them; may be repeated",
         },
     },
-    "release notes": {
-        **_INDEX,
-        "release": {"nargs": "?", "metavar": "RELEASE", "help": "its name (default: the newest)"},
-    },
     "release verify": {
         **_INDEX,
     },
@@ -160,7 +156,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "release prune": prune,
         "release refresh": refresh,
         "release key": key,
-        "release notes": notes,
         "release verify": verify,
         "release stage": stage,
     }
@@ -310,18 +305,6 @@ def _show_keys(index: IndexFolder) -> dict[str, Any]:
     console.table(title, ["role", "threshold", "expires", "key"], rows, result=True)
     roles = {role: list(holder.keyids) for role, holder in holders.items()}
     return {"fingerprint": index.fingerprint, "roles": roles}
-
-
-def notes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Print the notes of a release."""
-    index = IndexFolder(arguments.at).require()
-    newest = "".join([*index.entries][-1:])
-    entry = index.entry(arguments.release or newest)
-    if entry.state.yanked:
-        console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
-    markdown = pages.notes(entry.release, index.before(entry.release))
-    console.result(markdown)
-    return {"name": entry.release.name, "state": entry.state, "markdown": markdown}
 
 
 def verify(arguments: argparse.Namespace) -> dict[str, Any]:
