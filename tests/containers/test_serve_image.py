@@ -1,8 +1,7 @@
-"""Serving images: built from an index on a real engine, started as people start them, and pushed to a real registry."""
+"""Serving images: built from an index on a real engine, and started as people start them."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -41,10 +40,6 @@ from sparkwright.core.store import Store
 PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
 MACHINES: dict[str, Any] = {"arm64": "aarch64", "amd64": "x86_64"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-#: Who may push, as bcrypt has it; the token that GitHub gives to a job stands for the same user's password.
-USER, PASSWORD = "spark", "a password"
-WHO = {"username": USER, "password": PASSWORD}
-HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
 
 
 class Maker:
@@ -128,31 +123,6 @@ class Maker:
         with self.started(image, *words, variables=variables, **options) as made:
             status = int(made.wait(timeout=PATIENCE)["StatusCode"])
             return status, made.logs(stderr=False).decode(), made.logs(stdout=False).decode()
-
-
-@contextlib.contextmanager
-def registry(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Run a registry on loopback until the block ends; yield its host and port, and the variable by which `docker login` lets USER in."""
-    program = shutil.which("docker-registry") or shutil.which("registry")
-    if program is None:
-        missing("there is no registry: apt-get install docker-registry")
-    host = f"127.0.0.1:{standin.free_port()}"
-    settings: dict[str, Any] = {
-        "version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-        "http": {"addr": host, "secret": "a secret"}, "auth": {"htpasswd": {"realm": "test", "path": str(folder / "users")}},
-    }  # fmt: skip
-    folder.mkdir(parents=True)
-    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    (folder / "users").write_text(f"{USER}:{HASHED}\n")
-    (folder / "config.yml").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
-    running = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: running.poll() is not None or subprocess.run(["bash", "-c", f"<>/dev/tcp/{host.replace(':', '/')}"], check=False).returncode == 0)
-        yield host, {"DOCKER_CONFIG": str(folder)}
-    finally:
-        running.kill()
-        running.wait()
 
 
 pytestmark = pytest.mark.containers
@@ -263,37 +233,6 @@ def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
     own.publish("2026.11.3", pythons=("3.99",))
 
     assert own.run("2026.11.3", status=1)["error"]["reference"] == "release-unknown"
-
-
-# A registry.
-
-
-def test_push(own: Maker, current: str, tmp_path: Path) -> None:
-    """Only docker's credentials let it in, and are shown nowhere; the registry's digest is shown; the image can be pulled by it."""
-    with registry(tmp_path / "registry") as (host, variables):
-        absent = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
-        assert absent["error"]["reference"] == "registry-unreachable"
-        words = ["2026.11.1", "--push", f"{host}/spark/vllm"]
-        assert own.run(*words, status=1)["error"]["reference"] == "registry-refused"
-        done, again = (own.run(*words, variables=variables) for _ in range(2))
-        name, _, digest = done["pushed"].partition("@")
-        own.client.images.remove(name)
-        pulled = own.client.images.pull(f"{host}/spark/vllm@{digest}", auth_config=WHO)
-        # Another image under the tag of the release.
-        tag = f"2026.11.1-{OWN}"
-        own.client.images.get(own.base).tag(f"{host}/spark/vllm", tag)
-        own.client.api.push(f"{host}/spark/vllm", tag=tag, auth_config=WHO)
-        own.client.images.remove(f"{host}/spark/vllm:{tag}")
-        taken = own.run(*words, status=1, variables=variables)
-
-    assert (name, done["pushed"], str(pulled.id)) == (
-        f"{host}/spark/vllm:2026.11.1-{OWN}",
-        again["pushed"],
-        current,
-    )
-    assert PASSWORD not in json.dumps(done)
-    assert taken["error"]["reference"] == "image-tag-taken"
-    own.client.images.remove(f"{host}/spark/vllm@{digest}")
 
 
 # The Spark's own kind of processor.

@@ -66,11 +66,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "IMAGE",
             "help": "base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
         },
-        "--push": {
-            "default": "",
-            "metavar": "REPOSITORY",
-            "help": "push the image there as RELEASE-ARCHITECTURE, and show its digest",
-        },
         "--dry-run": {
             **options.FLAG,
             "help": "check the release and show what would be built, without an engine",
@@ -126,22 +121,21 @@ def runner(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def image(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check a release, and build and push its image."""
+    """Check a release, and build its image."""
     # These load docker.
     from sparkwright.builder import container
     from sparkwright.release import policy, staging
     from sparkwright.serving import image as images
 
     context = options.checkout(arguments)
-    repository = images.check_repository(arguments.push) if arguments.push else ""
     base = container.pinned_base(context, arguments.base)
     address = arguments.index or ""
     options.refuse(
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
         (
-            arguments.built and (arguments.release or address or arguments.push),
-            "--built takes no release, and no --index; what was not published is not pushed.",
+            arguments.built and (arguments.release or address),
+            "--built takes no release, and no --index.",
         ),
     )
     with contextlib.ExitStack() as stack:
@@ -159,14 +153,12 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         labels = images.labels(index, release, platform, base)
         for gate in state.missing:
             console.warn(f"not shown: {gate}")
-        condition, built, pushed = "would be built", None, ""
+        condition, built = "would be built", None
         if not arguments.dry_run:
             built = images.build(context, index, release, platform=platform, base=base)
             condition = "was there already" if built.present else "built"
-        if built and repository:
-            pushed = images.push(built, repository)
     rows = [["base", base], *map(list, labels.items())]
-    rows += [["image", f"{built.name}, {built.id}"], ["pushed", pushed]] if built else []
+    rows += [["image", f"{built.name}, {built.id}"]] if built else []
     console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)
     return {
         "image": built,
@@ -175,5 +167,4 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         "channel": state.channel,
         "labels": labels,
         "base": base,
-        "pushed": pushed,
     }

@@ -47,18 +47,6 @@ ENGINE_FULL = re.compile("no space left on device", re.I)
 #: program that fails, and this process may not see which emulators the engine's machine has.
 FORMAT_UNKNOWN = re.compile("exec format error", re.I)
 
-#: The container engine: the line to a registry is broken, and the registry refused nothing. A push
-#: states both in a message of a reply with status 200.
-REGISTRY_UNREACHED = re.compile(
-    r"connection refused|no such host|timeout|timed out|http response to https|no route"
-    r"|unreachable|certificate|EOF",
-    re.I,
-)
-
-#: The container engine: a registry does not have a name. The engine's status does not tell that
-#: from other answers of the registry.
-NAME_ABSENT = re.compile("manifest unknown|name unknown|not found|not known to registry", re.I)
-
 #: GitHub: a request is one too many. Of its four forms of such a reply, one has the status of a
 #: missing right and no header that tells the two apart.
 RATE_LIMITED = re.compile(b"rate limit", re.I)

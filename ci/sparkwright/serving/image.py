@@ -1,5 +1,5 @@
 """
-Images that serve a release, and their way into a registry.
+Images that serve a release.
 
 An image is a base that is pinned by digest, the system packages of ``build/serve.Dockerfile``, this
 program, and the release, which the client installs in a container whose layer is kept. Downloads
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from docker import DockerClient
-from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import Mount
 
@@ -34,9 +32,8 @@ from sparkwright.client.index import Index
 from sparkwright.client.install import select_release
 from sparkwright.client.records import Channel, Release
 from sparkwright.core.console import console
-from sparkwright.core.errors import Advice, SparkwrightError, UsageError, by_reference
+from sparkwright.core.errors import SparkwrightError, by_reference
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
-from sparkwright.core.words import NAME_ABSENT, REGISTRY_UNREACHED
 from sparkwright.forks.context import RunContext
 
 #: Platforms of images, as engines name them → their machine, as Python does.
@@ -74,36 +71,6 @@ _OPTIONS: Mapping[str, Any] = {
     "cap_add": ["DAC_READ_SEARCH"],
     "entrypoint": ["/bin/sh"],
 }
-
-#: The name of a repository, without tag or digest.
-_REPOSITORY = re.compile(
-    r"([a-z0-9][a-z0-9.-]*(:[0-9]+)?/)?[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*"
-)
-
-
-class ImageError(SparkwrightError):
-    """A serving image cannot be built or pushed."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "image-tag-taken": Advice(
-            "The repository has another image under the tag of this release, perhaps on another "
-            "base; nothing is overwritten.",
-            "Push to another repository, or remove the tag there if nobody uses it.",
-        ),
-        "registry-refused": Advice(
-            "The registry does not accept the image from this user: missing credentials, no right "
-            "to write there, or no room.",
-            "Log in with `docker login` as a user who may push there; sparkwright keeps no "
-            "credentials of its own.",
-        ),
-        "registry-unreachable": Advice(
-            "The container engine does not reach the registry: a wrong name, no network, or a "
-            "registry without TLS that it does not trust.",
-            "Try `docker push` yourself; for a registry without TLS see `insecure-registries` in "
-            "the engine's configuration.",
-            exit_code=5,
-        ),
-    }
 
 
 class ServingImage(msgspec.Struct, frozen=True):
@@ -279,70 +246,3 @@ def _failure(output: str, messages: Sequence[str]) -> SparkwrightError:
     what = "The release could not be installed in the image."
     otherwise = partial(ContainerError, "image-build-failed")
     return container.translate_error("\n".join(messages), otherwise, what)
-
-
-# A registry.
-
-
-def check_repository(text: str) -> str:
-    """Return *text*; raise `UsageError` unless it names a repository."""
-    if not _REPOSITORY.fullmatch(text) or len(text) > 255:
-        todo = "Use HOST/NAME in lower case, without a tag: the tag is the release's name."
-        raise UsageError("usage", f"--push {text!r:.200} is no repository.", todo=todo)
-    return text
-
-
-def push(image: ServingImage, repository: str) -> str:
-    """
-    Push *image* with the tag ``<release>-<architecture>``, and return ``name@sha256:…``, the digest
-    that was pushed; credentials are docker's own.
-
-    Raises:
-        registry-unreachable, registry-refused: The registry did not take it.
-        image-tag-taken: The tag is another image's there, and stays so.
-        engine-unreachable, engine-refused, disk-full: As `container.connected`.
-    """
-    tag = f"{image.release}-{image.platform.rpartition('/')[2]}"
-    name = f"{repository}:{tag}"
-    with container.connected() as engine, console.step(f"push {name}"):
-        engine.api.timeout = None  # type: ignore[assignment]
-        local = engine.images.get(image.id)
-        there = _registry_digest(engine, name)
-        if there and f"{repository}@{there}" not in (local.attrs.get("RepoDigests") or ()):
-            what = f"{name} is there already, as another image."
-            raise ImageError("image-tag-taken", what, details=[f"there: {there}"])
-        local.tag(repository, tag)
-        sent = _send(engine, repository, tag)
-    return f"{name}@{sent}"
-
-
-def _registry_digest(engine: DockerClient, name: str) -> str:
-    """Return the digest of *name* in its registry; empty if the registry has no such name."""
-    try:
-        inspect: Callable[[str], dict[str, Any]] = engine.api.inspect_distribution
-        answer = inspect(name)
-    except APIError as error:
-        text = str(error.explanation or error)
-        if NAME_ABSENT.search(text):
-            return ""
-        raise _registry_failure(name, text) from error
-    return str(answer["Descriptor"]["digest"])
-
-
-def _send(engine: DockerClient, repository: str, tag: str) -> str:
-    digest, name = "", f"{repository}:{tag}"
-    for event in engine.api.push(repository, tag=tag, stream=True, decode=True):
-        if "error" in event:
-            raise _registry_failure(name, str(event["error"]))
-        digest = (event.get("aux") or {}).get("Digest", digest)
-    if not digest:
-        raise ImageError("registry-refused", f"The engine states no digest of {name}.")
-    return digest
-
-
-def _registry_failure(name: str, text: str) -> SparkwrightError:
-    if REGISTRY_UNREACHED.search(text):
-        what = f"The registry of {name} cannot be reached."
-        return ImageError("registry-unreachable", what, details=text.splitlines()[-5:])
-    otherwise = partial(ImageError, "registry-refused")
-    return container.translate_error(text, otherwise, f"The registry does not take {name}.")
