@@ -19,7 +19,7 @@ from tests.refusals import refusal
 from tests.support import checkpoints, processes
 from tests.support.mounts import mounting_shell
 
-from sparkwright.bench.model import checkpoint, modules, quantise
+from sparkwright.bench.model import checkpoint, modules, quantise, slim
 from sparkwright.bench.model.slim import CHUNK, RECORD, Format, Slimming
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
@@ -215,6 +215,16 @@ def test_chosen_matrices_change_and_every_other_byte_stays(tmp_path: Path, form:
         assert (hashes["source"], hashes["sha256"]) == (sha256_file(source / shard), sha256_file(tmp_path / "out" / shard))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", RECORD}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_matrix_that_is_read_in_parts_is_the_one_that_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Format) -> None:
+    """Parts of two to four rows; the model beside them is the same byte by byte."""
+    source = model(tmp_path / "source", MODELOPT)
+    slimmed(source, tmp_path / "whole", form)
+    monkeypatch.setattr(slim, "CHUNK", 200)
+    slimmed(source, tmp_path / "parts", form)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("quantization", [None, MODELOPT])

@@ -331,23 +331,28 @@ class Slimming:
                     for result, data in self._encoded(name, tensors[name], part, exponents).items():
                         target.seek(places[result])
                         places[result] += target.write(data.tobytes())
+                for name, layer in self._joined.items():
+                    if name in tensors and layer in exponents:
+                        *_, own = self._converted(name, tensors[name])
+                        # compressed-tensors stores what divides, ModelOpt what multiplies.
+                        power = exponents[layer] if self._modelopt else -exponents[layer]
+                        target.seek(places[own])
+                        target.write(np.ldexp(np.float32(1), power).tobytes())
             store.flush(temporary)
             return ShardRecord(sha256_file(path), sha256_file(temporary))
 
     def _encoded(
         self, name: str, tensor: Tensor, part: NDArray[Any], exponents: Mapping[str, int]
     ) -> dict[str, NDArray[Any]]:
-        """Return the data of each tensor that takes the place of the *part* of *tensor*."""
-        layer = self._joined.get(name)
-        if layer is None:
+        """Return the data of the tensors that take the place of the *part* of *tensor*."""
+        if name not in self._joined:
             return {name: part}
+        data: tuple[NDArray[Any], ...]
         if self._form == "fp8":
-            return dict(zip(self._converted(name, tensor), quantise.fp8(part), strict=True))
-        codes, scales = quantise.nvfp4(part, exponents[layer])
-        # compressed-tensors stores what divides, ModelOpt what multiplies.
-        power = exponents[layer] if self._modelopt else -exponents[layer]
-        own = np.ldexp(np.float32(1), [power])
-        return dict(zip(self._converted(name, tensor), (codes, scales, own), strict=True))
+            data = quantise.fp8(part)
+        else:
+            data = quantise.nvfp4(part, exponents[self._joined[name]])
+        return dict(zip(self._converted(name, tensor), data, strict=False))
 
     def _write_documents(self, out: Path) -> None:
         """Write everything but the shards, config.json last."""
