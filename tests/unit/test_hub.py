@@ -124,9 +124,7 @@ FAILURES: dict[str, tuple[Say, str]] = {
     "an odd commit": (lambda connection, _: connection.sendall(whole({"sha": "../../etc"})), "hub-unreachable"),
     "no model": (lambda connection, _: connection.sendall(whole({}, "404 Not Found")), "hub-missing"),
     "no safetensors": (lambda connection, _: connection.sendall(whole({"sha": COMMIT, "siblings": [{"rfilename": "x.gguf"}]})), "model-missing"),
-    "an index of other files": (
-        lambda connection, path: connection.sendall(whole(statement([]) if "api" in path else {"weight_map": {"a": ONE}})), "checkpoint-invalid",
-    ),
+    "a shard that is not there": (answering(whole({}, "404 Not Found")), "hub-missing"),
 }  # fmt: skip
 
 

@@ -889,6 +889,14 @@ def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
     assert resolved(hub, download=True).checkpoint is None
 
 
+def test_what_an_interrupted_download_left_beside_a_whole_model_is_no_fault(tmp_path: Path) -> None:
+    """The index says that it is whole (faults.md C3)."""
+    folder = standin.model(tmp_path / "toy")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model.safetensors"}}')
+    (folder / "model-00001.incomplete").touch()
+    assert models.find(str(folder), "", {}).checkpoint
+
+
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "a/b/c", "org/not-here", "x" * 300, "~nobody-here/x"])
 def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
     """A path or a name."""

@@ -156,7 +156,8 @@ def _read(path: Path, commit: str = "") -> LocalModel:
     names = sorted(file.name for file in path.iterdir())
     partial = [name for name in names if name.endswith(PARTIAL)]
     partial += [file.name for file in path.glob(".cache/huggingface/download/**/*.incomplete")]
-    if partial:
+    # An index names all shards, and each states its length: what is left beside them is old.
+    if partial and "model.safetensors.index.json" not in names:
         raise ModelError("model-missing", f"{path} is half downloaded.", details=partial[:5])
     if not {"config.json", "params.json"} & set(names):
         what = f"{path} holds no model: there is no config.json."
