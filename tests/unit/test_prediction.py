@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.refusals import refusal
 from tests.support.checkpoints import Told, write
 from tests.unit.test_modules import mlp, plain, qwen, small
 
 from sparkwright.bench.model import checkpoint, modules, prediction
 from sparkwright.bench.model.checkpoint import Checkpoint
 from sparkwright.bench.model.prediction import ACCEPTANCE, GB10, Serving
+from sparkwright.bench.model.slim import Slimming
 from sparkwright.core.memory import CacheShape
 
 STATE = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -148,3 +150,5 @@ def test_layouts_of_other_makers_are_read(tmp_path: Path) -> None:
     (folder / "params.json").write_text(json.dumps({"n_layers": 1, "dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "moe": {"num_experts_per_tok": 1}}))
     model = prediction.read(checkpoint.read(folder))
     assert (model.audit.layers, model.audit.experts, model.shape(Serving()).token) == (1, (2, 1), 2 * 2 * 64 * 2)
+    with refusal("model-missing", match=r"config\.json"):
+        Slimming(folder, "fp8")

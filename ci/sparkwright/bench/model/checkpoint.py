@@ -158,7 +158,7 @@ def read(path: Path) -> Checkpoint:
     if not config_path.exists() and (path / "params.json").exists():
         config = translated(_document(path / "params.json", CONFIG, dict[str, Any]))
     else:
-        _require(config_path)
+        require(config_path)
         config = _document(config_path, CONFIG, dict[str, Any])
     index = _document(index_path, INDEX, Index) if index_path.exists() else Index()
     names = [file.name for file in list_folder(path, "*.safetensors")]
@@ -277,7 +277,7 @@ def parse(shard: str, stored: ShardHeader) -> dict[str, Tensor]:
 
 def _stored(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ShardHeader]]:
     for name in names:
-        _require(folder / name)
+        require(folder / name)
         yield name, _header(folder / name)
 
 
@@ -290,7 +290,13 @@ def _header(path: Path) -> ShardHeader:
         return ShardHeader(size, stream.read(header_length(path.name, size, stream.read(8))))
 
 
-def _require(path: Path) -> None:
+def require(path: Path) -> None:
+    """
+    Check that there is a file at *path*.
+
+    Raises:
+        model-missing: There is none.
+    """
     if not path.exists():
         raise ModelError(
             "model-missing",

@@ -72,7 +72,7 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
     Attributes:
         gigabytes: 10^9 bytes per second.
-        origin: ``nominal`` is the maker's figure, which no program reaches.
+        origin: How it is known; ``nominal`` is the maker's figure, in older records.
         device: The device that was measured or is meant.
     """
 

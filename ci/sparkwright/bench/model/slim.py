@@ -177,6 +177,7 @@ class Slimming:
     def __init__(
         self, folder: Path, form: Format, patterns: Sequence[str] = (), revision: str = ""
     ) -> None:
+        checkpoint.require(folder / "config.json")  # of which the copy has one, too
         source = checkpoint.read(folder)
         before, listed = modules.audit(source).weights, modules.listed_modules(source)
         names = _choose(listed, source.config, patterns)
