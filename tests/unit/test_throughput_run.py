@@ -34,7 +34,8 @@ from sparkwright.bench.machine.state_checks import MachinePolicy, Reading, Snaps
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates import paired_differences, throughput_run
 from sparkwright.gates.core.verdict import Check, failed, invalid
@@ -82,11 +83,16 @@ class SimulatedServer(Server):
 
     def __init__(self, side: Side, number: int, effect: float) -> None:
         self.url, self.failure, self.reason = f"http://{side}.{number}.invalid", "", ""
-        self.side, self.effect = side, effect
+        self.side, self.effect, self.plan = side, effect, LaunchPlan(Path(), Path())
         self.counts: Counter[str] = Counter()
 
     def guard(self) -> bool:
         return not self.failure
+
+    def client(self, *, deadline: float = 0.0) -> Client:
+        client = Client("http://127.0.0.1:9", deadline=deadline)
+        client.metrics = lambda: dict(self.counts)  # type: ignore[method-assign]
+        return client
 
     def crash(self) -> None:
         """End as a crashed server does."""
@@ -117,7 +123,7 @@ class SimulatedServers(MachineMonitor):
         self.spread = 0.0
         self.servers: dict[Side, SimulatedServer] = {}
         self.spec = RunSpec(
-            "gate", (ALONE, MANY), POLICY.max_blocks, self, self, POLICY, lambda url: dict(self.at(url).counts), "model", resident=True
+            "gate", (ALONE, MANY), POLICY.max_blocks, self, self, POLICY, resident=True
         )  # fmt: skip
 
     def snapshot(self) -> Snapshot:

@@ -31,7 +31,6 @@ from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CellResult, Kind, Measurement, Result, Series, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.bench.statistics import evidence_path
 from sparkwright.cherry_picks import effects
@@ -66,8 +65,6 @@ from sparkwright.gates.throughput_run import ExperimentStart, MeasurementJournal
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
 MEASURED_FLAGS = ("--no-enable-prefix-caching",)
-#: Seconds within which a server answers with its counters.
-COUNTERS_TIMEOUT_S = 30.0
 
 
 def subject_of(python: Path, wheel: Path | None, stack: str) -> Subject:
@@ -184,7 +181,6 @@ class Experiment:
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(self._machine_policy, store, python=options.python)
-            name = self._plans["candidate"].name
             spec = RunSpec(
                 self._kind,
                 self.cells,
@@ -192,8 +188,6 @@ class Experiment:
                 generator,
                 machine,
                 policy,
-                counters=lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-                model=name,
                 tokenizer=model,
                 texts=texts,
                 rule=self._workloads.rule,

@@ -79,6 +79,8 @@ REPEATED = frozenset({"request-failed", "stream-merged"})
 OWN_LOAD = frozenset({"throttled", "too-hot"})
 #: Seconds after its last answer within which the end of a server's process is noticed.
 NOTICED_S = 3.0
+#: Seconds within which a server answers with its counters.
+COUNTERS_TIMEOUT_S = 30.0
 #: Seconds after which a server has counted the requests that it answered.
 SETTLE_S = 0.5
 #: Seconds that every decode step exceeds: a kernel launch takes microseconds, a step has dozens.
@@ -96,8 +98,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         kind: A gate measures an A/A block first, and then until there is a decision; any other kind
             measures launches of the candidate alone.
         blocks: The maximum.
-        counters: Returns the metrics of the server at a URL; raises `ServerInvalid` without them.
-        model: The name under which the model is served. *tokenizer*: its folder.
+        tokenizer: Folder of the model that is served.
         texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
         resident: Whether both servers stay, and take turns in one launch.
@@ -112,8 +113,6 @@ class RunSpec(msgspec.Struct, frozen=True):
     generator: LoadGenerator
     machine: MachineMonitor
     policy: ThroughputPolicy
-    counters: Callable[[str], Mapping[str, float]]
-    model: str
     tokenizer: Path | None = None
     texts: Mapping[str, Path] = {}
     rule: RequestRule = RequestRule(5, 3, 512)
@@ -121,12 +120,11 @@ class RunSpec(msgspec.Struct, frozen=True):
     deadline: float = math.inf
     contract: Callable[[Side, Server], tuple[Check, ...]] | None = None
 
-    def load(self, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:
-        """Return the load of a measurement of *cell*."""
+    def load(self, server: Server, cell: WorkloadCell, seed: int) -> LoadSpec:
+        """Return the load of a measurement of *cell* on *server*."""
         return LoadSpec(
-            url, self.model, cell.prompt, cell.answer, cell.concurrency, cell.requests,
-            self.policy.warmups, seed, self.tokenizer,
-            self.texts.get(cell.name),
+            server.url, server.plan.name, cell.prompt, cell.answer, cell.concurrency,
+            cell.requests, self.policy.warmups, seed, self.tokenizer, self.texts.get(cell.name),
             timeout_s=self.policy.timeout_s,
         )  # fmt: skip
 
@@ -155,19 +153,20 @@ def measure(
     blank = replace(blank, began=time.time())
     if not server.guard():
         return _ended(server, blank)
-    spec = run_spec.load(server.url, cell, seed)
+    spec = run_spec.load(server, cell, seed)
+    client = server.client(deadline=COUNTERS_TIMEOUT_S)
     before = run_spec.machine.snapshot()
     started = replace(blank, before=before)
     try:
-        counters = run_spec.counters(server.url)
+        counters = client.metrics()
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
             line.update(0, f"{spec.requests} requests")
             run = run_spec.generator.measure(spec)
-        change = counter_change(counters, run_spec.counters(server.url))
+        change = counter_change(counters, client.metrics())
         if change and change.tokens != change.finished * spec.output_tokens:
             # The client may have the last token before the server has counted the request.
             time.sleep(SETTLE_S)
-            change = counter_change(counters, run_spec.counters(server.url))
+            change = counter_change(counters, client.metrics())
     except (LoadError, ServerInvalid) as error:
         time.sleep(NOTICED_S)
         if not server.guard():
