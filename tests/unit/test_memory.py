@@ -48,6 +48,7 @@ def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.M
     """A GB10 does not state its memory, since it has none of its own."""
     host = MachineMemory.here()
     assert (host.gpus, host.shared, host.unified) == (0, True, False)
+    assert 0.01 < host.free / host.total <= 1
     printing(driver, GB10)
     spark = MachineMemory.here()
     assert (spark.gpus, spark.unified, spark.total, spark.failure) == (1, True, host.total, "")
@@ -235,3 +236,83 @@ def test_token_takes_what_the_layers_that_attend_to_everything_keep(config: dict
     assert shape.token == token
     if token:
         assert shape.request(shape.tokens(4.0)) <= 4.0 < shape.request(shape.tokens(4.0) + 17)
+
+
+#: 64 tokens of a window and 8192 that are read at a time, in bytes; a state of four bytes a number, and its copy.
+WINDOW, STATE = (64 + 8192) * 2 * 2 * 256 * 2, 32 * 128 * 64 * 8
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "parts", "drafts", "token", "fixed"),
+    [
+        (TEXT, "auto", 1, 1, 49 * 2048, 0), (TEXT, "auto", 2, 0, 48 * 1024, 0), (TEXT, "auto", 8, 0, 48 * 1024, 0), (TEXT, "nvfp4", 1, 0, 48 * 576, 0),
+        ({**TEXT, "head_dim": None}, "auto", 1, 0, 48 * 2 * 2 * 128 * 2, 0),
+        ({**TEXT, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "auto", 1, 0, 2048, WINDOW),
+        ({**TEXT, "layer_types": ["sliding_attention"] * 2, "sliding_window": 64, "global_head_dim": 512}, "auto", 1, 3, 3 * 4096, 2 * WINDOW),
+        ({**TEXT, "num_global_key_value_heads": 4, "global_head_dim": 128}, "auto", 2, 0, 48 * 2 * 2 * 128 * 2, 0),
+        ({**TEXT, "full_attention_interval": 4, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 64}, "auto", 2, 0, 12 * 1024, 36 * STATE / 2),
+        ({**TEXT, "hybrid_override_pattern": "M-M*E", "mamba_num_heads": 32, "mamba_head_dim": 128, "ssm_state_size": 64}, "auto", 1, 0, 2048, 2 * STATE),
+        ({**TEXT, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, "auto", 8, 0, 48 * 1152, 0),
+        ({**TEXT, "num_hidden_layers": 10**9}, "auto", 1, 0, 4096 * 2048, 0),
+    ],
+)  # fmt: skip
+def test_request_takes_windows_and_states_whatever_its_length(
+    config: dict[str, Any], dtype: str, parts: int, drafts: int, token: int, fixed: float
+) -> None:
+    shape = CacheShape.of(config, dtype, parts, drafts)
+    assert (shape.token, shape.fixed) == (token, fixed)
+    # Whole blocks of 16 tokens, and one that vLLM keeps empty.
+    assert [shape.request(tokens) * GIB for tokens in (0, 1, 16, 17)] == [fixed + blocks * 16 * token for blocks in (1, 2, 2, 3)]
+    assert [shape.tokens(shape.request(tokens)) for tokens in (0, 1, 32)] == [0, 16, 32]
+
+
+def test_what_just_fits_is_admitted_and_no_more() -> None:
+    machine, exact = MachineMemory(64.0, 64.0, 1, unified=True), ServerMemory(40, cache=8, reserve=4, autotune=4, floor=8, length=16, shape=CacheShape(1 << 28))
+    assert exact.shape.request(16) == 8
+    assert [*memory.refusals(exact, machine)] == []
+
+    def refused(server: ServerMemory, free: float = 64.0) -> list[str]:
+        return [reference for reference, _ in memory.refusals(server, replace(machine, free=free))]
+
+    assert refused(replace(exact, weights=40.1)) == ["memory-short"]
+    ((_, message),) = memory.refusals(replace(exact, weights=41), machine)
+    assert message == "41.0 GiB of weights, 8.0 of cache, 8.0 in reserve and 8.0 that stay free are 65.0; the machine has 64.0"
+    assert refused(exact, 63.9) == ["memory-held"]
+    assert refused(replace(exact, cache=7.9)) == ["cache-short"]
+    assert refused(replace(exact, length=17)) == ["cache-short"]
+    assert refused(replace(exact, share=0.875)) == []
+    assert refused(replace(exact, share=0.876)) == ["memory-utilization"]
+    # vLLM rounds a share up to a whole byte.
+    assert refused(replace(exact, weights=1, share=0.5), 32.1) == []
+    assert refused(replace(exact, weights=1, share=0.5), 32.0) == ["memory-utilization"]
+
+
+def test_plain_server_takes_its_share_of_what_is_there_and_free() -> None:
+    """Three quarters of a shared memory, more if its weights need that, and never what others hold; of a GPU's own what vLLM takes by itself."""
+    spark = SPARKS["128 GB"]
+    plain = ServerMemory(40, length=1024, shape=CacheShape(10240), floor=spark.floor())
+    assert plain.settled(spark).cache == math.floor((0.75 * 121.7 - 48) * 1024) / 1024
+    assert plain.settled(replace(spark, free=70.0)).cache == math.floor((70 - spark.floor() - 48) * 1024) / 1024
+    assert replace(plain, weights=88).settled(spark).cache == memory.LEAST_CACHE
+    assert replace(plain, weights=88, length=1 << 16).settled(spark).cache == math.floor(plain.shape.request(1 << 16) * 1024) / 1024
+    assert replace(plain, share=0.5).settled(spark).cache == math.floor((0.5 * 121.7 - 48) * 1024) / 1024
+    assert replace(plain, weights=0).settled(spark).cache == memory.UNKNOWN_CACHE
+    assert replace(plain, weights=0, reserve=112).settled(spark).cache == 0
+    assert replace(plain, floor=0).settled(MachineMemory(80.0, 79.0, 1)).cache == math.floor((0.92 * 80 - 48) * 1024) / 1024
+    assert plain.settled(spark).share == 0.749
+    assert ServerMemory(0, cache=0, reserve=0).settled(spark).share == 0.001
+    assert (round(spark.floor(), 2), spark.floor(3.0), spark.reserve(5.0), MachineMemory(80.0, 79.0, 1).reserve(5.0)) == (12.17, 3.0, 5.0, 2.0)
+    assert plain.flags(spark) == (f"--kv-cache-memory-bytes={round((plain.settled(spark).cache or 0) * GIB)}", "--gpu-memory-utilization=0.749")
+    assert ServerMemory(40, cache=8, autotune=4).text(spark) == "40.0 weights + 8.0 cache + 12.0 reserve = 60.0 GiB; 110.4 of 121.7 are free, 0.0 stay free"
+
+
+def test_who_holds_memory_is_named_from_the_largest_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU's own memory only what it holds, and not what its program has in the host's."""
+    sizes = {10: 0.1, 11: 3.0, 12: 1.0, **dict.fromkeys(range(20, 26), 0.2)}
+    running = [type("P", (), {"pid": pid, "info": {"name": f"p{pid}", "memory_info": type("M", (), {"rss": gib * GIB})}}) for pid, gib in sizes.items()]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: running)
+    monkeypatch.setattr(memory, "query", lambda _: ([["12", "4096", "/usr/bin/python3"], ["x", "1", "y"], ["13", "[N/A]", "z"]], ""))
+    shared = memory._tenants(gpus=True)
+    assert [(t.pid, t.name, t.gib) for t in shared[:2]] == [(12, "python3", 5.0), (11, "p11", 3.0)]
+    assert len(shared) == memory.SHOWN
+    assert memory._tenants(gpus=True, resident=False) == (Tenant(12, "python3", 4.0),)

@@ -639,8 +639,8 @@ def test_model_id_or_a_part_of_a_name_finds_its_recipe(text: str, recipe: str) -
     ("text", "details", "todo"),
     [
         ("unsloth/gpt-oss-120b", ["gpt-oss-120b-mxfp4"], "Without a recipe: sparkwright serve --model unsloth/gpt-oss-120b"),
-        ("Qwen/Qwen3.6-35B-A3B", ["qwen3.6-35b-a3b-fp8-mtp2", "qwen3.6-35b-a3b-nvfp4-b12x", "qwen3.6-35b-a3b-nvfp4-mtp3"], "Name one of these."),
-        ("gema-4-31b-nvfp4", ["gemma-4-31b-nvfp4"], "Name one of these."),
+        ("Qwen/Qwen3.6-35B-A3B", ["qwen3.6-35b-a3b-fp8-mtp2", "qwen3.6-35b-a3b-nvfp4-b12x", "qwen3.6-35b-a3b-nvfp4-mtp3"], "Name one of the recipes."),
+        ("gema-4-31b-nvfp4", ["gemma-4-31b-nvfp4"], "Name one of the recipes."),
         ("org/zzz", [], "Without a recipe: sparkwright serve --model org/zzz"),
     ],
 )

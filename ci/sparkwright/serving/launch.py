@@ -325,11 +325,11 @@ def find_recipe(root: Path, text: str) -> Recipe:
     if len(same) == 1 or (len(fitting) == 1 and "/" not in text):
         return offered[(same or fitting)[0]]
     names = same or fitting or difflib.get_close_matches(part, offered, 3, 0.5)
-    todo = "Name one of these." if names else f"Choose from: {', '.join(offered)}."
+    todo = "Name one of the recipes." if names else f"Choose from: {', '.join(offered)}."
     if "/" in text and not same:
         todo += f" Without a recipe: sparkwright serve --model {text:.200}"
     details = [f"{name}, of {offered[name].model.repository}" for name in names]
-    what = f"{len(same) or len(fitting) * ('/' not in text) or 'No'} recipes are for {text!r:.80}."
+    what = f"No recipe is for {text!r:.80} alone."
     raise UsageError("usage", what, details=details, todo=todo)
 
 
