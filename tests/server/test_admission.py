@@ -56,7 +56,7 @@ def test_every_remedy_starts_in_vllm_and_its_own_refusals_are_known(vllm_python:
                     changed = replace(changed, share=server.share)
                 admitted[f"{case}, {name}: {remedy.text}"] = described(changed, there)
     answers = dict(zip([*admitted, *refused], asked(vllm_python, [*admitted.values(), *refused.values()]), strict=True))
-    assert len(admitted) > 60
+    assert len(admitted) > 40
     assert {name: answers[name] for name in admitted if answers[name]} == {}
     # A share that leaves no floor is our rule alone, where so much is free.
     ours = {name for name in refused if not answers[name]}
