@@ -28,7 +28,7 @@ from sparkwright.core.states import State
 from sparkwright.gates import contract, kernel_trace
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import ObservedServer, ServerIdentity
-from sparkwright.gates.core.verdict import Check, worst_check
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.kernel_trace import KernelTrace
 
 ROOT = Path(__file__).parents[2]
@@ -508,10 +508,3 @@ def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> 
 def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
     check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["observed"]
     assert (check.state, check.reason) == ("fail", "graph-memory-negative")
-
-
-def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
-    """A profile that is unreadable is no good launch."""
-    launches: tuple[dict[str, Any], ...] = ({"baseline": recorded(tmp_path)}, {"profile": tmp_path / "none"}, {"text": LOG.replace("memory: 1.25", "memory: -35.17")})
-    faults = [worst_check(judged(tmp_path, **launch).values()) for launch in launches]
-    assert [fault and fault.reason for fault in faults] == [None, "profile-unreadable", "graph-memory-negative"]

@@ -10,6 +10,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -188,21 +189,35 @@ def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep
     assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
 
 
-def test_quick_bench_warns_of_a_busy_machine_and_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(name="quick")
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return what runs a quick bench with the words of a command line and returns its file, of short runs of *load*."""
+
+    def run(*words: str, load: ThreadLoad | None = None) -> dict[str, Any]:
+        monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: load or ThreadLoad())
+        monkeypatch.setattr(quick_look, "RUN_S", 0.1)
+        folders = ["--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
+        arguments = main.parse(["bench", "--quick", *folders, *words])
+        arguments.run(arguments)
+        [written] = (tmp_path / "out").rglob("*.quick.json")
+        return {**msgspec.json.decode(written.read_bytes()), "name": written.name}
+
+    return run
+
+
+@pytest.fixture(name="serves")
+def _serves(tmp_path: Path) -> list[str]:
+    """Return the options of a model and an environment that serves it."""
     (tmp_path / "toy").mkdir()
     python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
-    words = [
-        "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
-        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python),
-    ]  # fmt: skip
-    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    return ["--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1"]
+
+
+def test_quick_bench_warns_of_a_busy_machine_and_measures(
+    quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
-    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-    arguments = main.parse([*words, "--workload", "8/16 c1", "--rate", "200", "--natural"])
-    arguments.run(arguments)
-    written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
+    written = quick(*serves, "--rate", "200", "--natural")
     assert written["quick"]["runs"] >= 2
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["quick"]["warnings"][0]
@@ -211,25 +226,18 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     assert "200 requests per second, any number at a time, answers of natural length" in shown
 
 
-def test_quick_bench_warns_of_a_slow_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_bench_warns_of_a_slow_gpu(
+    quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same look as `doctor` takes, before the server starts."""
-    (tmp_path / "toy").mkdir()
-    python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
-    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
-    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
-    monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if asked == python else ("", ""))
-    main.run([
-        "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
-        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1",
-    ])  # fmt: skip
-    written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
-    assert "slow-clock: the GPU stays at 702 MHz" in written["quick"]["warnings"]
+    monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
+    assert "slow-clock: the GPU stays at 702 MHz" in quick(*serves)["quick"]["warnings"]
     assert "702 of 3,003 MHz" in capsys.readouterr().err
 
 
 def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three of two drafts' tokens for each token of an answer: 1.5. Random tokens would be accepted by chance."""
     files, plain = list[Path | None](), FakeServer.metrics
@@ -239,42 +247,27 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
             files.append(spec.prompt_file)
             return super().measure(spec)
 
-    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: Load())
-    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-
     def metrics(server: FakeServer) -> str:
         count = server.counts["tokens"]
         return f"{plain(server)}vllm:spec_decode_num_drafts_total {2 * count}\nvllm:spec_decode_num_accepted_tokens_total {3 * count}\n"
 
     monkeypatch.setattr(FakeServer, "metrics", metrics)
     with started(Behaviour(ttft=0.01, tpot=0.001)) as server:
-        main.run([
-            "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
-            "--output", str(tmp_path / "out"), "--server", server.url, "--workload", "64/16 c1",
-        ])  # fmt: skip
+        written = quick("--server", server.url, "--workload", "64/16 c1", load=Load())
     assert "accepted drafts: 1.50 tokens a step, on real text" in capsys.readouterr().out
-    [written] = (tmp_path / "out").rglob("*.quick.json")
-    assert msgspec.json.decode(written.read_bytes())["accepted_drafts"] == 1.5
+    assert written["accepted_drafts"] == 1.5
     [file] = set(files)
     assert file is not None
     assert file.name.startswith("programs-")
 
 
 @pytest.mark.parametrize(("path", "words"), [("", []), ("/v1", []), ("/v1/", ["--model", "acme/odd-name"])])
-def test_server_that_runs_is_asked_for_the_name_of_its_model(
-    path: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_runs_is_asked_for_the_name_of_its_model(quick: Callable[..., dict[str, Any]], path: str, words: list[str]) -> None:
     """The name was `model` unless it was typed, and an address as OpenAI's clients have it failed."""
-    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
-    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     with started(Behaviour(ttft=0.01, tpot=0.001, name="acme/odd-name")) as server:
-        arguments = main.parse([
-            "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
-            "--output", str(tmp_path / "out"), "--server", server.url + path, "--workload", "8/16 c1", *words,
-        ])  # fmt: skip
-        arguments.run(arguments)
-    [written] = (tmp_path / "out").rglob("*odd-name.quick.json")
-    assert msgspec.json.decode(written.read_bytes())["quick"]["runs"] >= 2
+        written = quick("--server", server.url + path, "--workload", "8/16 c1", *words)
+    assert written["quick"]["runs"] >= 2
+    assert written["name"].endswith("odd-name.quick.json")
 
 
 QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
