@@ -107,8 +107,8 @@ def start(name: str, folder: Path, words: list[str]) -> str:
     text = log.read_text("utf-8", "replace")
     backends = {kernel + kind for kernel, kind in BACKEND.findall(text)}
     errors = [error for error in ERROR.findall(text) if not FOLLOWS.search(error)]
-    said = ", ".join(sorted(backends)) if started else (errors or ["it did not answer"])[-1]
-    return f"| {name} | {'yes' if started else 'no'}, {seconds:.0f} s | {said:.160} |"
+    outcome = ", ".join(sorted(backends)) if started else (errors or ["it did not answer"])[-1]
+    return f"| {name} | {'yes' if started else 'no'}, {seconds:.0f} s | {outcome:.160} |"
 
 
 def main() -> None:
