@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
 from tests.support.checkpoints import Told, write
 
-from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model import checkpoint, modules, prediction
 from sparkwright.bench.model.checkpoint import Tensor
 from sparkwright.bench.model.modules import ModuleAudit
 
@@ -212,7 +212,8 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 
 FIELDS = (
     "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "model_type", "text_config", "quant_method",
-    "quant_algo", "quantized_layers", "quantization", "ignore",
+    "quant_algo", "quantized_layers", "quantization", "ignore", "num_nextn_predict_layers", "vocab_size", "kv_lora_rank", "layer_types",
+    "num_attention_heads", "hidden_size",
 )  # fmt: skip
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b", "modelopt", "mixed_precision"]),
@@ -238,6 +239,9 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
         audit = modules.audit(found)
         assert 0 < audit.weights <= audit.bytes
         assert msgspec.json.decode(msgspec.json.encode(audit), type=ModuleAudit) == audit
+        model, serving = prediction.read(found), prediction.Serving(drafts=2)
+        assert model.step(serving).total > 0
+        assert all(lever.gain > 0 for lever in prediction.levers(model, serving, (0.5, 0.9), "0.33", []))
 
 
 # The files.

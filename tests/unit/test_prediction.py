@@ -60,6 +60,7 @@ def test_a_step_reads_weights_cache_and_drafts(tmp_path: Path) -> None:
     experts = sum(row.bytes for (group, name), row in rows.items() if group == "mtp" and "experts" in name)
     head = 100_000 * 2048 * 2 / 4 / 2
     assert step.drafts == pytest.approx(2 * (experts * (1 - (14 / 16) ** 4) + 2048 * 4096 * 2 + head + 4 * 1000 * key))
+    assert model.step(Serving(requests=4, drafts=0)).drafts == 0
     alone = model.step(Serving(requests=12, context=1000, cache="fp8")).weights
     assert step.weights == pytest.approx(alone)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -128,7 +129,8 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     listing = context.project.series_folder("vllm") / "series"
     patches = listing.read_text("utf-8").split() if listing.exists() else []
     source = context.project.fork("vllm").sources.git
-    version = source.ref.removeprefix("v") if source else "0"
+    release = re.match(r"v?(\d+\.\d+)", source.ref if source else "")
+    version = release[1] if release else "0"
     levers = prediction.levers(model, serving, arguments.acceptance, version, patches)
     caches = {form: model.shape(replace(serving, cache=form)) for form in ("auto", "fp8", "nvfp4")}
     reads = _show_modules(model, every)

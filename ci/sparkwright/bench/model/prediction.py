@@ -123,8 +123,8 @@ class Model(msgspec.Struct, frozen=True):
         if not self.audit.drafts:
             return 0
         names = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-        stated = [value for name in names if type(value := self.config.get(name)) is int]
-        return min(max(1, *stated, 1), modules.LARGEST_DEPTH)
+        stated = next(filter(None, map(self.config.get, names)), 1)
+        return min(max(1, stated), modules.LARGEST_DEPTH) if type(stated) is int else 1
 
     def shape(self, serving: Serving) -> CacheShape:
         return CacheShape.of(self.config, serving.cache, drafts=int(serving.drafts > 0))
@@ -152,7 +152,7 @@ class Model(msgspec.Struct, frozen=True):
         own_head = False
         for row in self.audit.rows:
             read["mtp" if row.group == "mtp" else ""] += self.row_read(row, serving)
-            own_head |= row.group == "mtp" and "head" in row.modules
+            own_head |= row.group == "mtp" and row.modules.endswith("head")
         shape = self.shape(serving)
         each = serving.requests * shape.read(serving.context, drafts=True)
         each += 0.0 if own_head else self.draft_head(serving)

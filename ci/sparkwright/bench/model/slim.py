@@ -429,8 +429,8 @@ def unfit(module: Module, *, tied: bool) -> str:
         return "it is the table of embeddings (tie_word_embeddings)"
     if weight is None or weight.dtype != "BF16" or not module.parts.keys() <= {"weight", "bias"}:
         return f"it is stored as {module.scheme}"
-    rows, *columns = weight.shape
-    if len(columns) != 1 or rows % BLOCK or columns[0] % BLOCK or 2 * columns[0] > CHUNK:
+    rows, columns = weight.shape if len(weight.shape) == 2 else (1, 1)
+    if rows % BLOCK or columns % BLOCK or 2 * columns > CHUNK:
         return f"its shape {weight.shape} is that of no matrix whose sides {BLOCK} divides"
     return ""
 
