@@ -38,6 +38,10 @@ case $step in
     # NAME: the hybrid that `learned` made
     rm -rf "$root/models/wide"
     python candidate "$rehearsal/models.py" wide "$root/models/$name" "$root/models/wide" ;;
+  slim)
+    # NAME: a model. Its copy in FP8
+    rm -rf "$root/models/$name-slim"
+    python tool -P -m sparkwright model slim "$root/models/$name" --to "$root/models/$name-slim" ;;
   lookup)
     rm -rf "$root/models/lookup"
     python candidate "$rehearsal/lookup.py" "$root/models/lookup" ;;

@@ -235,16 +235,17 @@ class Slimming:
 
     def _begin(self, out: Path) -> None:
         """Take up what is in *out*, if it was begun by the same command, and look for room."""
-        for left in list_folder(out, f"{store.UNFINISHED}*"):
-            left.unlink()
+        unfinished = list_folder(out, f"{store.UNFINISHED}*")
         if (out / RECORD).exists():
             earlier = read_json(out / RECORD, SlimRecord)
             if earlier.identity != self.record.identity:
                 what = f"{out} holds a copy of {earlier.source:.80}, or one with other layers."
                 raise SlimError("slim-other-source", what)
             self.record = earlier
-        elif list_folder(out):
+        elif list_folder(out) != unfinished:
             raise SlimError("slim-other-source", f"{out} is not empty.")
+        for path in unfinished:
+            path.unlink()
         needed = sum(tensor.bytes for tensor in self._tensors.values())
         needed -= sum(path.stat().st_size for path in list_folder(out, "*.safetensors"))
         if needed > (free := shutil.disk_usage(out).free):
