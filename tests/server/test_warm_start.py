@@ -11,7 +11,7 @@ from tests.support.serving import VARIABLES
 from sparkwright.bench.server import start_parts, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
 FLAGS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=2048")
 

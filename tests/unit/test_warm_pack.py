@@ -13,16 +13,29 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support import mounts, packs, standin
+from tests.support import mounts, packs, standin, wheels
 from tests.support.packs import KEY
 
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.warm_pack import PackInvalid
+from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
+from sparkwright.core.files import sha256_file
 from sparkwright.core.process import CACHES
+from sparkwright.core.store import Store, write_file
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+from sparkwright.gates.core.night import Night
+from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.verdict import Verdict, passed
+from sparkwright.serving import launch
+from sparkwright.serving.launch import ServeRequest
 
+ROOT = Path(__file__).parents[2]
 MARKER = Marker(
     name="spark.1", folder="", index="", python="3.11.2", key="c" * 64, packages={}, channel="verified", wheels={"vllm": "a" * 64, "rich": "b" * 64}
 )
@@ -216,3 +229,22 @@ def test_a_pack_is_made_of_a_cold_start_and_shown_by_a_second_one(tmp_path: Path
     warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
     assert list(tree(tmp_path / "out")) == [packs.GRAPH]
     assert not list(tmp_path.glob("warm-*"))
+
+
+def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path) -> None:
+    """Beside the verdicts; a night without a pass leaves none."""
+    environment, model = tmp_path / "prefix" / "releases" / "spark.1", standin.model(tmp_path / "toy")
+    python, wheel = standin.environment(environment), wheels.plain(tmp_path, "tiny", "1.0")
+    write_file(environment / MARKER_FILE, msgspec.json.encode(msgspec.structs.replace(MARKER, folder=str(environment))))
+    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "out", offline=True)
+    night = Night(context, GateOptions(wheel=wheel, serve=model, recipe="toy-cpu"), "b" * 64, (python, python))
+    assert night.make_pack() is None
+    verdict = Verdict("G3", "kernels", sha256_file(wheel), "c" * 64, (passed("x", "y"),), recipe="toy-cpu")
+    night._steps["G3"] = NightStep("G3", "pass", "", verdict=verdict)
+    pack = night.make_pack()
+    assert pack
+    served = launch.plan(ServeRequest(recipe="toy-cpu", model=str(model)), python, ROOT)
+    assert pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
+    (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
+    assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
+    assert sha256_file(record.with_name(pack.name)) == pack.sha256

@@ -195,13 +195,10 @@ def collect(root: Path, archive: Path) -> tuple[int, int]:
     Returns:
         The bytes of the files, and the number of tuned tables.
     """
-    size, tables, compressor = (
-        0,
-        0,
-        zstandard.ZstdCompressor(
-            compression_params=zstandard.ZstdCompressionParameters.from_level(19, window_log=WINDOW)
-        ),
-    )
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    size = tables = 0
+    settings = zstandard.ZstdCompressionParameters.from_level(19, window_log=WINDOW)
+    compressor = zstandard.ZstdCompressor(compression_params=settings)
     with (
         archive.open("wb") as sink,
         compressor.stream_writer(sink, closefd=False) as packed,
