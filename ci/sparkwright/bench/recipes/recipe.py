@@ -413,8 +413,10 @@ def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     fields = strict_yaml.load(classes[name], dict[str, Any])
     for field, value in own.items():
         inherited = fields.get(field)
-        both = isinstance(inherited, dict) and isinstance(value, dict)
-        fields[field] = dict(inherited or {}, **value) if both else value
+        if isinstance(inherited, dict) and isinstance(value, dict):
+            fields[field] = {**inherited, **value}
+        else:
+            fields[field] = value
     return fields
 
 
