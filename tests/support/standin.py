@@ -82,7 +82,7 @@ def add(group):
     for flag in ("--model", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--dtype", "--load-format",
                  "--tensor-parallel-size", "--pipeline-parallel-size", "--nnodes", "--distributed-executor-backend", "--enforce-eager", "--max-num-batched-tokens", "--enable-chunked-prefill", "--seed",
                  "--attention-backend", "--attention-config", "-ac", "--kv-cache-dtype", "--moe-backend", "--linear-backend", "--speculative-config", "--quantization",
-                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching", "--enable-expert-parallel", "--kv-offloading-size", "--cpu-offload-gb", "--node-rank", "--master-addr", "--master-port", "--optimization-level", "--compilation-config", "--data-parallel-size", "--spec-model"):
+                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching", "--enable-expert-parallel", "--kv-offloading-size", "--cpu-offload-gb", "--node-rank", "--master-addr", "--master-port", "--optimization-level", "--compilation-config", "--data-parallel-size", "--spec-model", "--trust-remote-code"):
         group.add_argument(flag)
 """
 FRONTEND = """

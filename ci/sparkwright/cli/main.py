@@ -81,6 +81,9 @@ COMMANDS = {
     "model inspect": CommandInfo(
         "model", "predict the speed of a model by its headers, and what would change it"
     ),
+    "model check": CommandInfo(
+        "model", "show which kernels vLLM chooses for a model, and what it refuses"
+    ),
     "model slim": CommandInfo("model", "write a copy of a model that reads fewer bytes a token"),
 }
 #: Commands that give arguments to vLLM; `serve` takes them also without ``--flag``.

@@ -12,12 +12,18 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+from packaging.version import Version
 
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.bench.model.prediction import Lever, Model, Rate, Serving
+from sparkwright.bench.recipes import preflight, traps
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server import flags
 from sparkwright.cli import options
+from sparkwright.client.environment import default_prefix
 from sparkwright.core.console import console, duration, size
+from sparkwright.core.errors import PythonError
 from sparkwright.core.memory import (
     AUTOTUNE,
     GIB,
@@ -28,7 +34,10 @@ from sparkwright.core.memory import (
 )
 from sparkwright.core.store import write_file
 from sparkwright.forks.context import RunContext
+from sparkwright.serving import environment as environments
 from sparkwright.serving import models
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.selection import Selection, select
 
 
 def _shares(text: str) -> tuple[float, float]:
@@ -76,6 +85,21 @@ _OPTIONS: Mapping[str, options.Options] = {
             "help": "format of the cache (default: %(default)s)",
         },
     },
+    "model check": {
+        "model": {
+            "metavar": "MODEL",
+            "help": "name of a recipe or of a model on the hub, folder, or file of `model inspect "
+            "--save`; only headers are read",
+        },
+        "--revision": {"metavar": "NAME", "help": "commit or branch on the hub (default: main)"},
+        "--python": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "Python of an environment with the stack's vLLM (default: the current "
+            "release's)",
+        },
+        **options.SERVER,
+    },
     "model slim": {
         "model": {
             "metavar": "MODEL",
@@ -108,6 +132,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     functions = {
         "model inspect": inspect,
         "model slim": slim,
+        "model check": check,
     }
     options.define(parsers, functions, _OPTIONS)
 
@@ -180,6 +205,58 @@ def _checkpoint(arguments: argparse.Namespace, context: RunContext) -> Checkpoin
     if arguments.save:
         write_file(arguments.save, msgspec.json.encode(headers))
     return checkpoint.join(arguments.model, headers.config, headers.index, headers.shards.items())
+
+
+def check(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Show which kernels vLLM chooses for a model on a Spark, what it refuses, and known traps."""
+    context = options.checkout(arguments)
+    python = arguments.python or default_prefix() / "current" / "bin" / "python"
+    environment = environments.examine(python)
+    source = context.project.fork("vllm").sources.git
+    release = source.ref.removeprefix("v") if source else ""
+    if Version(environment.vllm).base_version != release:
+        what = f"{python} has vLLM {environment.vllm}, and stack {context.project.stack} {release}."
+        todo = "Name the Python of an environment with that release with --python."
+        raise PythonError("environment-unusable", what, todo=todo)
+    words, variables = tuple(arguments.flag), dict(arguments.variable)
+    if arguments.model in recipes.files(context.project.root):
+        recipe = recipes.load(context.project.root, arguments.model)
+        words = flags.merge(recipe.flags(environment.vllm), words)
+        variables = {**recipe.variant(environment.vllm).variables, **variables}
+        arguments.model = recipe.model.repository
+    arguments.save = None
+    stored = _checkpoint(arguments, context)
+    facts = traps.facts_of(modules.audit(stored))
+    found = preflight.lines(traps.find(words, environment.vllm, facts))
+    selection = select(environment, stored.config, words, variables)
+    _show_selection(selection, drafts=bool(flags.speculation(words)))
+    if found or selection.refused:
+        refused = f"{selection.line} of vLLM refuses it: {selection.refused}"
+        details = [*found, *([refused] if selection.refused else [])]
+        what = f"vLLM {environment.vllm} does not serve {arguments.model} well on a Spark."
+        raise ServeError("serve-unfit", what, details=details)
+    return {"selection": selection, "facts": facts}
+
+
+def _show_selection(selection: Selection, *, drafts: bool) -> None:
+    """Print what vLLM chooses; *drafts*: whether something drafts, which is not asked."""
+    versions = [f"{name} {version}" for name, version in selection.versions.items()]
+    rows = []
+    for kind, kernels in selection.rows.items():
+        open_kind = kind in selection.otherwise
+        state = "unresolved: if a library says yes" if open_kind else "chosen"
+        rows += [[kind, kernel, str(count), state] for kernel, count in kernels.items()]
+    for kind, kernels in selection.otherwise.items():
+        state = "unresolved: if it says no"
+        rows += [[kind, kernel, str(count), state] for kernel, count in kernels.items()]
+    if selection.unresolved:
+        rows.append(["all", f"{selection.line} {selection.unresolved}", "", "unresolved"])
+    if drafts:
+        rows.append(["drafts", "vLLM chooses when it loads them", "", "unresolved"])
+    columns = ["layers", "kernels", ">count", "state"]
+    console.table(", ".join(versions), columns, rows, result=True)
+    if selection.asked:
+        console.result(f"of compiled libraries it asks {', '.join(selection.asked)}: not run here")
 
 
 def slim(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""
+The kernels that a release of vLLM chooses for a model on a Spark, by its own code and on a CPU.
+
+A child process runs it (`selection_probe`) with ``config.json`` alone, without the network and
+without code of the model. Compiled libraries are not loaded; where their answers would matter, both
+are tried, and a kind of layer for which the two choices differ is unresolved.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright.bench.server import flags
+from sparkwright.core import process
+from sparkwright.serving.environment import ServingEnvironment
+
+PROBE = Path(__file__).with_name("selection_probe.py")
+#: Seconds, and megabytes of addresses, that vLLM may take for one answer; 20 and 8,000 were seen.
+SECONDS, MEMORY = 600, 64 << 10
+#: Not asked: code of the model, its tokenizer, and what several machines share; one is judged.
+LEFT_OUT = (
+    *("--trust-remote-code", "--tensor-parallel-size", "--distributed-executor-backend"),
+    *("--tokenizer-mode", "--reasoning-parser", "--reasoning-config"),
+)
+DRAFTING = ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens")
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """
+    What vLLM chooses.
+
+    Attributes:
+        versions: Distribution → version, of what chose.
+        rows: Kind of layer → kernel or backend → how many layers.
+        otherwise: The same of the kinds that are unresolved, where a compiled library says no.
+        refused: Why vLLM does not start; empty if it makes the model.
+        unresolved: Why this machine could not decide; empty if it makes the model.
+        line: Where in vLLM it ended.
+        asked: What vLLM asked of compiled libraries.
+    """
+
+    versions: dict[str, str]
+    rows: dict[str, dict[str, int]] = {}
+    otherwise: dict[str, dict[str, int]] = {}
+    refused: str = ""
+    unresolved: str = ""
+    line: str = ""
+    asked: tuple[str, ...] = ()
+
+
+def select(
+    environment: ServingEnvironment,
+    config: Mapping[str, Any],
+    words: Sequence[str],
+    variables: Mapping[str, str],
+) -> Selection:
+    """
+    Return what vLLM chooses for a model.
+
+    Args:
+        config: Its ``config.json``.
+        words: Arguments of ``vllm serve``. Another model that drafts is left out.
+        variables: Of the server.
+
+    Raises:
+        environment-unusable: vLLM does not answer.
+        flag-unknown: vLLM does not know a flag.
+    """
+    environment.check(words)
+    other = flags.speculation(words).get("model")
+    left_out = (*LEFT_OUT, *(DRAFTING if other else ()))
+    kept = [word for each in flags.parse(words) if each.name not in left_out for word in each.words]
+    with tempfile.TemporaryDirectory(prefix="selection-") as folder:
+        Path(folder, "config.json").write_bytes(msgspec.json.encode(config))
+        caches = dict.fromkeys(("HF_HOME", "HOME", "VLLM_CACHE_ROOT"), folder)
+        offline = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"), "1")
+        given = process.clean_environment(**{**variables, **caches, **offline})
+        answers = []
+        for answer in ("yes", "no"):
+            command = [str(environment.python), "-I", str(PROBE), answer, f"--model={folder}"]
+            command.append("--skip-tokenizer-init")
+            text = process.ask_python(
+                f"vLLM {environment.vllm} does not say what it chooses.",
+                [*command, *kept], memory=MEMORY, seconds=SECONDS, env=given,
+            )  # fmt: skip
+            answers.append(msgspec.json.decode(text, type=Selection))
+            if not answers[-1].asked:
+                break
+    first, last = answers[0], answers[-1]
+    if first.refused or first.unresolved:
+        return first
+    otherwise = {}
+    for kind, kernels in first.rows.items():
+        if kernels != last.rows.get(kind):
+            otherwise[kind] = last.rows.get(kind, {})
+    return replace(first, otherwise=otherwise)
