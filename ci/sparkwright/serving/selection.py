@@ -8,6 +8,7 @@ are tried, and a kind of layer for which the two choices differ is unresolved.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ def select(
     left_out = (*LEFT_OUT, *(DRAFTING if other else ()))
     kept = [word for each in flags.parse(words) if each.name not in left_out for word in each.words]
     with tempfile.TemporaryDirectory(prefix="selection-") as folder:
-        Path(folder, "config.json").write_bytes(msgspec.json.encode(config))
+        # Numbers of a config may be infinite, which msgspec writes as null.
+        Path(folder, "config.json").write_text(json.dumps(config), "utf-8")
         caches = dict.fromkeys(("HF_HOME", "HOME", "VLLM_CACHE_ROOT"), folder)
         offline = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"), "1")
         given = process.clean_environment(**{**variables, **caches, **offline})
