@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.server import peers, start_parts, warm_pack
+from sparkwright.bench.server import peers
 from sparkwright.bench.server.launch import VariableError
 from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
@@ -30,6 +30,9 @@ from sparkwright.core.memory import GIB, MachineMemory, guard_limit
 from sparkwright.serving import guard, health, launch, models
 from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
+
+if TYPE_CHECKING:
+    from sparkwright.bench.server.start_parts import StartPart
 
 #: Bytes a second of a download, for estimates of its time.
 RATES = (100e6, 10e6)
@@ -277,6 +280,8 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.health is not None:
         return _check_health(arguments)
     if arguments.explain_start:
+        from sparkwright.bench.server import start_parts
+
         parts = start_parts.read(Path(arguments.explain_start)).parts()
         console.document({"parts": parts})
         _show_parts(parts)
@@ -531,6 +536,8 @@ def _explain_start(warm: Path | None) -> None:
     Args:
         warm: The folder of a warm pack that it starts from, if it does.
     """
+    from sparkwright.bench.server import start_parts, warm_pack
+
     reader, writer = os.pipe()
     if os.fork():
         os.dup2(writer, 1)
@@ -558,7 +565,7 @@ def _explain_start(warm: Path | None) -> None:
     os._exit(0)
 
 
-def _show_parts(parts: Sequence[start_parts.StartPart]) -> None:
+def _show_parts(parts: Sequence[StartPart]) -> None:
     rows = list[tuple[str, str, str]]()
     for part in parts:
         seconds = "" if part.seconds is None else f"{part.seconds:.1f}"

@@ -25,7 +25,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.preflight import CACHE
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import Reason
-from sparkwright.bench.server import flags, peers, warm_pack
+from sparkwright.bench.server import flags, peers
 from sparkwright.bench.server.launch import LaunchPlan, check_variables, shared_variables
 from sparkwright.bench.server.peers import EXECUTOR, HOSTS, PLACE, Machines
 from sparkwright.core import memory
@@ -217,8 +217,7 @@ def plan(
     drafts = _drafts(request, words, variables) / GIB / (flags.number(words, TENSOR) or 1)
     server = replace(server, weights=server.weights + drafts)
     start = LaunchPlan(python, model.path, words, variables)
-    pack, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
-    warm = warm_pack.overlay(environment.prefix.resolve(), pack) if pack else None
+    pack, warm, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
     if pack and warm:
         variables = {**cache_variables(warm), **variables}
         # What is tuned before the cache is there, or not at all, needs no room beside it.
