@@ -103,6 +103,9 @@ def test_of_two_servers_the_later_one_ends_and_the_other_looks_again(folder: Fol
     try:
         folder.set(7.0)
         assert servers[1].wait(10) == -signal.SIGKILL
+        # Memory comes back later.
+        time.sleep(1.5)
+        assert servers[0].poll() is None
         folder.set(40.0)
         time.sleep(1.5)
         assert servers[0].poll() is None
@@ -121,7 +124,7 @@ def test_of_two_servers_the_later_one_ends_and_the_other_looks_again(folder: Fol
 def test_a_later_server_that_does_not_end_is_not_waited_for_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(guard, "servers_after", lambda _: {77})
+    monkeypatch.setattr(guard, "guards_after", lambda *_: {77})
     watch = folder.guard()
     folder.set(7.5)
     assert [watch.look(1.0), watch.look(1.0)] == ["", ""]

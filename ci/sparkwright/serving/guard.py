@@ -78,7 +78,7 @@ class Guard:
         self.least = min(self.least, self.available)
         if self.available >= self.limit * (URGENT if self.yields() else 1):
             return ""
-        later = servers_after(self.server) - self.later
+        later = guards_after(os.getpid(), self.proc) - self.later
         if later and not self.yields():
             self.later |= later
             self.yielded = time.monotonic()
@@ -153,6 +153,9 @@ class Guard:
             if reason:
                 free = gib(max(0, self.limit - SLACK))
                 self.end(f"{reason}: the server was ended, so that {free} GiB stay free")
+                # By this process other guards see that memory comes back, which takes seconds.
+                os.closerange(0, 3)
+                time.sleep(GRACE)
                 return
             self.warn()
         if server not in dict(ended):
@@ -174,15 +177,16 @@ def descendants(process: int) -> list[int]:
     return [pid for pid in results[1:] if pid != os.getpid()]
 
 
-def servers_after(process: int) -> set[int]:
-    """Return the servers with a guard, of any user, that started after *process*."""
-    servers, own = set[int](), started(process)
-    for guard in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = guard.read_bytes().split(b"\0")
-            if Path(__file__).name.encode() in words[3] and started(int(words[4])) > own:
-                servers.add(int(words[4]))
-    return servers
+def guards_after(process: int, proc: Path) -> set[int]:
+    """Return the guards by *proc*, of any user, that started after the guard *process*."""
+    guards, own = set[int](), started(process)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError, IndexError):
+            other = int(path.parent.name)
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if Path(words[3]).name == Path(__file__).name and words[9] == str(proc):
+                guards |= {other} if started(other) > own else set()
+    return guards
 
 
 def started(process: int) -> tuple[int, int]:
