@@ -13,12 +13,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support import processes, standin
+from tests.support import processes
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import Toolchain
@@ -38,8 +38,6 @@ NOWHERE = "http://127.0.0.1:9/simple/"
 settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-#: Runs a server with the given options until the block ends, and yields its address.
-Redis = Callable[..., contextlib.AbstractContextManager[str]]
 
 
 @contextlib.contextmanager
@@ -62,22 +60,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if cache and not hasattr(terminalreporter.config, "workerinput"):
         names = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
         (cache.mkdir("skipped") / "names").write_text("".join(f"{name}\n" for name in names), "utf-8")
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Redis:
-    """Return what runs a Redis server that keeps nothing on disk."""
-
-    @contextlib.contextmanager
-    def run(*options: str) -> Iterator[str]:
-        port = standin.free_port()
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *options]
-        with running(command, dict(os.environ), tmp_path) as server:
-            assert server.stdout
-            assert any("Ready to accept connections" in line for line in server.stdout)
-            yield f"redis://127.0.0.1:{port}"
-
-    return run
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Redis
 from tests.integration.conftest import Demo
 from tests.support.processes import until
 from uv import find_uv_bin
@@ -187,24 +186,6 @@ def test_a_lost_build_folder_is_made_again_without_a_compiler(built_demo: Demo) 
     assert f"0 units compiled (0.0 s of work), {len(units)} taken from the compiler cache" in said
     assert (built_demo.compiled(), built_demo.taken()) == ([], units)
     assert built_demo.sha256() == before
-
-
-@needs_ccache
-@pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server (apt-get install redis-server)")
-def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a Redis server between them, the second store compiles nothing; nothing of the server's address is in its log or store."""
-    other = Demo(tmp_path / "other")
-    shutil.copytree(demo.folder, other.folder, symlinks=True)
-    with redis() as address:
-        monkeypatch.setenv("CCACHE_REMOTE_STORAGE", address)
-        demo.build()
-        assert demo.compiled() == demo.units()
-        said = other.build().stderr
-
-    assert (other.compiled(), other.taken()) == ([], other.units())
-    assert other.sha256() == demo.sha256()
-    logs = [path.read_text("utf-8", "replace") for path in (other.folder / "store" / "logs").iterdir()]
-    assert not any(address.removeprefix("redis://") in text for text in (said, *logs))
 
 
 HERE = platform.machine()

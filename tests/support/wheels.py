@@ -153,7 +153,7 @@ def jitcache(folder: Path, sources: Path, **changed: Any) -> Path:
     record = JitCacheRecord(
         __version__, changed.get("stack", STACK), ARCH, sha256_file(sources), hexed("tools"), "13.3.0", {"norm": sha256_bytes(library)}
     )
-    wants = [f"flashinfer-python=={WheelName.of(sources.name).version}"]
+    wants = [f"flashinfer-python=={WheelName.parse(sources.name).version}"]
     given = {"requires": wants, "files": {"flashinfer_jit_cache/jit_cache/norm/norm.so": library}, "record": msgspec.json.encode(record)}
     return ours(folder, "flashinfer", "flashinfer-jit-cache", **{**given, **changed})
 
@@ -170,7 +170,7 @@ def release(
     """
     headers, kernels = cutlass(folder, label=label, **changed), flashinfer(folder, label=label, **changed)
     modules = jitcache(folder, kernels, label=label, **changed)
-    wanted = [f"flashinfer-python=={WheelName.of(kernels.name).version}", *requires]
+    wanted = [f"flashinfer-python=={WheelName.parse(kernels.name).version}", *requires]
     served = vllm(folder, label=label, requires=wanted, size=size, **changed)
     made = [headers, kernels, modules, served]
     for path in made if judged else ():

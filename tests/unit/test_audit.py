@@ -84,7 +84,7 @@ def write_wheel(
     """Write a wheel of the distribution ``probe``, with *name* and *more* in its METADATA."""
     path = folder / f"probe-1-{python}-{tag}.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{more}"
-    archive.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
+    archive.write(path.parent, WheelName.parse(path.name), files, metadata, pure=False)
     return path
 
 

@@ -24,9 +24,9 @@ from tests.refusals import refusal
 from tests.unit.conftest import Repository
 
 from sparkwright.core import files, strict_yaml
-from sparkwright.core.console import Console, markdown_block, markdown_escape, printable
+from sparkwright.core.console import Console, printable
 from sparkwright.core.git import Objects
-from sparkwright.core.pages import clean
+from sparkwright.core.pages import clean, markdown_block, markdown_escape
 from sparkwright.forks import package_index
 
 

@@ -158,7 +158,7 @@ def test_files_that_a_mirror_lacks_are_named(run: RunContext, repository: Reposi
 
     assert "lacks 2 files of its own commits.\nd/b.txt\nd/same.txt\n" in said
     assert "under `without` of the git source in stack.yaml" in said
-    assert run.objects.whole(run.mirror(URL).tree(tree, ("d",)))
+    assert run.objects.is_complete(run.mirror(URL).tree(tree, ("d",)))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
@@ -177,7 +177,7 @@ def test_a_connection_that_is_cut_is_not_damage(daemon: Daemon, repository: Repo
     assert "127.0.0.1" in refused(run, fetch)
     daemon.limit = 0
     fetch(run.mirror(URL))
-    assert run.objects.whole(tree)
+    assert run.objects.is_complete(tree)
 
 
 def test_a_damaged_file_of_a_local_mirror_is_blamed_on_that_mirror(run: RunContext, repository: Repository, commits: list[str]) -> None:
@@ -289,7 +289,7 @@ def test_a_killed_fetch_is_finished_by_the_next_run(run: RunContext, repository:
         return False
 
     assert processes.killed(fetch, halfway)
-    assert not run.objects.whole(tree)
+    assert not run.objects.is_complete(tree)
     fetch()
-    assert run.objects.whole(tree)
+    assert run.objects.is_complete(tree)
     assert not [*packs.parents[1].rglob("*.lock"), *packs.parents[1].rglob("*tmp*")]

@@ -144,7 +144,7 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, field: s
     wrong = {"sha256": "0" * 64, "patch_id": "0" * 40, "base": record.head, "merge": record.base, "files": ("a.txt",)}
     upstream.write(msgspec.structs.replace(record, **{field: wrong[field]}))
     with refusal("pick-mismatch") as caught:
-        series.of(upstream.context(), upstream.fork)
+        series.load_series(upstream.context(), upstream.fork)
 
     assert any(line.startswith(("sha256: ", "patch-id: ", "files: ")) for line in caught.value.details)
 

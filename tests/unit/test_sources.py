@@ -110,7 +110,7 @@ def test_locked_submodules_are_part_of_the_tree(host: Host, nest: Nest) -> None:
         "third/party/deps/inner/docs/big.txt": b"big\n",
     }
     assert objects.submodules(tree) == {}
-    assert objects.whole(tree)
+    assert objects.is_complete(tree)
 
 
 @pytest.mark.parametrize("locked_at", [None, "1" * 40], ids=["not locked", "locked at another commit"])
@@ -343,7 +343,7 @@ def test_lock_moves_what_it_is_asked_to(host: Host, whole: Lock, offered: Index)
     assert lock_verb(host, "--fork", "other") == 0
     locked = host.context().lock
     assert locked.forks[host.fork] == whole.forks[host.fork]
-    assert locked.forks["other"].whole
+    assert locked.forks["other"].is_resolved
     assert lock_verb(host) == 0
     with refusal("source-unreachable", match=r"requirements\.in cannot be resolved"):
         lock_verb(host, "--tools")
@@ -372,7 +372,7 @@ def test_runs_that_write_the_lock_take_turns(host: Host, whole: Lock) -> None:
     assert host.context().lock.forks[host.fork].bases["aarch64"].name == "Widget-Kit"
     count = 0
     while host.killed(str(host.root), count := count + 1, "lock"):
-        assert host.context().lock.forks[host.fork].whole
+        assert host.context().lock.forks[host.fork].is_resolved
     assert count > 1
 
 

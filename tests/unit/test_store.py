@@ -208,7 +208,7 @@ try:
     process.run(["dd", "if=/dev/zero", f"of={root}/zeros", "bs=100k", "count=4"], log=root / "logs" / "dd.log")
 except SparkwrightError as error:
     sys.exit(f"error: {error.reference}: {error.what}")
-assert store.get("stage", "key", str) == data.hex() and objects.whole(tree)
+assert store.get("stage", "key", str) == data.hex() and objects.is_complete(tree)
 sys.exit("error: none")
 """
 

@@ -322,7 +322,7 @@ def test_a_failed_proof_strands_no_other_fork(host: Host, offered: Index, server
     with refusal("sdist-differs"):
         world.lock(answers=True)
     locked = world.run().lock.forks
-    assert (locked[host.fork].whole, locked[host.fork].proof, locked["other"].whole) == (False, None, True)
+    assert (locked[host.fork].is_resolved, locked[host.fork].proof, locked["other"].is_resolved) == (False, None, True)
     assert fetch.fetch(world.run(), host.fork).git_error == "sdist-differs"
 
 

@@ -249,7 +249,7 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     context = mini.context()
     tree = source_tree(context, "cutlass").source.tree
     files = {f"cutlass/{path}": data for path, data in context.objects.files(tree)}
-    wheel = archive.write(mini.root, WheelName.of("mini_vllm-0.33.0-py3-none-any.whl"), files, "", pure=True)
+    wheel = archive.write(mini.root, WheelName.parse("mini_vllm-0.33.0-py3-none-any.whl"), files, "", pure=True)
     sha256 = sha256_file(wheel)
     wheel.rename(context.store.folder("downloads", sha256) / wheel.name)
     spec = "name: mini-vllm, version: 0.33.0"
@@ -269,7 +269,7 @@ def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, ca
     assert audited.deviations == (f"cutlass packs {text}",)
     assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
     with zipfile.ZipFile(path) as opened:
-        parts = parsed(opened.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
+        parts = parsed(opened.read(f"{WheelName.parse(path.name).info}/{SBOM}"))[1]
     assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", sha256)
 
 
@@ -292,7 +292,7 @@ def test_a_library_without_exactly_one_member_in_the_base_is_refused(
 ) -> None:
     """What the official wheel does not have cannot be replaced; the error names target, library and members."""
     files = {f"mini/{path}.abi3.so": b"" for path in ("_core", "a/_twice", "b/_twice")}
-    base = archive.write(tmp_path, WheelName.of("mini-1.0-cp39-abi3-linux_x86_64.whl"), files, "Name: mini\n", pure=False)
+    base = archive.write(tmp_path, WheelName.parse("mini-1.0-cp39-abi3-linux_x86_64.whl"), files, "Name: mini\n", pure=False)
     assert graft.replaced_members(base, [CORE], ForkEnvironment(targets=targets)) == {"mini/_core.abi3.so": CORE.path}
     with refusal("base-mismatch", match="not exactly one library for each target") as caught:
         graft.replaced_members(base, libraries, ForkEnvironment(targets=targets))
@@ -314,7 +314,7 @@ def official(tmp_path: Path) -> Path:
     files = {f"mini/{name}": fatbins.library(tmp_path, *images) for name, images in units.items()}
     data = {f"mini/third_party/sm100/{name}": b"//\n" for name in ("kernel.cuh", "cutlass/gemm.h")}
     plain = {"mini/__init__.py": b'__version__ = "1.0"\n', "mini/odd.so": b"no ELF", "mini/third_party/x.py": b""}
-    name = WheelName.of(f"mini-1.0-cp39-abi3-manylinux_2_34_{platform.machine()}.whl")
+    name = WheelName.parse(f"mini-1.0-cp39-abi3-manylinux_2_34_{platform.machine()}.whl")
     return archive.write(tmp_path, name, {**files, **data, **plain}, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=False)
 
 
@@ -518,7 +518,7 @@ def _sources(tmp_path: Path) -> Path:
     files = {f"flashinfer/{name}.py": text.encode() for name, text in PACKAGE.items()}
     files["flashinfer_python-1+a.dist-info/licenses/LICENSE"] = b"Apache\n"
     metadata = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
-    return archive.write(tmp_path, WheelName.of("flashinfer_python-1+a-py3-none-any.whl"), files, metadata, pure=True)
+    return archive.write(tmp_path, WheelName.parse("flashinfer_python-1+a-py3-none-any.whl"), files, metadata, pure=True)
 
 
 @pytest.fixture(name="generate")
@@ -614,7 +614,7 @@ def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path
     with zipfile.ZipFile(path) as wheel:
         wheel.extractall(site)
     answer = json.loads(process.output([sys.executable, "-c", LOADER.format(site=site)]))
-    info = site / WheelName.of(path.name).info
+    info = site / WheelName.parse(path.name).info
 
     assert [(provider["version"], provider["cuda_architectures"], provider["modules"]) for provider in answer["providers"]] == [
         ("1+a", ["sm120f"], ["fp4_120f"]),

@@ -690,7 +690,7 @@ class LibraryAudit:
         modules = [
             name for name in self._rows if name.startswith(f"{stem}.") and name.endswith(".so")
         ]
-        for tag in sorted(parse_tag(WheelName.of(self._about.file).tag), key=str):
+        for tag in sorted(parse_tag(WheelName.parse(self._about.file).tag), key=str):
             several = tag.abi == "abi3" or tag.interpreter.startswith("py")
             abi = tag.abi if tag.abi.startswith("cp") else tag.interpreter
             own = any(name.startswith(f"{stem}.cpython-{abi[2:]}-") for name in modules)

@@ -7,8 +7,7 @@ so that one of a killed run is never taken for whole.
 
 ccache spares what another checkout, stack or build folder compiled. It comes from the machine's own
 packages and works in its depend mode, in which the compiler's list of headers tells the inputs.
-Machines share results if ``CCACHE_REMOTE_STORAGE`` names a server. Without ccache a build works all
-the same.
+Without ccache a build works all the same.
 
 The cost of a unit is its seconds of CPU and the peak resident megabytes of one process of its
 compiler (``ru_maxrss`` of wait4(2); nvcc runs cicc and ptxas one after the other), as the stack
@@ -287,7 +286,7 @@ class BuildFolder:
         self._name, self._path, self._program = fork, work / "build", tools.tool("ninja")
         self._cores = context.jobs or len(os.sched_getaffinity(0))
         self._sandbox, self._megabytes = sandbox, memory_budget(context.memory)
-        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
+        log = f"{context.project.stack}-{context.qualified(fork)}-compile.log"
         self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
@@ -381,7 +380,6 @@ class BuildFolder:
                     command,
                     log=self._log,
                     env=self._env,
-                    network=REMOTE in self._env,
                     failure=partial(BuildError, "compile-failed"),
                     what=f"{self._name} does not compile.",
                     on_line=on_line,
@@ -430,9 +428,6 @@ class BuildFolder:
 
 # The compiler cache.
 
-#: The one setting of the user that reaches a build; it may hold a password.
-REMOTE = "CCACHE_REMOTE_STORAGE"
-
 
 def cache_variables(
     context: RunContext, env: Mapping[str, str], base: Path | None
@@ -470,6 +465,4 @@ def cache_variables(
     }
     if base:
         settings["CCACHE_BASEDIR"] = str(base)
-    if remote := os.environ.get(REMOTE):
-        settings[REMOTE] = remote
     return {**clean, **settings}

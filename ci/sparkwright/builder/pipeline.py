@@ -297,7 +297,7 @@ def reuse(
     callers hold the fork's lock.
     """
     output = content_key("output", str(context.output))[:8]
-    name = context.named(f"{context.project.stack}-{fork}") + f"-{output}"
+    name = context.qualified(f"{context.project.stack}-{fork}") + f"-{output}"
     built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
@@ -434,7 +434,7 @@ def _graft(
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
-        official = archive.WheelName.of(base.name)
+        official = archive.WheelName.parse(base.name)
         path = archive.rewrite(
             base,
             folder,

@@ -149,7 +149,7 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
     here = platform.python_version()
     locked = {
-        canonicalize_name(name): WheelName.of(file).version
+        canonicalize_name(name): WheelName.parse(file).version
         for name, file, _ in pylock.wheels(context.project)
     }
     try:

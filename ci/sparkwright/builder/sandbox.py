@@ -124,31 +124,26 @@ class Sandbox(msgspec.Struct, frozen=True):
         *,
         log: Path,
         env: Mapping[str, str],
-        network: bool = False,
         **options: Any,
     ) -> None:
         """
         Run *command* in the sandbox as `process.run` does; mounted folders that its words and *env*
         name are replaced by their paths there.
 
-        Args:
-            network: Leave it the network, for a compiler cache on another host. Programs that heed
-                the variables of a proxy still reach no host.
-
         Raises:
             build-downloads: The program tried to reach a host, even if it succeeded without it.
         """
-        isolated = self.kind == "namespace" and not network
+        isolated = self.kind == "namespace"
         variables = {
             name: self.translate(text) for name, text in env.items() if name.lower() not in _PROXIES
         }
         shown = [self.translate(os.fspath(word)) for word in command]
         wrapped, end_by, counters = shown, signal.SIGTERM, log.with_name(f"{log.name}.network")
-        if self.kind == "namespace":
+        if isolated:
             sources = {mount: folder for folder, mount in self.mounts.items()}
             pairs = [str(path) for mount, folder in sources.items() for path in (folder, mount)]
             shell = ["sh", "-euc", _MOUNT, str(counters), str(INSIDE), str(len(sources)), *pairs]
-            wrapped = [*_unshare(network=network), *shell, *shown]
+            wrapped = [*_unshare(), *shell, *shown]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
             end_by = signal.SIGKILL
@@ -170,7 +165,7 @@ class Sandbox(msgspec.Struct, frozen=True):
                 proxy.shutdown(socket.SHUT_RDWR)  # which ends a wait for a connection
         attempts = _unanswered(counters)
         counters.unlink(missing_ok=True)
-        if wanted or (isolated and attempts):
+        if wanted or attempts:
             lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
             matches = {line.strip(): _UNREACHED.search(line) for line in lines}
             wanted += [match["host"] for match in matches.values() if match and match["host"]]
@@ -203,10 +198,9 @@ def _refuse(proxy: socket.socket, wanted: list[str]) -> None:
                 wanted[-1:] = re.findall(r"\A\w+ (?:\w+://)?([^/: ]+)", request) or wanted[-1:]
 
 
-def _unshare(*, network: bool = False) -> list[str]:
+def _unshare() -> list[str]:
     return [
-        *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
-        *([] if network else ["--net"]),
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net"),
         # As root of a user namespace if the user is not root; the files that it makes still belong
         # to the user.
         *([] if os.geteuid() == 0 else ["--map-root-user"]),

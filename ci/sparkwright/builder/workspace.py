@@ -58,7 +58,7 @@ class Workspace:
         #: Those of the fork for this run.
         self.settings = toolchain.settings(context, fork)
         self.variant = f"vendored-{variant}" if self.settings.needs_upstream_cmake else variant
-        self.folder = self._folder(fork, context.named(self.variant))
+        self.folder = self._folder(fork, context.qualified(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
         #: The tools, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
@@ -351,7 +351,7 @@ class SourceTree(msgspec.Struct, frozen=True):
 def rules_of(context: RunContext, fork: str) -> ArchRules:
     """Return the arch rules of *fork*; raise `file-invalid` if their file is malformed."""
     path = context.project.build_folder / f"archs{context.project.suffix}.yaml"
-    return strict_yaml.load(path, ArchRules).of(fork)
+    return strict_yaml.load(path, ArchRules).for_fork(fork)
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:

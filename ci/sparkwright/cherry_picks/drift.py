@@ -118,7 +118,7 @@ class Drift(msgspec.Struct, frozen=True):
     bases: tuple[str, ...]
     trials: tuple[Trial, ...]
 
-    def of(self, patch: str) -> list[Trial]:
+    def trials_of(self, patch: str) -> list[Trial]:
         """Return the trials of the patch of that name, in the order of the bases."""
         return [trial for trial in self.trials if trial.patch == patch]
 
@@ -133,7 +133,7 @@ class Drift(msgspec.Struct, frozen=True):
         row, from the first, to which it applies; the *first* that has it, so that it applies to no
         later one, and the *proof*; both empty if there is none; and its *state* on the newest.
         """
-        trials, upstream = self.of(patch), ("already-upstream", "likely-upstream")
+        trials, upstream = self.trials_of(patch), ("already-upstream", "likely-upstream")
         fitting = ["", *(t.base for t in itertools.takewhile(lambda trial: trial.applies, trials))]
         later = after_last_fit(trials)
         ends = [(trial.base, trial.proof) for trial in later if trial.state in upstream]
@@ -316,7 +316,7 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     Return whether a patch is still needed, and what superseded it; a drift of another version of it
     does not count.
     """
-    tried = [trial for trial in (drift.of(name) if drift else ()) if trial.sha256 == sha256]
+    tried = [trial for trial in (drift.trials_of(name) if drift else ()) if trial.sha256 == sha256]
     if not drift or not tried:
         return "not looked at", ""
     end = drift.absorption(name)
@@ -414,7 +414,7 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     after = _bumped(before, old, version)
     # Refused before anything is fetched.
     _rewrite_stack(project, fork, old, version, after)
-    patches = series.of(context, fork)
+    patches = series.load_series(context, fork)
     drop = [up_to(patches, name)[-1].name for name in drop]
     resolved = resolve.resolve_fork(context, fork, after, locked)
     resolved, after = _with_commit(context, locked, resolved, before, after)

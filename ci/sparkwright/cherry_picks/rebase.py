@@ -118,7 +118,7 @@ def start(
     context, fork = upstream.context, upstream.fork
     refuse_worktree(context, fork)
     folder = folder_of(context, fork)
-    patches = [patch for patch in series.of(context, fork) if patch.name not in gone]
+    patches = [patch for patch in series.load_series(context, fork) if patch.name not in gone]
     picks = [patch for patch in patches if patch.pick]
     outcomes = apply.evaluate(context.objects, base.tree, picks)
     tried = list(zip(picks, outcomes, strict=True))
@@ -165,7 +165,10 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
         return ""
     objects, diffs = upstream.context.objects, dict[str, bytes]()
     with contextlib.suppress(SparkwrightError):
-        before, patches = upstream.locked().tree, series.of(upstream.context, upstream.fork)
+        before, patches = (
+            upstream.locked().tree,
+            series.load_series(upstream.context, upstream.fork),
+        )
         for step in apply.apply_patches(objects, upstream.fork, before, patches).steps:
             diffs[step.name] = render(objects, before, step.tree, context=MAIL_CONTEXT)
             before = step.tree
@@ -215,7 +218,10 @@ def compare(upstream: Upstream) -> list[str]:
     of them has no patch, which git takes for no range.
     """
     context, fork = upstream.context, upstream.fork
-    work, patches = git.Objects(folder_of(context, fork) / ".git"), series.of(context, fork)
+    work, patches = (
+        git.Objects(folder_of(context, fork) / ".git"),
+        series.load_series(context, fork),
+    )
     if not patches or work.resolve(BASE) == work.resolve("HEAD"):
         return []
     base = upstream.locked().tree

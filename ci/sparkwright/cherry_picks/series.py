@@ -195,7 +195,7 @@ def picks(context: RunContext, ledger: Ledger) -> list[Patch]:
     return [pick for pick in patches if pick.data]
 
 
-def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
+def load_series(context: RunContext, fork: str) -> tuple[Patch, ...]:
     """
     Return the whole series of *fork*: its `picks`, then our patches.
 
@@ -234,9 +234,12 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
     """
     key = content_key("apply", {"base": source.tree, "series": pins(context, source.fork)})
     stored = context.store.get("apply", key, apply.PatchedTree)
-    if stored and context.objects.whole(stored.tree):
+    if stored and context.objects.is_complete(stored.tree):
         return stored
-    patches, ledger = of(context, source.fork), load_ledger(context.project.root, source.fork)
+    patches, ledger = (
+        load_series(context, source.fork),
+        load_ledger(context.project.root, source.fork),
+    )
     check_backports(ledger, context.project.stack, patches)
     patched = apply_with_report(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)

@@ -204,7 +204,7 @@ class Upstream:
             )
         return commit
 
-    def named(self, name: str, patches: Collection[Patch]) -> Base:
+    def find_base(self, name: str, patches: Collection[Patch]) -> Base:
         """
         Return the base that *name* means: a release, or a branch, tag or commit of the repository.
 

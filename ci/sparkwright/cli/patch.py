@@ -223,7 +223,7 @@ def run_rebase(arguments: argparse.Namespace) -> Document:
         return {"aborted": upstream.fork}
     base = upstream.locked()
     if arguments.onto:
-        base = upstream.named(arguments.onto, series.of(context, upstream.fork))
+        base = upstream.find_base(arguments.onto, series.load_series(context, upstream.fork))
         if upstream.mirror and base.commit:
             upstream.mirror.tree(base.tree)
     document = _start_rebase(upstream, base)
@@ -257,7 +257,7 @@ def _start_rebase(
         console.document(document)
         export = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         resolve = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = drift.up_to(series.of(context, fork), stopped)
+        *earlier, patch = drift.up_to(series.load_series(context, fork), stopped)
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
@@ -285,7 +285,7 @@ def run_drift(arguments: argparse.Namespace) -> Document:
     context = options.checkout(arguments)
     reports = []
     for fork in context.forks:
-        upstream, patches = Upstream(context, fork), series.of(context, fork)
+        upstream, patches = Upstream(context, fork), series.load_series(context, fork)
         with console.step(f"drift of {fork}: {len(patches)} patches"):
             reports.append(_measure(upstream, patches, arguments))
     for report in reports:
@@ -301,7 +301,7 @@ def _measure(
     upstream: Upstream, patches: Sequence[Patch], arguments: argparse.Namespace
 ) -> drift.Drift:
     """Return the drift of *patches*, and print a line for each base as soon as it is tried."""
-    named = (upstream.named(name, patches) for name in arguments.to)
+    named = (upstream.find_base(name, patches) for name in arguments.to)
     bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
 
     def on_base(trials: Sequence[drift.Trial]) -> None:
@@ -317,7 +317,9 @@ def _show_drift(report: drift.Drift) -> None:
     rows = []
     for name in report.patches:
         states = []
-        for state, group in itertools.groupby(report.of(name), key=lambda trial: trial.state):
+        for state, group in itertools.groupby(
+            report.trials_of(name), key=lambda trial: trial.state
+        ):
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")

@@ -271,7 +271,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         state = f"not git: {source.git_error}" if source.git_error else ""
         state = state if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
-        series.of(context, fork)
+        series.load_series(context, fork)
         preflight.check_target_names(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(

@@ -358,26 +358,6 @@ def _wrap(text: str, width: int, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-#: What Markdown, or the sites that render it, take for their own.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
-#: A mention, an address or an issue that a site would make a link of; a character without width
-#: ends it.
-_LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
-
-
-def markdown_escape(line: str) -> str:
-    """Return *line* with markup, links and mentions escaped."""
-    return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
-
-
-def markdown_block(lines: Sequence[str]) -> str:
-    """Return *lines* in a code block that none of them can end."""
-    text = printable("\n".join(lines))
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}\n"
-
-
 def open_streams() -> None:
     """
     Make standard input, output and error safe to use.

@@ -240,7 +240,7 @@ class Objects:
         """Return True if the object *name* (``<id>^{tree}`` and such) exists with that type."""
         return self.run(["cat-file", "-e", name], check=False)[0] == 0
 
-    def whole(self, tree: str) -> bool:
+    def is_complete(self, tree: str) -> bool:
         """Return True if *tree* exists with everything below it, down to the last file."""
         return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
 

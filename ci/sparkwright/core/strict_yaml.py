@@ -25,17 +25,9 @@ Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 #: Bytes of the largest reviewed file.
 LARGEST = 4 << 20
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-
-# The composer comes first, because the one of the C loader cannot be overridden and crashes on deep
-# nesting.
-class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # not known statically
+class _StrictLoader(yaml.SafeLoader):
     """The safe loader, without duplicate keys, aliases and merge keys."""
-
-    def __init__(self, stream: str) -> None:
-        yaml.composer.Composer.__init__(self)
-        _Base.__init__(self, stream)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -60,7 +52,7 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # not
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
             names.add(name.value)
-        return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]
+        return super().construct_mapping(node, deep=deep)
 
 
 def parse(text: str, kind: type[T], origin: str) -> T:
@@ -72,7 +64,7 @@ def parse(text: str, kind: type[T], origin: str) -> T:
             say where.
     """
     try:
-        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a subclass of the safe loader
+        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a safe loader
     # PyYAML lets errors of Python through for a 13th month, a number of 5,000 digits, and the like.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         raise FileError(

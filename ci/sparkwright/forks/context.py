@@ -75,7 +75,7 @@ class RunContext:
         """Return True if that is another machine than this one."""
         return self.machine != platform.machine()
 
-    def named(self, name: str) -> str:
+    def qualified(self, name: str) -> str:
         """
         Return *name*, of a record or folder, with the machine and the architecture appended if they
         are others than this machine's and the stack's.

@@ -86,7 +86,7 @@ def fetch(
             details=[f"locked: {', '.join(locked.kinds)}"],
         )
     stored = recorded(context, fork, locked)
-    if stored and context.objects.whole(stored.tree):
+    if stored and context.objects.is_complete(stored.tree):
         in_place = context.source not in locked.kinds and stored.kind != locked.kinds[0]
         if not (again and in_place):
             return stored
@@ -207,7 +207,7 @@ def _from_git(context: RunContext, fork: str, spec: ForkSpec, locked: ForkLock) 
 
 def _proved(sources: SourceSpecs, locked: ForkLock) -> bool:
     """Return True if the lock records that the archive is the git source."""
-    return bool(sources.pinned_by_archive and locked.proof and locked.whole)
+    return bool(sources.pinned_by_archive and locked.proof and locked.is_resolved)
 
 
 def recorded_source(context: RunContext, source: FetchedSource) -> FetchedSource:
@@ -248,7 +248,7 @@ def choose(context: RunContext, fork: str, locked: ForkLock) -> tuple[SourceKind
     sources = context.project.fork(fork).sources
     if not locked.git or len(locked.kinds) == 1 or _proved(sources, locked):
         return locked.kinds[0], ""
-    if not (locked.whole or sources.proof):
+    if not (locked.is_resolved or sources.proof):
         console.note(f"{fork}: taking the {locked.kinds[1]}: the lock does not resolve git")
         return locked.kinds[1], ""
     try:
@@ -269,7 +269,7 @@ def _ask(context: RunContext, locked: GitLock) -> None:
     if objects.has(commit):
         # `lock` brings commits without their files.
         tree = objects.resolve(f"{locked.commit}^{{tree}}")
-        if objects.whole(objects.without_paths(tree, locked.without)):
+        if objects.is_complete(objects.without_paths(tree, locked.without)):
             return
     mirror = context.mirror(locked.url)
     mirror.ref(locked.ref)

@@ -353,7 +353,7 @@ def import_file(context: RunContext, file: FileLock) -> str:
     """
     folder, key = file.folder, content_key("archive", [file.sha256, file.folder])
     tree = context.store.get("archive", key, str)
-    if not tree or not context.objects.whole(tree):
+    if not tree or not context.objects.is_complete(tree):
         path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
         members = wheel_members(path, folder) if folder else sdist_members(path)
         tree = context.objects.store_files(members)

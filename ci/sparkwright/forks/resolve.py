@@ -153,7 +153,7 @@ class _Resolver:
         for declared, entry in earlier.fetched.items():
             sources |= self.vendored(declared, entry)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
-        if specs.proof and locked.whole:
+        if specs.proof and locked.is_resolved:
             trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
             proof = earlier.proof if _same_content(locked, earlier) else None
             try:

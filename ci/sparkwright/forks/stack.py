@@ -417,7 +417,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return [kind for kind in KINDS if getattr(self, kind)]
 
     @property
-    def whole(self) -> bool:
+    def is_resolved(self) -> bool:
         """Return True if the lock names the git source and all its submodules."""
         return all(entry and entry.resolved for entry in (self.git, *self.submodules.values()))
 

@@ -148,7 +148,7 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
 
 
 def _contents(path: Path) -> _Contents:
-    name = WheelName.of(path.name)
+    name = WheelName.parse(path.name)
     project = canonicalize_name(name.distribution)
     locked = LockedWheel(project, name.version, path.name, url="", sha256="")
     checked = wheel_check.check_wheel(locked, path, SITE)

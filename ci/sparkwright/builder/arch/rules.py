@@ -151,7 +151,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dropped: tuple[DroppedUnits, ...] = ()
     guards: tuple[Guard, ...] = ()
 
-    def of(self, fork: str) -> ArchRules:
+    def for_fork(self, fork: str) -> ArchRules:
         """Return the entries for *fork*."""
         return ArchRules(
             rules=tuple(rule for rule in self.rules if rule.fork == fork),

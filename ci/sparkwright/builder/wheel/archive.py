@@ -97,7 +97,7 @@ class WheelName(msgspec.Struct, frozen=True):
         return f"{self.distribution}-{self.version}.dist-info"
 
     @classmethod
-    def of(cls, filename: str) -> WheelName:
+    def parse(cls, filename: str) -> WheelName:
         """Return the parts of *filename*; raise `wheel-invalid` if it is no wheel's name."""
         try:
             parse_wheel_filename(filename)
@@ -274,7 +274,7 @@ def rewrite(
         wheel-invalid: *base* is damaged, or a version file does not state the version.
         requirement-mismatch: See `change_requirements`.
     """
-    old = WheelName.of(base.name)
+    old = WheelName.parse(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
     path = folder / new.filename

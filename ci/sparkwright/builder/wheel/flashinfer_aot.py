@@ -225,7 +225,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
             return pipeline.put(context, spec.distribution, key, path)
 
     preflight.check_output(context)
-    with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
+    with context.store.lock(f"work-{context.project.stack}-{context.qualified(spec.distribution)}"):
         return pipeline.reuse(context, spec.distribution, inputs(context, spec, sources), make)
 
 
@@ -279,7 +279,7 @@ class AotBuilder:
         self._context, self._tools, self._spec, self._wheel = context, tools, spec, wheel
         self._target = toolchain.target(context, tools)
         self.folder = context.store.folder(
-            "work", context.project.stack, context.named(spec.distribution)
+            "work", context.project.stack, context.qualified(spec.distribution)
         )
         self._sandbox = Sandbox.create({self.folder: spec.distribution, **self._target.mounts})
 
@@ -404,7 +404,7 @@ def pack(
     Write the wheel of *libraries* to *folder*, with the version and the licences of the wheel
     *sources*; return its path.
     """
-    origin = archive.WheelName.of(sources.name)
+    origin = archive.WheelName.parse(sources.name)
     with zip_file(sources) as opened:
         head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
         added = {

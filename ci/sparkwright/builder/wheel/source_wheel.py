@@ -108,7 +108,7 @@ def build_by_backend(
         return archive.rewrite(
             wheels[0],
             output,
-            version=archive.labelled(archive.WheelName.of(wheels[0].name).version, label),
+            version=archive.labelled(archive.WheelName.parse(wheels[0].name).version, label),
             version_files=settings.version_files,
             dist_info=dist_info,
         )
