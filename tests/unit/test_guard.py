@@ -132,6 +132,28 @@ def test_a_later_server_that_does_not_end_is_not_waited_for_again(folder: Folder
     assert "7.5 GiB of memory were available" in watch.look(1.0)
 
 
+def test_machine_that_stalls_ends_the_server_although_memory_seems_available(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waiting alone, as while a model loads, nor swapping alone does; a kernel that counts neither is no reason."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    (folder.path / "pressure").mkdir()
+
+    def seconds(stalled: float, swapped: float) -> str:
+        watch, reason = folder.guard(), ""
+        for second in range(12):
+            now[0] += 1.0
+            text = f"some avg10=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={round(stalled * second * 1e6)}\n"
+            (folder.path / "pressure" / "memory").write_text(text)
+            (folder.path / "vmstat").write_text(f"pgpgin 5\npswpin {round(swapped * second / os.sysconf('SC_PAGE_SIZE'))}\n")
+            reason = reason or watch.look(1.0)
+        return reason
+
+    assert seconds(0.9, 200e6).startswith("all programs waited for memory for 90%")
+    assert [seconds(0.9, 0), seconds(0.1, 200e6), seconds(0, 0)] == ["", "", ""]
+    (folder.path / "vmstat").unlink()
+    assert folder.guard().look(1.0) == ""
+
+
 def test_user_is_warned_once(folder: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     watch = folder.guard(model=tmp_path)
     watch.warn()

@@ -13,9 +13,11 @@ there is no memory.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -32,13 +34,16 @@ SLACK = 2 << 30
 REACTION = 0.04
 #: The longest time between two looks, in seconds.
 LONGEST = 1.0
-#: Seconds between two warnings.
-WARNING = 60.0
+#: Seconds over which stalls are judged, and between two warnings.
+WINDOW, WARNING = 5.0, 60.0
 #: Seconds in which a server ends by itself whose other machine is lost, and for which one lets a
 #: server that started later end first.
 GRACE = 5.0
 #: Share of its limit below which it ends meanwhile.
 URGENT = 0.75
+#: Share of the time in which every process waited for memory, and bytes a second that came back
+#: from swap meanwhile, at which a machine hangs although memory seems available. Proposed.
+STALLED, SWAPPED = 0.5, 50e6
 #: Bits of mlockall(2): what the guard needs is never swapped out.
 MCL_CURRENT, MCL_FUTURE = 1, 2
 
@@ -66,6 +71,7 @@ class Guard:
         self.least = self.available
         self.warned = self.yielded = float("-inf")
         self.later = set[int]()
+        self.stalls = collections.deque[tuple[float, float, float]]()
 
     def read(self) -> tuple[int, int]:
         """Return the bytes that are free, and those that are available."""
@@ -77,7 +83,7 @@ class Guard:
         before, (self.free, self.available) = self.available, self.read()
         self.least = min(self.least, self.available)
         if self.available >= self.limit * (URGENT if self.yields() else 1):
-            return ""
+            return self.stall()
         later = guards_after(os.getpid(), self.proc) - self.later
         if later and not self.yields():
             self.later |= later
@@ -96,6 +102,29 @@ class Guard:
         """Seconds until the next look: what is left then lasts for `REACTION` at least."""
         above = max(0, self.available - self.limit)
         return min(LONGEST, (SLACK + above) / FASTEST - REACTION)
+
+    def stall(self) -> str:
+        """Return why the machine hangs, by the kernel's own accounts; empty if it does not."""
+        now = time.monotonic()
+        if self.stalls and now - self.stalls[-1][0] < LONGEST / 2:
+            return ""
+        with contextlib.suppress(OSError):
+            waited = self.number("pressure/memory", r"full .*total=(\d+)") / 1e6
+            swapped = self.number("vmstat", r"pswpin (\d+)") * os.sysconf("SC_PAGE_SIZE")
+            self.stalls.append((now, waited, swapped))
+            begin, first, before = self.stalls[0]
+            if (seconds := now - begin) < WINDOW:
+                return ""
+            self.stalls.popleft()
+            share, rate = (waited - first) / seconds, (swapped - before) / seconds
+            if share > STALLED and rate > SWAPPED:
+                return f"all programs waited for memory for {share:.0%} of {seconds:.0f} s"
+        return ""
+
+    def number(self, name: str, pattern: str) -> int:
+        """Return the number in the line of the file *name* that *pattern* begins."""
+        match = re.search(f"^{pattern}", (self.proc / name).read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
 
     def warn(self) -> None:
         """
