@@ -93,7 +93,7 @@ def test_only_what_vllm_itself_raises_is_a_refusal(tmp_path: Path) -> None:
     refused = raised(tmp_path, "\n\nraise ValueError('too long')")
     assert selection_probe.refusal(refused) == {"refused": "ValueError: too long", "line": "config/model.py:3"}
     assert selection_probe.refusal(_Validation(refused)) == {"refused": "ValueError: too long", "line": "config/model.py:3"}
-    for source in ("import json\njson.loads('')", "import no_such_package", "None.shape"):
+    for source in ("raise ValueError('not valid, Reason: [ImportError]')", "import json\njson.loads('')", "import no_such_package", "None.shape"):
         assert "unresolved" in selection_probe.refusal(raised(tmp_path, source)), source
 
 

@@ -255,6 +255,8 @@ def _show_selection(selection: Selection, *, drafts: bool) -> None:
         rows.append(["drafts", "vLLM chooses when it loads them", "", "unresolved"])
     columns = ["layers", "kernels", ">count", "state"]
     console.table(", ".join(versions), columns, rows, result=True)
+    if selection.lacks:
+        console.warn(f"the environment lacks {', '.join(selection.lacks)}; a release may differ")
     if selection.asked:
         console.result(f"of compiled libraries it asks {', '.join(selection.asked)}: not run here")
 

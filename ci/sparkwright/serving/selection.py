@@ -44,6 +44,7 @@ class Selection(msgspec.Struct, frozen=True):
         unresolved: Why this machine could not decide; empty if it makes the model.
         line: Where in vLLM it ended.
         asked: What vLLM asked of compiled libraries.
+        lacks: Requirements of vLLM that are not installed; one may be why it refuses or chooses.
     """
 
     versions: dict[str, str]
@@ -53,6 +54,7 @@ class Selection(msgspec.Struct, frozen=True):
     unresolved: str = ""
     line: str = ""
     asked: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def select(

@@ -15,6 +15,7 @@ import contextlib
 import enum
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -154,6 +155,8 @@ def refusal(error: BaseException) -> dict[str, str]:
     place = f"{own[-1].filename.rpartition('/vllm/')[2]}:{own[-1].lineno}" if own else ""
     refused = isinstance(error, REFUSALS) and (listed or frames[-1:] == own[-1:])
     message = f"{type(error).__name__}: {error}"[:LONGEST]
+    # A package that is not here, or not in this version, and no rule of vLLM's.
+    refused = refused and not re.search("ImportError|ModuleNotFoundError", message)
     return {"refused" if refused else "unresolved": message, "line": place}
 
 
@@ -163,6 +166,11 @@ def main() -> None:
     for name in ("vllm", "torch", "triton", "flashinfer-python"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             answer["versions"][name] = metadata.version(name)
+    lacks = []
+    for requirement in metadata.requires("vllm") or ():
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if ";" not in requirement and not any(metadata.distributions(name=name)):
+            lacks.append(name)
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     try:
         import torch
@@ -173,7 +181,7 @@ def main() -> None:
                 rows[chosen[0]][chosen[1]] += 1
     except (Exception, SystemExit) as error:  # whatever vLLM raises is an answer
         answer |= refusal(*inspections[:1] or [error])
-    answer |= {"rows": rows, "asked": sorted(Operator.asked)}
+    answer |= {"rows": rows, "asked": sorted(Operator.asked), "lacks": lacks}
     print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  the program's output
     os._exit(0)
 
