@@ -18,10 +18,10 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
 from sparkwright.builder.arch.rules import (
     ArchException,
+    ArchGuard,
     ArchRule,
     ArchRules,
     DroppedUnits,
-    Guard,
     Site,
     parse_cmake,
 )
@@ -95,7 +95,7 @@ def test_two_rules_have_lists_of_their_own() -> None:
 
 # Guards.
 
-GUARD = Guard(
+GUARD = ArchGuard(
     name="one-arch", fork="mini", files=("csrc/*.cu", "csrc/*.cuh"), patterns=("only_120<",),
     reason="It traps on 12.1.", todo="Pick the mend.", drop_when="nobody wraps a kernel",
 )  # fmt: skip

@@ -83,8 +83,8 @@ def ratios(result: Result) -> Table:
         sign, says, bar = "", "does not decide", ""
         if series.primary:
             sign, says = f"{SIGNS[series.state]} ", f"{series.state}: {series.conclusion}"
-        if places := costs(series):
-            shares = [place / widest for place in (*places, series.margin)]
+        if positions := costs(series):
+            shares = [position / widest for position in (*positions, series.margin)]
             bar = _BAR.format(*(100 + 95 * share for share in shares))
         rows.append(
             (

@@ -381,10 +381,10 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
 def _check_rule_sources(context: RunContext, fork: str, rules: ArchRules) -> None:
     """Raise `rule-mismatch` if a rule is for a vendored source that *fork* does not have."""
     external = toolchain.spec(context.project).forks[fork].external.values()
-    known = {*context.lock.forks[fork].fetched}.union(*(each.sources for each in external))
-    if wrong := [rule for rule in rules.rules if rule.source and rule.source not in known]:
+    vendored = {*context.lock.forks[fork].fetched}.union(*(each.sources for each in external))
+    if wrong := [rule for rule in rules.rules if rule.source and rule.source not in vendored]:
         raise BuildError(
             "rule-mismatch",
             f"Rule {wrong[0].name} is for a vendored source that {fork} does not have.",
-            details=[f"source: {wrong[0].source}", f"vendored: {', '.join(sorted(known))}"],
+            details=[f"source: {wrong[0].source}", f"vendored: {', '.join(sorted(vendored))}"],
         )

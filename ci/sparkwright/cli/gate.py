@@ -381,16 +381,16 @@ def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[s
     """
     models, path, names = arguments.model_folder, arguments.wheel, arguments.recipe.split()
     machine = _machine(arguments)
-    asked = request.require(context, names, arguments.channel, models=models, **machine)
-    versions = ", ".join(asked.versions)
-    console.result(f"{asked.stack} ({versions}) is served by {' '.join(asked.recipes)}")
+    required = request.require(context, names, arguments.channel, models=models, **machine)
+    versions = ", ".join(required.versions)
+    console.result(f"{required.stack} ({versions}) is served by {' '.join(required.recipes)}")
     settled = False
     if models and path:
         stored = ladder.read_documents(context.output, sha256_file(path))
         verdicts = [verdict for each in stored for verdict in each.verdicts]
         rules = policy.load(context.project.root, context.project.spec.arch)
-        settled = request.settled(verdicts, asked, rules, ladder.host_facts(), models)
-    return {**msgspec.structs.asdict(asked), "settled": settled}
+        settled = request.settled(verdicts, required, rules, ladder.host_facts(), models)
+    return {**msgspec.structs.asdict(required), "settled": settled}
 
 
 def climb(context: RunContext, gate_options: GateOptions, *, keep_going: bool = False) -> Ladder:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
-from sparkwright.bench.model.prediction import Lever, Model, Rate, Serving
+from sparkwright.bench.model.prediction import Lever, Rate, Serving, StoredModel
 from sparkwright.bench.recipes import preflight, traps
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import flags
@@ -227,12 +227,12 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.save = None
     stored = _checkpoint(arguments, context)
     facts = traps.facts_of(modules.audit(stored))
-    found = preflight.lines(traps.find(words, environment.vllm, facts))
+    held_traps = preflight.lines(traps.find(words, environment.vllm, facts))
     selection = select(environment, stored.config, words, variables)
     _show_selection(selection, drafts=bool(flags.speculation(words)))
-    if found or selection.refused:
+    if held_traps or selection.refused:
         refused = f"{selection.line} of vLLM refuses it: {selection.refused}"
-        details = [*found, *([refused] if selection.refused else [])]
+        details = [*held_traps, *([refused] if selection.refused else [])]
         what = f"vLLM {environment.vllm} does not serve {arguments.model} well on a Spark."
         raise ServeError("serve-unfit", what, details=details)
     return {"selection": selection, "facts": facts}
@@ -278,7 +278,7 @@ def slim(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"record": record}
 
 
-def _show_modules(model: Model, every: Sequence[Serving]) -> list[list[float]]:
+def _show_modules(model: StoredModel, every: Sequence[Serving]) -> list[list[float]]:
     """Print the modules, and return the bytes of each that a step reads."""
     audit = model.audit
     title = (
@@ -340,7 +340,7 @@ def _show_levers(levers: Sequence[Lever]) -> None:
     console.table(title, columns, rows, result=True)
 
 
-def _show_fits(model: Model, serving: Serving) -> dict[str, Any]:
+def _show_fits(model: StoredModel, serving: Serving) -> dict[str, Any]:
     """Print whether each Spark holds the model, and return the tokens that it has room for."""
     drafting = {"method": "mtp"} if serving.drafts else {}
     plain = ServerMemory(model.audit.loaded(drafting) / GIB, autotune=AUTOTUNE)

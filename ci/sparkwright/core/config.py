@@ -63,10 +63,10 @@ def mirror_map(options: list[str]) -> dict[str, str]:
     for option, (url, _, replacement) in zip(options, pairs, strict=True):
         if not url or not replacement:
             raise UsageError("usage", f"--mirror {option!r} is not of the form URL=REPLACEMENT.")
-    given = {url: replacement for url, _, replacement in pairs}
-    covered = tuple(comparable(url) for url in given)
+    by_option = {url: replacement for url, _, replacement in pairs}
+    covered = tuple(comparable(url) for url in by_option)
     own = config().mirrors.items()
-    return {url: other for url, other in own if not comparable(url).startswith(covered)} | given
+    return {url: other for url, other in own if not comparable(url).startswith(covered)} | by_option
 
 
 def comparable(address: str) -> str:

@@ -173,8 +173,8 @@ class _Resolver:
                     path: entry for path, entry in locked.vendored.items() if path not in submodules
                 }
                 locked = msgspec.structs.replace(locked, git=git, vendored=sources)
-                for place in ("git", *(f"vendored/{path}" for path in submodules)):
-                    self.seen.pop(place, None)
+                for entry_name in ("git", *(f"vendored/{path}" for path in submodules)):
+                    self.seen.pop(entry_name, None)
             locked = msgspec.structs.replace(locked, proof=proof)
         return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))
 

@@ -315,7 +315,7 @@ def observe(
         limit,
         cache,
         any(name.startswith(server_under_test.DRAFTS) for name in metrics),
-        {name: tuple(found.values) for name, found in lines.items() if found.values},
+        {name: tuple(match.values) for name, match in lines.items() if match.values},
         kernel_trace.shares(kernels, "name"),
         kernel_trace.shares(kernels, "label"),
         kernel_trace.times(kernels),
@@ -398,13 +398,13 @@ def _log(policy: ContractPolicy, log: Path) -> Check:
         lines = scan(log, policy.unwanted)
     except LogInvalid as error:
         return invalid("log", f"the log cannot be used: {error}", "log-unreadable")
-    for reason, found in lines.items():
-        if found.count:
+    for reason, match in lines.items():
+        if match.count:
             return failed(
                 "log",
-                f"{found.count} lines of the log, such as: {found.texts[0][-200:]}",
+                f"{match.count} lines of the log, such as: {match.texts[0][-200:]}",
                 reason,
-                samples=[Sample("log", actual=text) for text in found.texts],
+                samples=[Sample("log", actual=text) for text in match.texts],
             )
     return passed("log", "it refused no backend, and emulates nothing")
 

@@ -312,17 +312,17 @@ def _compared(case: Case, job: Mapping[str, Any]) -> tuple[list[tuple[str, Sampl
     guards, values = np.ones(size, bool), dict[str, NDArray[Any]]()
     faults, ratios = list[tuple[str, str, str]](), list[float]()
     for key, initial in case.outputs.items():
-        place = slice(*job["tensors"][f"@{key}"][:2])
-        guards[place] = False
-        values[key] = runs[0, place].view(initial.dtype).reshape(initial.shape)
+        span = slice(*job["tensors"][f"@{key}"][:2])
+        guards[span] = False
+        values[key] = runs[0, span].view(initial.dtype).reshape(initial.shape)
         if initial.dtype.kind in "fV":
-            unwritten = (runs[0, place].reshape(initial.size, -1) == 0xFF).all(axis=1).sum()
+            unwritten = (runs[0, span].reshape(initial.size, -1) == 0xFF).all(axis=1).sum()
             nan = np.isnan(values[key].astype(np.float32)).sum()
             if unwritten:
                 faults.append(("output-unwritten", key, f"{unwritten} values not written"))
             elif nan:
                 faults.append(("output-nan", key, f"{nan} values are NaN"))
-        if key not in case.unordered and (runs[:, place] != runs[0, place]).any():
+        if key not in case.unordered and (runs[:, span] != runs[0, span]).any():
             faults.append(("output-varies", key, "other bits in another run"))
     if (runs[:, guards] != 0xFF).any():
         faults.append(("guard-written", "outputs", "bytes beside them written"))

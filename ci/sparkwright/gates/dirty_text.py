@@ -107,13 +107,13 @@ def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
     Latin letters with marks count as a script, but for those of Western Europe, which stand in
     names and loans of all languages (café, Núñez).
     """
-    found = set[str]()
+    scripts = set[str]()
     for letter in filter(str.isalpha, set(unicodedata.normalize("NFKC", text))):
         name = unicodedata.name(letter, "UNNAMED")
         marked = letter > "ÿ" and re.match("LATIN .* WITH ", name)
-        found.add("LATIN WITH" if marked else re.split("[ -]", name)[0])
+        scripts.add("LATIN WITH" if marked else re.split("[ -]", name)[0])
     own = {*re.findall(r"\w+", text.lower())}
-    return found | {
+    return scripts | {
         name for name, its in rules.languages.items() if len(own.intersection(its)) >= words
     }
 
@@ -190,9 +190,9 @@ class DirtyText:
             for batched, cached in self.cells:
                 if cached:
                     self.ask(client, salt, 0)
-                asked = partial(self.ask, client, salt if cached else "")
+                ask = partial(self.ask, client, salt if cached else "")
                 with ThreadPoolExecutor(self.concurrency if batched else 1) as pool:
-                    for answer in pool.map(asked, numbers):
+                    for answer in pool.map(ask, numbers):
                         line.update(line.done + 1)
                         yield (batched, cached), answer
 

@@ -320,8 +320,8 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         chats = {case: chat for case, chat in policy.chats.items() if chat.ability == ability}
         faults = {case: _chat_fault(server.client, chat) for case, chat in chats.items()}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
-        known = server.stock_wrong.get(name, ())
-        yield text_checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), known)
+        stock_wrong = server.stock_wrong.get(name, ())
+        yield text_checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), stock_wrong)
 
 
 def _chat_fault(client: Client, chat: Chat) -> str:

@@ -207,12 +207,12 @@ def right(
     name: str,
     reason: str,
     samples: Sequence[Sample],
-    asked: int,
+    questions: int,
     least: int,
     stock: Collection[str],
 ) -> Check:
     """
-    Return whether at least *least* answers of those *asked* are right.
+    Return whether at least *least* of the answers to so many *questions* are right.
 
     What the model does not know is no fault of the wheel: an answer that is wrong with the stock
     wheel, too, is not needed. If that is wrong in more than half of them, the rest shows little.
@@ -221,15 +221,15 @@ def right(
         samples: The wrong answers.
         stock: The questions that the stock wheel answers wrongly.
     """
-    count, shared = asked - len(samples), sum(sample.case in stock for sample in samples)
-    unknown = count < least and 2 * len(stock) > asked
+    count, shared = questions - len(samples), sum(sample.case in stock for sample in samples)
+    unknown = count < least and 2 * len(stock) > questions
     return decided(
         name,
-        f"{count} of {asked} answers are right; {least - shared} are needed"
+        f"{count} of {questions} answers are right; {least - shared} are needed"
         f"{f', as {shared} are wrong with the stock wheel, too' if shared else ''}",
         "fail" if count < least - shared else "inconclusive" if unknown else "pass",
         {"fail": reason, "inconclusive": "stock-wrong-too"},
-        [Figure("right answers", count, count=asked, bound=least - shared)],
+        [Figure("right answers", count, count=questions, bound=least - shared)],
         samples,
     )
 

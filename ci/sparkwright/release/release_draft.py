@@ -345,8 +345,8 @@ def warm_packs(
             if absent := [
                 each for each, sha in pack.key.wheels.items() if sha.encode() not in sets
             ]:
-                made = f"it was made with another {', '.join(absent)}"
-                console.warn(f"{pack.name} is left out: {made}")
+                why = f"it was made with another {', '.join(absent)}"
+                console.warn(f"{pack.name} is left out: {why}")
                 continue
             data = read_bytes(folder / pack.name, limit=LARGEST_PACK, failure=failure)
             if sha256_bytes(data) != pack.sha256:

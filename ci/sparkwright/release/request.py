@@ -33,7 +33,7 @@ HIDDEN = "kernel-log-hidden"
 STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid")
 
 
-class Request(msgspec.Struct, frozen=True):
+class ReleaseRequest(msgspec.Struct, frozen=True):
     """
     What is asked of the gates.
 
@@ -57,7 +57,7 @@ def require(
     gpus: Collection[str] | None = None,
     kernel_log: bool = True,
     models: Path | None = None,
-) -> Request:
+) -> ReleaseRequest:
     """
     Return the request for *channel*, if it can be reached.
 
@@ -113,7 +113,7 @@ def require(
         )
     for entry in missing:
         console.note(f"not for verified: {entry.gate}: {entry.says} ({entry.reference})")
-    return Request(tuple(names), project.stack, versions, tuple(missing))
+    return ReleaseRequest(tuple(names), project.stack, versions, tuple(missing))
 
 
 def model_folder(models: Path, recipe: str) -> Path:
@@ -123,7 +123,7 @@ def model_folder(models: Path, recipe: str) -> Path:
 
 def settled(
     verdicts: Sequence[Verdict],
-    request: Request,
+    request: ReleaseRequest,
     policy: ReleasePolicy,
     host: Mapping[str, str],
     models: Path,

@@ -78,20 +78,22 @@ def select(
     environment.check(words)
     other = flags.speculation(words).get("model")
     left_out = (*LEFT_OUT, *(DRAFTING if other else ()))
-    kept = [word for each in flags.parse(words) if each.name not in left_out for word in each.words]
+    kept_words = [
+        word for each in flags.parse(words) if each.name not in left_out for word in each.words
+    ]
     with tempfile.TemporaryDirectory(prefix="selection-") as folder:
         # Numbers of a config may be infinite, which msgspec writes as null.
         Path(folder, "config.json").write_text(json.dumps(config), "utf-8")
         caches = dict.fromkeys(("HF_HOME", "HOME", "VLLM_CACHE_ROOT"), folder)
         offline = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"), "1")
-        given = process.clean_environment(**{**variables, **caches, **offline})
+        child_variables = process.clean_environment(**{**variables, **caches, **offline})
         answers = []
         for answer in ("yes", "no"):
             command = [str(environment.python), "-I", str(PROBE), answer, f"--model={folder}"]
             command.append("--skip-tokenizer-init")
             text = process.ask_python(
                 f"vLLM {environment.vllm} does not say what it chooses.",
-                [*command, *kept], memory=MEMORY, seconds=SECONDS, env=given,
+                [*command, *kept_words], memory=MEMORY, seconds=SECONDS, env=child_variables,
             )  # fmt: skip
             answers.append(msgspec.json.decode(text, type=Selection))
             if not answers[-1].asked:

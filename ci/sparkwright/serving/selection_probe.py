@@ -152,12 +152,12 @@ def refusal(error: BaseException) -> dict[str, str]:
         error = listed()[0].get("ctx", {}).get("error", error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/vllm/" in frame.filename]
-    place = f"{own[-1].filename.rpartition('/vllm/')[2]}:{own[-1].lineno}" if own else ""
+    line = f"{own[-1].filename.rpartition('/vllm/')[2]}:{own[-1].lineno}" if own else ""
     refused = isinstance(error, REFUSALS) and (listed or frames[-1:] == own[-1:])
     message = f"{type(error).__name__}: {error}"[:LONGEST]
     # A package that is not here, or not in this version, and no rule of vLLM's.
     refused = refused and not re.search("ImportError|ModuleNotFoundError", message)
-    return {"refused" if refused else "unresolved": message, "line": place}
+    return {"refused" if refused else "unresolved": message, "line": line}
 
 
 def main() -> None:

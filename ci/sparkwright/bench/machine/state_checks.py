@@ -157,8 +157,8 @@ def disturbances(
     Args:
         normal: The probe's readings at the start of the session; empty without a probe.
     """
-    found = (*_reasons(before, normal, policy), *_reasons(after, normal, policy))
-    return tuple({reason.reference: reason for reason in found}.values())
+    reasons = (*_reasons(before, normal, policy), *_reasons(after, normal, policy))
+    return tuple({reason.reference: reason for reason in reasons}.values())
 
 
 def _reasons(

@@ -116,7 +116,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-class Index(msgspec.Struct, frozen=True):
+class WeightIndex(msgspec.Struct, frozen=True):
     """``model.safetensors.index.json``: tensor → the file that holds it."""
 
     weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]] = {}
@@ -133,7 +133,7 @@ class HeaderFile(msgspec.Struct, frozen=True):
     """A model without its weights, as one file."""
 
     config: dict[str, Any]
-    index: Index
+    index: WeightIndex
     shards: dict[str, ShardHeader]
 
 
@@ -160,7 +160,7 @@ def read(path: Path) -> Checkpoint:
     else:
         require(config_path)
         config = _document(config_path, CONFIG, dict[str, Any])
-    index = _document(index_path, INDEX, Index) if index_path.exists() else Index()
+    index = _document(index_path, INDEX, WeightIndex) if index_path.exists() else WeightIndex()
     names = [file.name for file in list_folder(path, "*.safetensors")]
     return join(path.name, config, index, _stored(path, shards(path.name, index, names)))
 
@@ -172,7 +172,7 @@ def translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {PARAMETERS.get(name, name): value for name, value in fields.items()}
 
 
-def shards(model: str, index: Index, names: Sequence[str]) -> list[str]:
+def shards(model: str, index: WeightIndex, names: Sequence[str]) -> list[str]:
     """
     Return the shards of a model that has files of those *names*; without an index, all but the
     duplicates that are called ``consolidated``.
@@ -194,7 +194,7 @@ def shards(model: str, index: Index, names: Sequence[str]) -> list[str]:
 def join(
     model: str,
     config: dict[str, Any],
-    index: Index,
+    index: WeightIndex,
     headers: Iterable[tuple[str, ShardHeader]],
 ) -> Checkpoint:
     """

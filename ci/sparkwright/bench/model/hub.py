@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.model import checkpoint
-from sparkwright.bench.model.checkpoint import HeaderFile, Index, ModelError, ShardHeader
+from sparkwright.bench.model.checkpoint import HeaderFile, ModelError, ShardHeader, WeightIndex
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.http import HttpFailure, Reply, request
@@ -78,7 +78,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
     commit: str
     config: dict[str, Any]
-    index: Index
+    index: WeightIndex
     shards: tuple[str, ...]
 
 
@@ -167,10 +167,10 @@ class Hub:
     def _snapshot(self, name: str, listing: Listing) -> _Snapshot:
         names = [sibling.rfilename for sibling in listing.siblings]
         files = [name for name in names if re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name)]
-        folder, index = f"{name}/resolve/{listing.sha}", Index()
+        folder, index = f"{name}/resolve/{listing.sha}", WeightIndex()
         if _INDEX in names:
             reply = self._get(f"{folder}/{_INDEX}", limit=checkpoint.INDEX)
-            index = checkpoint.decode(_INDEX, reply.body, Index)
+            index = checkpoint.decode(_INDEX, reply.body, WeightIndex)
         shards = checkpoint.shards(name, index, sorted(files))
         if _CONFIG not in names and _PARAMETERS not in names:
             raise ModelError("model-missing", f"{name} has no {_CONFIG}.")

@@ -104,7 +104,7 @@ class Lever(msgspec.Struct, frozen=True):
     loads: str
 
 
-class Model(msgspec.Struct, frozen=True):
+class StoredModel(msgspec.Struct, frozen=True):
     """
     A model.
 
@@ -192,7 +192,7 @@ def tokens_of_step(acceptance: float, drafts: int) -> float:
     return sum(acceptance**index for index in range(drafts + 1))
 
 
-def read(checkpoint: Checkpoint) -> Model:
+def read(checkpoint: Checkpoint) -> StoredModel:
     """
     Return the model of *checkpoint*.
 
@@ -210,11 +210,11 @@ def read(checkpoint: Checkpoint) -> Model:
             # Half of BF16, and a scale of four bytes for each row.
             half = module.parts["weight"].bytes // 2 - 4 * module.rows
             savings[module.short] = savings.get(module.short, 0) + half
-    return Model(modules.audit(checkpoint, listed), config, savings)
+    return StoredModel(modules.audit(checkpoint, listed), config, savings)
 
 
 def levers(
-    model: Model,
+    model: StoredModel,
     serving: Serving,
     acceptance: tuple[float, float],
     vllm: str,
@@ -232,7 +232,7 @@ def levers(
     before = model.step(serving).total
     results = list[Lever]()
 
-    def add(change: str, changed: Model, served: Serving, loads: str) -> None:
+    def add(change: str, changed: StoredModel, served: Serving, loads: str) -> None:
         after = changed.step(served).total
         more = tokens_of_step(shares, served.drafts) / tokens_of_step(shares, serving.drafts)
         if (gain := more * before / after - 1) > 0.0005:
@@ -270,7 +270,7 @@ def _mixed(config: Mapping[str, Any]) -> str:
     return f"no: {method!s:.30} has one format for all"
 
 
-def _in_fp8(model: Model, group: str) -> Model:
+def _in_fp8(model: StoredModel, group: str) -> StoredModel:
     """Return *model* with those matrices of *group* in FP8 that `model slim` converts."""
     rows = []
     for row in model.audit.rows:

@@ -364,8 +364,8 @@ class Slimming:
                 shard_of |= dict.fromkeys(checkpoint.header(out / shard), shard)
             store.write_file(out / INDEX, _json({"metadata": {}, "weight_map": shard_of}))
         for path in list_folder(self._folder):
-            known = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _NOT_COPIED)
-            if path.is_file() and not known:
+            excluded = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _NOT_COPIED)
+            if path.is_file() and not excluded:
                 with store.replacing(out / path.name) as temporary:
                     shutil.copyfile(path, temporary)
         store.write_file(out / "config.json", _json(self._config))
@@ -378,16 +378,16 @@ def _json(document: Any) -> bytes:
 def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
     """Return the first bytes of a shard of *tensors*, and where the data of each begins in it."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end, places = 0, dict[str, int]()
+    end, begins = 0, dict[str, int]()
     # The widest type first, so that each tensor begins at a multiple of it.
     for name, tensor in sorted(tensors.items(), key=lambda item: -BITS[item[1].dtype]):
-        places[name], end = end, end + tensor.bytes
-        offsets = (places[name], end)
+        begins[name], end = end, end + tensor.bytes
+        offsets = (begins[name], end)
         entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return head, {name: len(head) + place for name, place in places.items()}
+    return head, {name: len(head) + offset for name, offset in begins.items()}
 
 
 def _choose(

@@ -73,8 +73,8 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for pattern in (self.model, *self.settings.values()):
             re.compile(pattern)
 
-    def holds(self, given: Mapping[str, str], vllm: str, facts: ModelFacts) -> bool:
-        """Return whether the settings *given* meet it for a model of *facts* on *vllm*."""
+    def holds(self, flag_values: Mapping[str, str], vllm: str, facts: ModelFacts) -> bool:
+        """Return whether the settings *flag_values* meet it for a model of *facts* on *vllm*."""
         if self.vllm:
             release = Version(vllm).base_version if vllm else ""
             if not release or release not in SpecifierSet(self.vllm):
@@ -85,7 +85,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if self.drafts is not None and self.drafts != facts.drafts:
             return False
-        values = [(pattern, given.get(name, "")) for name, pattern in self.settings.items()]
+        values = [(pattern, flag_values.get(name, "")) for name, pattern in self.settings.items()]
         met = all(re.fullmatch(pattern, value) for pattern, value in values)
         return met and facts.scheme.startswith(self.scheme)
 
@@ -134,9 +134,9 @@ def find(words: Sequence[str], vllm: str, facts: ModelFacts) -> Iterator[Reason]
         words: Arguments of ``vllm serve``.
         vllm: The release; empty if unknown.
     """
-    given = settings(words)
+    flag_values = settings(words)
     for trap in load():
-        if trap.when.holds(given, vllm, facts):
+        if trap.when.holds(flag_values, vllm, facts):
             yield trap.reason
 
 
@@ -154,11 +154,11 @@ def settings(words: Sequence[str]) -> dict[str, str]:
     ``own`` for the layers of the model itself, or empty, and ``moe_backend`` the one that serves
     the drafter.
     """
-    given = {argument.name: argument.value for argument in flags.parse(words)}
+    flag_values = {argument.name: argument.value for argument in flags.parse(words)}
     drafting = flags.speculation(words)
     own = "own" if "mtp" in str(drafting.get("method")) else ""
     drafting["drafter"] = drafting.get("model") or own
-    drafting.setdefault("moe_backend", given.get("--moe-backend", ""))
+    drafting.setdefault("moe_backend", flag_values.get("--moe-backend", ""))
     for name, value in drafting.items():
-        given[f"speculation.{name}"] = str(value)
-    return given
+        flag_values[f"speculation.{name}"] = str(value)
+    return flag_values

@@ -112,7 +112,7 @@ class ArchException(DroppedUnits, frozen=True, forbid_unknown_fields=True):
     gencode: Annotated[str, msgspec.Meta(pattern=r"^(compute_[0-9]+[af]?|default)$")]
 
 
-class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArchGuard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     A text that must not occur in the tree that is compiled.
 
@@ -149,7 +149,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[ArchRule, ...] = ()
     kept: tuple[ArchException, ...] = ()
     dropped: tuple[DroppedUnits, ...] = ()
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[ArchGuard, ...] = ()
 
     def for_fork(self, fork: str) -> ArchRules:
         """Return the entries for *fork*."""
@@ -344,7 +344,7 @@ def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
     return "" if value == rule.expect else f"holds {value!r}, the rule expects {rule.expect!r}"
 
 
-def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guard]) -> None:
+def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[ArchGuard]) -> None:
     """
     Raise unless *tree* is free of every text that *guards* forbid.
 

@@ -173,8 +173,8 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
 
     def elsewhere(row: int, symbol: str) -> bool:
         """Return whether *symbol* may be, or is, of a library of *row* that is in neither set."""
-        found = (row & bit and patterns[name].fullmatch(symbol) for name, bit in outside.items())
-        return bool(row & unknown) or any(found)
+        matches = (row & bit and patterns[name].fullmatch(symbol) for name, bit in outside.items())
+        return bool(row & unknown) or any(matches)
 
     faults = dict[str, list[str]]()
     for member, library, row in zip(wheel, libraries, reached, strict=False):

@@ -297,13 +297,13 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
     and is left out beside them.
     """
     models = {new.recipe: new.model for new in now.verdicts if new.measured and new.model}
-    known = {old.recipe for old in before.verdicts if old.recipe and old.model}
+    identified = {old.recipe for old in before.verdicts if old.recipe and old.model}
     verdicts = {
         (old.gate, old.recipe): old
         for old in before.verdicts
         if models.get(old.recipe, old.model) == old.model
     }
-    for new in (each for each in now.verdicts if each.model or each.recipe not in known):
+    for new in (each for each in now.verdicts if each.model or each.recipe not in identified):
         old = verdicts.setdefault((new.gate, new.recipe), new)
         if new.state != "not-run" or old.state == "not-run":
             verdicts[new.gate, new.recipe] = new
