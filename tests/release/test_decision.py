@@ -643,8 +643,8 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
     assert {name: checks for name, checks in lacking.items() if checks} == FEWER
     rehearsals = {name for name in recipes.files(wheels.ROOT) if name.startswith("rehearsal-")}
     assert {name for names in other.file.recipes.values() for name in names} == rehearsals - {
-        # The official wheel fails their soak, too; and the dense one is for throughput alone.
-        "rehearsal-nvfp4-marlin", "rehearsal-moe-nvfp4-marlin", "rehearsal-dense",
+        # The official wheel fails their soak, too; and the dense ones are for throughput and a certificate.
+        "rehearsal-nvfp4-marlin", "rehearsal-moe-nvfp4-marlin", "rehearsal-dense", "rehearsal-dense-slim",
     }  # fmt: skip
     assert not rehearsals & {name for names in spark.file.recipes.values() for name in names}
 

@@ -20,6 +20,7 @@ from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.warm_pack import PackInvalid
+from sparkwright.builder import host_info
 from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
@@ -120,13 +121,14 @@ def test_a_pack_of_another_machine_model_or_command_says_which_part_differs(chan
     assert KEY.differences(KEY) == []
 
 
-def test_the_key_has_what_may_change_a_graph_and_no_secret(tmp_path: Path) -> None:
+def test_the_key_has_what_may_change_a_graph_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),))
     flags = ("--kv-cache-memory-bytes=1", "--dtype", "float32", "--tool-call-parser=hermes", "--hf-token=geheim")
     variables = {"VLLM_USE_X": "1", "VLLM_API_KEY": "geheim", "VLLM_MEMORY_RESERVE_GIB": "12.2", "VLLM_CACHE_ROOT": "/x", "OMP_NUM_THREADS": "1"}
     key = warm_pack.pack_key(LaunchPlan(Path("python"), tmp_path, flags, variables), "toy-cpu", "d" * 64, MARKER)
     assert key.settings == ("--dtype=float32", "--hf-token=***", "VLLM_USE_X=1")
     assert key.wheels == {"vllm": "a" * 64}
-    assert key.gpu
+    assert (key.gpu, key.driver) == (KEY.gpu, KEY.driver)
 
 
 def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pack(tmp_path: Path, packed: WarmPack) -> None:
