@@ -49,7 +49,7 @@ def layers(config: Any) -> dict[str, tuple[torch.nn.Module, dict[str, Any]]]:
         "model.layers.0.mlp.gate": linear.ReplicatedLinear(32, 16, bias=False, prefix="model.layers.0.mlp.gate", **common),
         "language_model.lm_head": vocab_parallel_embedding.ParallelLMHead(64, 32, prefix="language_model.lm_head", **common),
     }
-    parts = {name: {name.removeprefix("language_model."): None} for name in made}
+    parts: dict[str, dict[str, str | None]] = {name: {name.removeprefix("language_model."): None} for name in made}
     parts[f"{ATTENTION}qkv_proj"] = {f"{ATTENTION}{part}_proj": part for part in "qkv"}
     return {name: (layer, parts[name]) for name, layer in made.items()}
 
@@ -71,7 +71,7 @@ def loaded(folder: Path) -> dict[str, Any]:
     kind = "compressed-tensors" if document["quant_method"] == "compressed-tensors" else "modelopt_mixed"
     config = get_quantization_config(kind).from_config(document)
     config.packed_modules_mapping = MAPPING
-    tensors = {}
+    tensors = dict[str, torch.Tensor]()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as shard:
             tensors |= {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 -- no mapping
