@@ -13,7 +13,7 @@ from tests.support import checkpoints, standin
 
 from sparkwright.serving import environment, selection, selection_probe
 
-CHOSEN = {"versions": {"vllm": "0.33.0"}, "rows": {"attention": {"FLASHINFER": 4}, "linear": {"Fp4": 8}}, "asked": ["_C::supports"]}
+CHOSEN = {"versions": {"vllm": "0.33.0"}, "rows": {"attention": {"FLASHINFER": 4}, "linear": {"Fp4": 8}}, "questions": ["_C::supports"]}
 PLAIN = {**CHOSEN, "rows": {**CHOSEN["rows"], "linear": {"Marlin": 8}}}  # type: ignore[dict-item]
 
 
@@ -47,19 +47,19 @@ def test_a_kind_that_compiled_libraries_decide_is_unresolved(ask: Callable[..., 
 
 
 def test_what_no_library_is_asked_is_asked_once(ask: Callable[..., Any]) -> None:
-    result, starts = ask({"yes": {**CHOSEN, "asked": []}})
+    result, starts = ask({"yes": {**CHOSEN, "questions": []}})
     assert (result.otherwise, len(starts)) == ({}, 1)
 
 
 @pytest.mark.parametrize("field", ["refused", "unresolved"])
 def test_refusal_names_the_line_of_vllm(ask: Callable[..., Any], field: str) -> None:
-    result, _ = ask({answer: {"versions": {}, field: "ValueError: no", "line": "config/model.py:7", "asked": ["x"]} for answer in ("yes", "no")})
+    result, _ = ask({answer: {"versions": {}, field: "ValueError: no", "line": "config/model.py:7", "questions": ["x"]} for answer in ("yes", "no")})
     assert (getattr(result, field), result.line, result.rows) == ("ValueError: no", "config/model.py:7", {})
 
 
 def test_code_of_the_model_and_another_drafter_are_left_out(ask: Callable[..., Any]) -> None:
     words = ("--trust-remote-code", "--max-model-len", "64", '--speculative-config={"method":"dflash","model":"a/b"}')
-    _, starts = ask({"yes": {**CHOSEN, "asked": []}}, *words)
+    _, starts = ask({"yes": {**CHOSEN, "questions": []}}, *words)
     (given,) = (start[0] for start in starts)
     assert given[1:] == ["--skip-tokenizer-init", "--max-model-len", "64"]
 

@@ -239,7 +239,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_selection(selection: Selection, *, drafts: bool) -> None:
-    """Print what vLLM chooses; *drafts*: whether something drafts, which is not asked."""
+    """Print what vLLM chooses; *drafts*: whether a drafter, which is left out, is set."""
     versions = [f"{name} {version}" for name, version in selection.versions.items()]
     rows = []
     for kind, kernels in selection.rows.items():
@@ -257,8 +257,9 @@ def _show_selection(selection: Selection, *, drafts: bool) -> None:
     console.table(", ".join(versions), columns, rows, result=True)
     if selection.lacks:
         console.warn(f"the environment lacks {', '.join(selection.lacks)}; a release may differ")
-    if selection.asked:
-        console.result(f"of compiled libraries it asks {', '.join(selection.asked)}: not run here")
+    if selection.questions:
+        operators = ", ".join(selection.questions)
+        console.result(f"of compiled libraries it asks {operators}: not run here")
 
 
 def slim(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -530,8 +530,8 @@ def _show(plan: ServingPlan) -> None:
 
 def _explain_start(warm: Path | None) -> None:
     """
-    Have a child of this process, and of the server that it becomes, pass on what it prints, and
-    show the parts of the start when the server answers. It ends when the server does.
+    Start a child that passes on the server's output, and shows the parts of the start when the
+    server answers. It ends with the server, which this process becomes.
 
     Args:
         warm: The folder of a warm pack that it starts from, if it does.

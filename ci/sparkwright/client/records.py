@@ -65,7 +65,7 @@ class PackKey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         recipe: Its name.
         model: The digest of the model's files.
-        settings: Arguments and variables of vLLM that may change what is compiled, sorted.
+        settings: Arguments and variables of vLLM that may change the compiled code, sorted.
         wheels: Project → sha256 of those wheels that compile, or whose code is compiled.
         python: Its version, such as ``3.12``.
         gpu: Its name and capability; of a machine without one, the processor.
@@ -133,7 +133,7 @@ class WarmPack(ReleaseFile, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Its size and what it saves, for people."""
+        """Its size and the seconds that it saves, as text."""
         return (
             f"{self.key.recipe}, {self.size / 1e6:,.1f} MB for {self.key.gpu}: a start takes "
             f"{self.warm_s:g} s instead of {self.cold_s:g}; {self.compiled} compiled and "

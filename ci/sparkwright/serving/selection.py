@@ -24,7 +24,7 @@ from sparkwright.serving.environment import ServingEnvironment
 PROBE = Path(__file__).with_name("selection_probe.py")
 #: Seconds, and megabytes of addresses, that vLLM may take for one answer; 20 and 8,000 were seen.
 SECONDS, MEMORY = 600, 64 << 10
-#: Not asked: code of the model, its tokenizer, and what several machines share; one is judged.
+#: Left out: code of the model, its tokenizer, and settings of several machines; one is judged.
 LEFT_OUT = (
     *("--trust-remote-code", "--tensor-parallel-size", "--distributed-executor-backend"),
     *("--tokenizer-mode", "--reasoning-parser", "--reasoning-config"),
@@ -43,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True):
         refused: Why vLLM does not start; empty if it makes the model.
         unresolved: Why this machine could not decide; empty if it makes the model.
         line: Where in vLLM it ended.
-        asked: What vLLM asked of compiled libraries.
+        questions: The operators of compiled libraries that vLLM asked.
         lacks: Requirements of vLLM that are not installed; one may be why it refuses or chooses.
     """
 
@@ -53,7 +53,7 @@ class Selection(msgspec.Struct, frozen=True):
     refused: str = ""
     unresolved: str = ""
     line: str = ""
-    asked: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 
 
@@ -96,7 +96,7 @@ def select(
                 [*command, *kept_words], memory=MEMORY, seconds=SECONDS, env=child_variables,
             )  # fmt: skip
             answers.append(msgspec.json.decode(text, type=Selection))
-            if not answers[-1].asked:
+            if not answers[-1].questions:
                 break
     first, last = answers[0], answers[-1]
     if first.refused or first.unresolved:

@@ -41,7 +41,7 @@ inspections: list[BaseException] = []
 class Operator:
     """An operator, or a namespace of some, of a library that is not loaded."""
 
-    asked: ClassVar[set[str]] = set()
+    questions: ClassVar[set[str]] = set()
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Operator:
     def __call__(self, *_: object, **__: object) -> bool:
         if "supports" not in self.name:
             raise LookupError(f"{self.name} is compiled")
-        self.asked.add(self.name)
+        self.questions.add(self.name)
         return sys.argv[1] == "yes"
 
 
@@ -181,7 +181,7 @@ def main() -> None:
                 rows[chosen[0]][chosen[1]] += 1
     except (Exception, SystemExit) as error:  # whatever vLLM raises is an answer
         answer |= refusal(*inspections[:1] or [error])
-    answer |= {"rows": rows, "asked": sorted(Operator.asked), "lacks": lacks}
+    answer |= {"rows": rows, "questions": sorted(Operator.questions), "lacks": lacks}
     print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  the program's output
     os._exit(0)
 

@@ -34,7 +34,7 @@ _CONFIG, _PARAMETERS, _INDEX = "config.json", "params.json", "model.safetensors.
 
 
 class HubError(SparkwrightError):
-    """The hub does not have, or does not send, what was asked for."""
+    """The hub lacks a model or a file, or does not send it."""
 
     references: ClassVar[Mapping[str, Advice]] = {
         "hub-missing": Advice(

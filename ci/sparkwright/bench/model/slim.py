@@ -8,7 +8,7 @@ So a run that was killed is continued, and what it left is not taken for a model
 
 FP8 has a scale for each row: vLLM 0.33.0 loads it for every layer and for the head in both formats
 that are written (compressed-tensors; ModelOpt's, where the model is of ModelOpt), and without a
-calibration, as it scales what it multiplies with for each token. Scales of 128 x 128 numbers do not
+calibration, as it scales the activations of each token itself. Scales of 128 x 128 numbers do not
 fit every shape, and its unpatched loader refuses them for the head. NVFP4 is weight-only (W4A16).
 """
 
@@ -223,7 +223,7 @@ class Slimming:
         Raises:
             slim-other-source: *out* holds something else.
             disk-full: There is no room for it, which is asked before, or none any more.
-            checkpoint-invalid: A matrix holds what is no finite number, or a file was cut short.
+            checkpoint-invalid: A matrix holds infinity or NaN, or a file was cut short.
         """
         with store.translate_disk_full(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ class Slimming:
                     if width > 1:
                         part = part.view(np.uint16).reshape(-1, width // 2)
                     if width > 1 and quantise.largest(part) >= quantise.INFINITY:
-                        raise invalid(f"{name:.200} holds infinity, or what is no number.")
+                        raise invalid(f"{name:.200} holds infinity or NaN.")
                     yield name, part
 
     def _write_shard(
@@ -462,7 +462,7 @@ def _compressed_tensors(
     Return quantization_config with a group for the layers *names*.
 
     It comes first, as vLLM takes the first that matches, and names joined layers, too. Patterns of
-    what is ignored may match them, so all that stays plain is ignored by its name instead.
+    ignored layers may match them, so every layer that stays as it is gets ignored by its name.
     """
     earlier = document.get("config_groups") or {}
     # vLLM gives the head of a model that also sees another name.
