@@ -93,8 +93,47 @@ def test_only_what_vllm_itself_raises_is_a_refusal(tmp_path: Path) -> None:
     refused = raised(tmp_path, "\n\nraise ValueError('too long')")
     assert selection_probe.refusal(refused) == {"refused": "ValueError: too long", "line": "config/model.py:3"}
     assert selection_probe.refusal(_Validation(refused)) == {"refused": "ValueError: too long", "line": "config/model.py:3"}
-    for source in ("raise ValueError('not valid, Reason: [ImportError]')", "import json\njson.loads('')", "import no_such_package", "None.shape"):
+    for source in ("import json\njson.loads('')", "import no_such_package", "None.shape"):
         assert "unresolved" in selection_probe.refusal(raised(tmp_path, source)), source
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('not valid') from error", "raise ValueError('not valid')", "raise ValueError('not valid') from None"])
+def test_a_refusal_for_a_package_that_cannot_be_imported_is_unresolved_whatever_it_says(tmp_path: Path, end: str) -> None:
+    """The exceptions behind it decide, and no word of its text."""
+    source = f"try:\n    import no_such_package\nexcept ImportError as error:\n    {end}"
+    assert selection_probe.refusal(raised(tmp_path, source)) == {"unresolved": "ValueError: not valid", "line": "config/model.py:4"}
+    named = raised(tmp_path, "raise ValueError('Reason: [ImportError] ModuleNotFoundError')")
+    assert "refused" in selection_probe.refusal(named)
+
+
+#: As vLLM chooses: a backend that cannot be imported is passed over, and the error is raised behind that.
+CHOICE = """
+class Backend:
+    def get_class(self):
+        import no_such_package
+def choose(backend, fits):
+    try:
+        backend.get_class()
+    except ImportError:
+        pass
+    if not fits:
+        raise ValueError('no backend')
+    return 'other'
+"""
+
+
+def test_no_backend_is_no_refusal_if_one_could_not_be_imported(tmp_path: Path) -> None:
+    path, names = tmp_path / "vllm" / "choice.py", dict[str, Any]()
+    exec(compile(CHOICE, str(path), "exec"), names)
+    backend, choose = names["Backend"], selection_probe.choosing(names["choose"])
+    with pytest.raises(ValueError, match="no backend") as caught:
+        choose(backend(), fits=False)
+    assert "refused" in selection_probe.refusal(caught.value)
+    backend.get_class = selection_probe.importing(backend.get_class)
+    with pytest.raises(ValueError, match="no backend") as caught:
+        choose(backend(), fits=False)
+    assert "unresolved" in selection_probe.refusal(caught.value)
+    assert choose(backend(), fits=True) == "other"
 
 
 def test_compiled_operators_answer_what_they_support_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

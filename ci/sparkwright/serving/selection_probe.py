@@ -20,6 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -36,6 +37,8 @@ REFUSALS = (ValueError, NotImplementedError, RuntimeError, AssertionError)
 LONGEST = 600
 #: What classes of models raised as they were imported.
 inspections: list[BaseException] = []
+#: Why attention backends that were tried could not be imported.
+unimported: list[ImportError] = []
 
 
 class Operator:
@@ -75,7 +78,10 @@ def pretend(torch: Any) -> None:
     import vllm.platforms
     from vllm.model_executor.models import registry
     from vllm.platforms.cuda import NonNvmlCudaPlatform as Platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+    AttentionBackendEnum.get_class = importing(AttentionBackendEnum.get_class)
+    Platform.get_attn_backend_cls = staticmethod(choosing(Platform.get_attn_backend_cls))
     Platform.dist_backend = "gloo"
     Platform.device_count = lambda *_: 1
     Platform.current_device = lambda *_: torch.device("cuda:0")
@@ -90,6 +96,34 @@ def inspect(function: Any) -> Any:
     except Exception as error:
         inspections.append(error)  # vLLM raises another one in its place
         raise
+
+
+def importing(get_class: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return *get_class* of a backend, and list why one cannot be imported: vLLM goes on."""
+
+    def listing(backend: Any) -> Any:
+        try:
+            return get_class(backend)
+        except ImportError as error:
+            unimported.append(error)
+            raise
+
+    return listing
+
+
+def choosing(choose: Callable[..., str]) -> Callable[..., str]:
+    """Return *choose*, whose error has the backend that could not be imported as its cause."""
+
+    def explaining(*words: Any, **options: Any) -> str:
+        unimported.clear()
+        try:
+            return choose(*words, **options)
+        except ValueError as error:
+            if unimported:
+                raise error from unimported[0]
+            raise
+
+    return explaining
 
 
 def build(torch: Any) -> Any:
@@ -145,6 +179,13 @@ def choice(module: Any) -> tuple[str, str] | None:
     return kind, type(chosen).__name__
 
 
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield *error* and what led to it."""
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def refusal(error: BaseException) -> dict[str, str]:
     """Return how vLLM refuses with *error*, or what this machine could not decide; and where."""
     listed = getattr(error, "errors", None)  # of pydantic, which holds what vLLM raised
@@ -154,9 +195,9 @@ def refusal(error: BaseException) -> dict[str, str]:
     own = [frame for frame in frames if "/vllm/" in frame.filename]
     line = f"{own[-1].filename.rpartition('/vllm/')[2]}:{own[-1].lineno}" if own else ""
     refused = isinstance(error, REFUSALS) and (listed or frames[-1:] == own[-1:])
-    message = f"{type(error).__name__}: {error}"[:LONGEST]
     # A package that is not here, or not in this version, and no rule of vLLM's.
-    refused = refused and not re.search("ImportError|ModuleNotFoundError", message)
+    refused = refused and not any(isinstance(each, ImportError) for each in chain(error))
+    message = f"{type(error).__name__}: {error}"[:LONGEST]
     return {"refused" if refused else "unresolved": message, "line": line}
 
 
