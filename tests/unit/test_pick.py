@@ -14,7 +14,7 @@ from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import ROOT, Host
 
-from sparkwright.cherry_picks import ledger, pick, series
+from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord
 from sparkwright.cli import main
 from sparkwright.core import github, strict_yaml
@@ -197,37 +197,6 @@ def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[
         run(upstream, *words)
 
 
-# What happened since.
-
-
-def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """States and days are refreshed; a new head, a merge, and whether the diff is the same are said; the pins stay until somebody picks again."""
-    heads = {number: upstream.pull(number, {f"{number}.txt": b"new\n"}) for number in (7, 8, 9)}
-    for number, head in heads.items():
-        upstream.carry(number, head)
-    before, moved = upstream.ledger.by_number, upstream.pull(8, {"8.txt": b"newer\n"})
-    tell(api, 7, heads[7], state="closed")
-    tell(api, 8, moved)
-    tell(api, 9, heads[9], merge=upstream.squash(9))
-    assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
-    changes = {pull["name"]: (pull["changes"][0], pull["changes"][-1]) for pull in json.loads(capsys.readouterr().out)["pulls"]}
-
-    assert changes == {
-        "#7": ("closed, was open", "closed, was open"),
-        "#8": (f"head {moved[:12]}, was {heads[8][:12]}", "the diff is another one"),
-        "#9": ("merged, was open", "the diff is the same as before"),
-    }
-    assert upstream.ledger.by_number == {**before, 7: msgspec.structs.replace(before[7], state="closed")}
-
-
-def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Host, api: Path) -> None:
-    record = upstream.carry(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    (api / "7").write_bytes(LOGIN_PAGE)
-    upstream.push(":refs/pull/7/head")
-    assert pick.refresh(upstream.context(), upstream.fork) == [(record, record, None)]
-    assert upstream.ledger.records == (record,)
-
-
 # The ledger.
 
 HEAD, BASE, MERGE, SHA256 = "a" * 40, "b" * 40, "c" * 40, "d" * 64
@@ -272,10 +241,8 @@ def test_a_ledger_that_cannot_be_meant_is_refused(records: list[dict[str, Any]],
 
 
 def test_a_fork_may_have_no_ledger(upstream: Host) -> None:
-    """It has no picks then; a verb that needs one says where it should be."""
+    """It has no picks then."""
     assert ledger.load_ledger(upstream.root, "gadget").records == ()
-    with refusal("file-invalid", match=r"gadget\.yaml"):
-        pick.refresh(upstream.context(), "gadget")
 
 
 @pytest.mark.parametrize("fork", sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem not in ("effects", "ideas")))

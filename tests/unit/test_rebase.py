@@ -6,7 +6,6 @@ The series is what was committed there, byte for byte, or nothing is written; no
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -19,9 +18,9 @@ from tests.support import processes
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import TRAILERS, Host, Repository
 
-from sparkwright.cherry_picks import apply, patch, rebase, series
+from sparkwright.cherry_picks import patch, rebase, series
 from sparkwright.cli import main
-from sparkwright.core.git import REGULAR, Objects
+from sparkwright.core.git import Objects
 
 #: What a maintainer may have in a configuration file; each would break or change something, if it got through.
 WORST = """
@@ -199,7 +198,7 @@ def test_there_is_one_worktree_at_a_time(made: Host) -> None:
 
 def test_runs_that_write_into_a_checkout_take_turns(made: Host, tmp_path: Path) -> None:
     """Whatever their caches: each says that it waits while another one holds the checkout, and changes nothing meanwhile."""
-    before, commands = made.files(), (["rebase"], ["export"], ["watch"], ["pick", "7"], ["bump", "--to", "2"])
+    before, commands = made.files(), (["rebase"], ["export"], ["pick", "7"], ["bump", "--to", "2"])
     made.cache = tmp_path / "another"
     with made.context().project.editing():
         for command in commands:
@@ -232,38 +231,6 @@ def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: H
 
     assert b"-theirs\n+theirs, and ours\n" in after["second.patch"]
     assert {**after, "second.patch": b""} == {**before, "second.patch": b""}
-
-
-# A series as commits and back.
-
-
-#: What git or a reader of mails could take for something else, as a subject or as a line of the text.
-AWKWARD = [
-    "[Bugfix][ROCm] Mend it", "[PATCH] twice", "x" * 300, "ü " * 200 + "end", "a: b", "diff --git a/x b/x", "--- a/x", "+++ b/x",
-    "@@ -1 +1 @@", "-gone", "+there", "----", "-- ", "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001",
-    "From: Other <o@o.example>", "Subject: [PATCH] other", "Date: Mon, 1 Jan 2001 00:00:00 +0000", "Patch-File: other.patch", "# comment",
-    "  indented", "trailing  ", "cr\r", "form\x0cfeed", "Reason: the body's", "Signed-off-by: T <t@t.example>", "Index: x", "-- >8 --", "",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("line", AWKWARD)
-def test_export_after_import_is_the_identity(objects: Objects, line: str) -> None:
-    """Whatever its patches say, a series that became commits and files again is the same, byte for byte."""
-    texts = [b"a\r\n--- b\n", b"a\r\n--- b\n+++ c\n\xff", b"\0"]
-    trees = [objects.store_files([("d/\u00fc x", REGULAR, text)]) for text in texts]
-    changes = [patch.render(objects, before, after, context=1) for before, after in itertools.pairwise(trees)]
-    heads = (
-        ("Ü 1 <1+x@users.noreply.example>", "Mon, 1 Jan 1990 00:00:00 -1100", line.strip().replace("\f", "") or "Subject", f"As told.\n\n{TRAILERS}\nPatch-File: other.patch"),
-        ("T <x>", "Thu, 1 Jan 2037 00:00:00 +1200", "---", f"{line}\nAs told.\n{line}\n\n{TRAILERS}".strip("\n")),
-    )
-    files = {
-        f"{number} ü.patch": "From: {}\nDate: {}\nSubject: [PATCH] {}\n\n{}\n---\n".format(*head).encode() + change
-        for number, (change, head) in enumerate(zip(changes, heads, strict=True))
-    }
-    patches = [patch.parse(*item) for item in files.items()]
-    steps = apply.apply_patches(objects, "mini", trees[0], patches).steps
-    root, tip = rebase.commit_series(objects, "mini 1.0", trees[0], zip(patches, (step.tree for step in steps), strict=True))
-    assert rebase.exported(objects, root, tip) == files
 
 
 def told(objects: Objects, repository: Repository, message: str) -> dict[str, bytes]:

@@ -216,7 +216,7 @@ def test_every_reference_of_the_pages_exists() -> None:
     assert len(FAILURES.split()) <= 600
 
 
-@pytest.mark.parametrize(("page", "least"), [(FAILURES, {"plan", "serve"}), (SYSTEMS, {"build", "lab image", "model inspect", "patch watch"})])
+@pytest.mark.parametrize(("page", "least"), [(FAILURES, {"plan", "serve"}), (SYSTEMS, {"build", "lab image", "model inspect", "patch pick"})])
 def test_every_command_option_recipe_and_workload_of_the_pages_exists(page: str, least: set[str]) -> None:
     workloads, recipes = (ROOT / "ci" / "gates" / "workloads.yaml").read_text(), recipe.files(ROOT)
     found = [(name, shlex.split(text)) for name, text in COMMAND.findall(page) if name in COMMANDS]

@@ -312,28 +312,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
     assert report["evidence"][0]["test"] == "ancestor"
 
 
-@pytest.mark.parametrize(("path", "other", "whose"), [("a.txt", "b.txt", "base_has"), ("b.txt", "a.txt", "base_lacks")])
-def test_a_conflict_names_the_rename_between_base_and_patch(host: Host, path: str, other: str, whose: str) -> None:
-    """Whether the base or the patch is the later one, the report has the commit, and the name in the base."""
-    host.work.commit({"a.txt": TEXT}, "Begin")
-    host.lock()
-    commit = host.work.commit({"a.txt": None, "b.txt": edited((1, "line one\n"))}, "Rename it")
-    if whose == "base_has":
-        host.ours("ours.patch", {path: edited((34, "line thirty-four\n"))})
-        host.lock()
-    else:
-        host.work.git("branch", "ours")
-        host.ours("ours.patch", {path: edited((1, "line one\n"), (34, "line thirty-four\n"))})
-    host.push()
-    host.context().mirror(host.url).history("main", newest=True)
-    with refusal("patch-conflict") as caught:
-        applied_by(host)
-    [file] = msgspec.json.decode(msgspec.json.encode(caught.value.document()))["conflict"]["files"]
-
-    assert file["problem"] == f"not in the tree, which has {other}"
-    assert [entry["commit"] for entry in file[whose]] == [commit]
-
-
 def test_a_submodule_in_a_pick_is_named_as_one(host: Host) -> None:
     """Its file is in no tree; the way on is to leave it out."""
     host.work.commit({"a.txt": TEXT}, "Begin")

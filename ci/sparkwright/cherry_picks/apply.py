@@ -16,9 +16,9 @@ import itertools
 import operator
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -29,8 +29,6 @@ from sparkwright.core.words import HUNK_MOVED
 
 #: Runs git as `Objects.run` does, with an index of its own.
 Git = Callable[..., tuple[int, bytes, str]]
-#: Mode and blob id of a file.
-Entry = tuple[str, str]
 #: The mark of a last line without a line end.
 _OPEN_END = b"\n\\ "
 
@@ -82,10 +80,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def _index_of(objects: Objects, *words: str, stdin: bytes = b"") -> Iterator[Git]:
+def _index_of(objects: Objects, tree: str) -> Iterator[Git]:
     """
-    Yield a function that runs git with a temporary index, which the command *words* of git fills;
-    what it writes stays apart from the store, and off the disk.
+    Yield a function that runs git with a temporary index of *tree*; what it writes stays apart from
+    the store, and off the disk.
     """
     with tempfile.TemporaryDirectory(dir=objects.path, prefix="index-") as name:
         folder = Path(name).resolve()
@@ -95,7 +93,7 @@ def _index_of(objects: Objects, *words: str, stdin: bytes = b"") -> Iterator[Git
             "GIT_INDEX_FILE": str(folder / "index"),
         }
         git = partial(objects.run, env=env, durable=False)
-        git(words, stdin=stdin)
+        git(["read-tree", tree])
         yield git
 
 
@@ -188,7 +186,7 @@ def evaluate(
             after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
     outcomes, tree = list[Outcome](), base
-    with _index_of(objects, "read-tree", base) as git:
+    with _index_of(objects, base) as git:
         for patch in patches:
             outcomes.append(_attempt(git, tree, patch, movable=not strict or bool(patch.pick)))
             tree = outcomes[-1].tree
@@ -253,39 +251,14 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     return []
 
 
-def related(patches: Sequence[Patch]) -> list[Patch]:
-    """Return those of *patches* on which the outcome of the last one may depend, and that one."""
-    paths = {*patches[-1].files}
-    for patch in reversed(patches):
-        if paths.intersection(patch.files):
-            paths.update(patch.files)
-    return [patch for patch in patches if paths.intersection(patch.files)]
-
-
-def files_of(files: Mapping[str, Entry], patches: Sequence[Patch]) -> dict[str, Entry]:
-    """Return those of *files* (path → mode, blob id) that can matter to *patches*."""
-    wanted = {path for patch in patches for path in patch.files}
-    above = {str(folder) for path in wanted for folder in PurePosixPath(path).parents}
-    return {
-        path: entry
-        for path, entry in files.items()
-        if path in above
-        or wanted.intersection(itertools.accumulate(path.split("/"), "{}/{}".format))
-    }
-
-
-def try_patches(
-    objects: Objects, files: Mapping[str, Entry], patches: Sequence[Patch]
-) -> dict[str, Outcome]:
+def try_patches(objects: Objects, base: str, patches: Sequence[Patch]) -> dict[str, Outcome]:
     """
-    Return by its name the outcome of each of *patches* on a tree of *files* (path → mode, blob id):
-    without those before it that do not apply, and at other lines if need be. Those that do not
-    apply are then reverted, the newest first. The trees of the outcomes are not stored.
+    Return by its name the outcome of each of *patches* on the tree *base*: without those before it
+    that do not apply, and at other lines if need be. Those that do not apply are then reverted, the
+    newest first. The trees of the outcomes are not stored.
     """
-    rows = "".join(f"{mode} {blob}\t{path}\0" for path, (mode, blob) in files.items())
-    stdin, outcomes = rows.encode("utf-8", "surrogateescape"), dict[str, Outcome]()
-    with _index_of(objects, "update-index", "-z", "--index-info", stdin=stdin) as git:
-        tree = base = _tree(git)
+    tree, outcomes = base, dict[str, Outcome]()
+    with _index_of(objects, base) as git:
         for patch in patches:
             outcomes[patch.name] = _attempt(git, tree, patch, movable=True)
             tree = outcomes[patch.name].tree

@@ -24,7 +24,6 @@ from sparkwright.cherry_picks.patch import (
 )
 from sparkwright.cherry_picks.upstream import (
     Base,
-    Change,
     Upstream,
     base_of,
     changes,
@@ -137,7 +136,7 @@ def explain(
         | {"ours": [patch.name for patch in earlier if (part.old or part.new) in patch.files]}
         for part in sections(patch.data)
     ]
-    tried = apply.try_patches(objects, objects.paths(base.tree), [patch])
+    tried = apply.try_patches(objects, base.tree, [patch])
     tests = evidence(upstream, base, [patch], tried)[patch.name]
     taken = any(test.holds for test in tests)
     report = {
@@ -193,7 +192,7 @@ def _file(
     elif f" {SUBMODULE}\n".encode() in part.data:
         report["problem"] = "is a submodule, which no patch can change: leave it out"
     elif path not in present:
-        report |= {"problem": "not in the tree"} | _renamed(upstream, path, present)
+        report["problem"] = "not in the tree"
     elif part.binary:
         same = part.blob and present[path].startswith(part.blob)
         report["problem"] = "" if same else "has another content than the patch is for"
@@ -208,39 +207,6 @@ def _file(
     return report
 
 
-def _commits(upstream: Upstream, path: str) -> list[Change] | None:
-    """
-    Return the commits of upstream's branch that changed the file *path*, newest first; None if its
-    history is not in the store.
-    """
-    tip = upstream.mirror.fetched(upstream.ledger.branch) if upstream.mirror else ""
-    return changes(upstream.context.objects, tip, [path]) if tip else None
-
-
-def _renamed(upstream: Upstream, path: str, present: Mapping[str, str]) -> dict[str, Any]:
-    """
-    Return what a file's report says of the commit of upstream's branch that renamed *path* to one
-    of the files *present*, or one of them to *path*; nothing if there is none or it is not known.
-    """
-    objects, listed = upstream.context.objects, _commits(upstream, path)
-    if listed is None:
-        return {"note": _NO_HISTORY}
-    for change in listed:
-        if all(change.files[path]) or not change.parent:
-            continue
-        # Offline, a rename that changed lines is not seen.
-        with contextlib.suppress(SparkwrightError):
-            upstream.fetch_files([change])
-        options = ("-r", "-z", "-M", "--diff-filter=R", "--name-status")
-        rows = objects.text("diff-tree", *options, change.parent, change.commit).split("\0")
-        for old, new in zip(rows[1::3], rows[2::3], strict=False):
-            if path in (old, new) and (other := new if path == old else old) in present:
-                field = "base_has" if path == old else "base_lacks"
-                report = {"problem": f"not in the tree, which has {other}"}
-                return {**report, field: log(objects, "-1", change.commit)}
-    return {}
-
-
 def _between(
     upstream: Upstream, path: str, lines: Sequence[bytes], blobs: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -248,17 +214,17 @@ def _between(
     Return what a file's report says of upstream: the commits of the branch between the file of the
     base and that of the patch, found by their ids *blobs*, which change *lines*.
     """
-    objects, listed = upstream.context.objects, _commits(upstream, path)
-    if listed is None:
+    objects = upstream.context.objects
+    tip = upstream.mirror.fetched(upstream.ledger.branch) if upstream.mirror else ""
+    if not tip:
         return {"note": _NO_HISTORY}
-    positions = {
-        whose: number
-        for whose, blob in blobs.items()
-        for number, change in reversed([*enumerate(listed)])
-        if blob and change.files[path][1].startswith(blob)
-    }
-    if absent := [whose for whose in blobs if whose not in positions]:
-        return {"note": f"the {absent[0]}'s {path} is no state of upstream's branch"}
+    listed, positions = changes(objects, tip, [path]), dict[str, int]()
+    for whose, blob in blobs.items():
+        for number, change in enumerate(listed):
+            if blob and change.files[path][1].startswith(blob):
+                positions.setdefault(whose, number)
+        if whose not in positions:
+            return {"note": f"the {whose}'s {path} is no state of upstream's branch"}
     between = listed[min(positions.values()) : max(positions.values())]
     # Offline, all commits between are listed.
     with contextlib.suppress(SparkwrightError):

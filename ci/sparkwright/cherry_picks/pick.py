@@ -1,5 +1,5 @@
 """
-Pick: pin a pull request in the ledger, and watch those that are there.
+Pick: pin a pull request in the ledger.
 
 GitHub's API describes a pull request; if that is out of reach, git alone does. Its diff comes from
 git objects in either case.
@@ -172,14 +172,30 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     return base
 
 
-def _moved(old: PickRecord, pull: PullRequest) -> dict[str, tuple[str, str]]:
-    """Return the commits that changed since *old*: which → before (empty if none) and now."""
+def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: PullRequest) -> None:
+    """
+    Check that *pull* is still the commits of *old*.
+
+    Raises:
+        pick-moved: The head or the merge commit is another one.
+    """
     commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
-    return {
-        name: (before, now)
-        for name, (before, now) in commits.items()
-        if now not in ("", before) and UNRESOLVED not in (before, now)
-    }
+    for name, (pinned, now) in commits.items():
+        if pinned == now or {pinned, now} & {"", UNRESOLVED}:
+            continue
+        page = ledger.url.removesuffix(".git")
+        details = [
+            f"pinned: {pinned}",
+            f"now:    {now}",
+            f"difference: {page}/compare/{pinned}..{now}",
+        ]
+        # The new commits may be out of reach, or their base unclear.
+        with contextlib.suppress(SparkwrightError):
+            fresh = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
+            same = fresh.patch_id == old.patch_id
+            details.append("the diff is the same as before" if same else "the diff is another one")
+        what = f"The {name} of #{old.number} moved since it was pinned."
+        raise PatchError("pick-moved", what, details=details)
 
 
 def pin(
@@ -223,20 +239,8 @@ def pin(
                 todo="Give both: --reason TEXT --drop-when TEXT.",
             )
         seen = snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
-        for name, (pinned, now) in (
-            _moved(earlier, seen) if earlier and not accept else {}
-        ).items():
-            if pinned:
-                raise PatchError(
-                    "pick-moved",
-                    f"The {name} of #{number} moved since it was pinned.",
-                    details=[
-                        f"pinned: {pinned}",
-                        f"now:    {now}",
-                        f"difference: {ledger.url.removesuffix('.git')}/compare/{pinned}..{now}",
-                        *_compared(context, ledger, earlier, seen),
-                    ],
-                )
+        if earlier and not accept:
+            _refuse_moved(context, ledger, earlier, seen)
         fresh = record(context, ledger, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
         if carry or excluded:
@@ -250,73 +254,3 @@ def pin(
             )
         write_reviewed(path, render(ledger).encode())
     return ledger.by_number[number]
-
-
-def refresh(
-    context: RunContext, fork: str
-) -> list[tuple[PickRecord, PickRecord, list[str] | None]]:
-    """
-    Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
-    write what the pins do not depend on: the day, and the state of one that is not merged. New
-    commits are taken by `pin`.
-
-    Returns:
-        Each record before and now, with a line per change; None if it could not be looked at: git
-        alone does not see one that is not merged, if the repository lacks the refs of pull
-        requests.
-
-    Raises:
-        offline, source-unreachable: Neither the API nor the repository answers.
-    """
-    with (
-        console.step(f"pull requests of {fork}"),
-        console.progress("looked at", 0) as progress,
-    ):
-        path, by_api = path_of(context.project.root, fork), True
-        ledger = strict_yaml.load(path, Ledger)
-        watched = list[tuple[PickRecord, PickRecord, list[str] | None]]()
-        for old in ledger.records:
-            try:
-                pull = snapshot_by_api(context, ledger, old.number) if by_api else None
-                by_api = pull is not None
-                pull = pull or snapshot_by_git(context, ledger, old.number)
-                changes = [*_changes(old, pull), *_compared(context, ledger, old, pull)]
-                watched.append((old, _refreshed(old, pull), changes))
-            except GitHubError as error:
-                if error.reference != "pull-request-gone":
-                    raise
-                watched.append((old, old, ["it does not exist any more"] if by_api else None))
-            ledger = ledger.with_record(watched[-1][1])
-            progress.update(len(watched), old.name, total=len(ledger.records))
-        write_reviewed(path, render(ledger).encode())
-    return watched
-
-
-def _compared(
-    context: RunContext, ledger: Ledger, old: PickRecord | None, pull: PullRequest
-) -> list[str]:
-    """Return a line that says whether the diff of a *pull* that moved is still that of *old*."""
-    # The new commits may be out of reach, or their base unclear.
-    with contextlib.suppress(SparkwrightError):
-        if old and old.patch_id != UNRESOLVED and _moved(old, pull):
-            now = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
-            same = now.patch_id == old.patch_id
-            return ["the diff is the same as before" if same else "the diff is another one"]
-    return []
-
-
-def _changes(old: PickRecord, pull: PullRequest) -> list[str]:
-    changes = [
-        f"{name} {now[:12]}" + (f", was {before[:12]}" if before else "")
-        for name, (before, now) in _moved(old, pull).items()
-    ]
-    if UNRESOLVED not in (old.state, pull.state) and old.state != pull.state:
-        changes.insert(0, f"{pull.state}, was {old.state}")
-    return changes
-
-
-def _refreshed(old: PickRecord, pull: PullRequest) -> PickRecord:
-    merged = "merged" in (old.state, pull.state)
-    if pull.state == old.state or (not merged and pull.state != UNRESOLVED):
-        return msgspec.structs.replace(old, state=pull.state, seen=today())
-    return old

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, ledger, series
-from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
+from sparkwright.cherry_picks.patch import CONTEXT, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
-from sparkwright.core.console import console, printable
-from sparkwright.core.errors import GitError, SparkwrightError
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -122,25 +122,33 @@ def start(
     picks = [patch for patch in patches if patch.pick]
     outcomes = apply.evaluate(context.objects, base.tree, picks)
     tried = list(zip(picks, outcomes, strict=True))
-    stuck = {pick.name: reply.says for pick, reply in tried if reply.status == "conflict"}
+    stuck = dict[str, str]()
+    for pick, reply in tried:
+        if reply.status == "conflict":
+            stuck[pick.name] = "; ".join(reply.says)
     if stuck:
         raise PatchError(
             "patch-conflict",
             f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
-            details=[f"{name}: {line}" for name, says in stuck.items() for line in says],
+            details=[f"{name}: {reason}" for name, reason in stuck.items()],
             todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
             f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
             f"instead, or with `patch bump --drop '#NUMBER'`.",
         )
-    steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
     with context.store.building(folder) as scratch:
         work = git.Objects(scratch / ".git")
         work.borrow(context.objects.path.parent)
         config = work.path / "config"
         config.write_text(config.read_text() + _CONFIG)
-        root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
-        for ref, commit in ((BASE, root), (PICKS, tip)):
-            work.run(["update-ref", ref, commit])
+        title = f"{fork} {base.name}"
+        tip = work.commit(base.tree, title, author="sparkwright", date=_EPOCH)
+        work.run(["update-ref", BASE, tip])
+        for pick, reply in tried:
+            if reply.status == "applied":
+                message = f"{pick.subject} ({pick.name})\n\n{pick.reason}\n"
+                author, date = pick.author or "upstream", pick.date or _EPOCH
+                tip = work.commit(reply.tree, message, tip, author=author, date=date)
+        work.run(["update-ref", PICKS, tip])
         git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
         (work.path / "sparkwright.json").write_bytes(
             msgspec.json.encode(
@@ -183,54 +191,6 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
     if not git.run([*words, *mails], cwd=folder, env=git.COMMITTER, check=False)[0]:
         return ""
     return names[int((folder / ".git" / "rebase-apply" / "next").read_text()) - 1]
-
-
-def commit_series(
-    work: git.Objects, title: str, base: str, steps: Iterable[tuple[Patch, str]]
-) -> tuple[str, str]:
-    """
-    Return a commit of the tree *base* and the last commit of *steps*, patches and their trees.
-
-    Raises:
-        patch-invalid: git takes the author or the date of a patch for none.
-    """
-    root = tip = work.commit(base, title, author="sparkwright", date=_EPOCH)
-    for patch, tree in steps:
-        text = patch.reason if patch.pick else f"{patch.text}\n{FILE}: {patch.name}"
-        subject = f"{patch.subject} ({patch.name})" if patch.pick else patch.subject
-        author = patch.author or "upstream"
-        try:
-            tip = work.commit(
-                tree, f"{subject}\n\n{text}\n", tip, author=author, date=patch.date or _EPOCH
-            )
-        except GitError as error:
-            raise PatchError(
-                "patch-invalid",
-                f"git makes no commit of {patch.name}.",
-                details=error.details,
-            ) from error
-    return root, tip
-
-
-def compare(upstream: Upstream) -> list[str]:
-    """
-    Return git's range-diff of the series on the locked source and in the worktree; nothing if one
-    of them has no patch, which git takes for no range.
-    """
-    context, fork = upstream.context, upstream.fork
-    work, patches = (
-        git.Objects(folder_of(context, fork) / ".git"),
-        series.load_series(context, fork),
-    )
-    if not patches or work.resolve(BASE) == work.resolve("HEAD"):
-        return []
-    base = upstream.locked().tree
-    steps = apply.apply_patches(context.objects, fork, base, patches).steps
-    pairs = zip(patches, (step.tree for step in steps), strict=True)
-    old = "..".join(commit_series(work, "locked", base, pairs))
-    out = work.text("range-diff", "--no-color", "--creation-factor=80", old, f"{BASE}..HEAD")
-    # It quotes both series, whose control characters must not reach a terminal.
-    return [printable(line)[:200] for line in out.split("\n")[:-1]]
 
 
 def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
@@ -341,7 +301,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     # A half-written export is finished here, so it must not matter which files are listed.
     paths = source.glob("*.patch")
     missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
-    tried = apply.try_patches(work, work.paths(f"{BASE}^{{tree}}"), missing)
+    tried = apply.try_patches(work, work.resolve(f"{BASE}^{{tree}}"), missing)
     present = [name for name, outcome in tried.items() if outcome.reverts]
     gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
     if lost := sorted({patch.name for patch in missing} - gone.keys() - set(drop)):

@@ -137,25 +137,6 @@ class Upstream:
         """Return the locked source of the fork."""
         return base_of(fetch.fetch(self.context, self.fork))
 
-    @cached_property
-    def locked_commit(self) -> str:
-        """The locked commit, with its history in the store; empty if it cannot be had."""
-        source = self.context.lock.forks[self.fork].git
-        if source and self.mirror:
-            with contextlib.suppress(SparkwrightError):
-                commit = source.commit if source.resolved else self.commit(source.ref)
-                self.mirror.commit(commit)
-                return commit
-        return ""
-
-    def start_of(self, entry: Patch) -> str:
-        """
-        Return the commit that *entry* was made for: the base of a pull request, or the locked
-        commit; empty if that cannot be had.
-        """
-        record = self.ledger.by_number.get(entry.pick)
-        return record.base if record else self.locked_commit
-
     def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
         """
         Return the base of an upstream commit, whose trees and files that *patches* change are then
@@ -336,7 +317,7 @@ class Evidence(msgspec.Struct, frozen=True):
         says: The commit, release or reason, for people.
     """
 
-    test: Literal["ancestor", "patch-id", "reverse", "history"]
+    test: Literal["ancestor", "patch-id", "reverse"]
     holds: bool | None
     says: str
 
@@ -375,10 +356,10 @@ def _ancestor(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None,
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     says = f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
-    return still_there(upstream, base, ours, record.merge, says) if holds else (False, says)
+    return _still_there(upstream, base, ours, record.merge, says) if holds else (False, says)
 
 
-def still_there(
+def _still_there(
     upstream: Upstream, base: Base, ours: Patch, landed: str, says: str
 ) -> tuple[bool | None, str]:
     """
@@ -427,7 +408,7 @@ def _patch_id_tests(
             results[name] = (None, unknown if patch_id else "the diff is empty")
         elif commit := landed.get(patch_id):
             says = f"{log(objects, '-1', commit)[0].line()} has patch-id {patch_id[:12]}"
-            results[name] = still_there(upstream, base, entry, commit, says)
+            results[name] = _still_there(upstream, base, entry, commit, says)
     return results
 
 

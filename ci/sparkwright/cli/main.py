@@ -63,7 +63,6 @@ COMMANDS = {
         "patch", "try the series on later releases and upstream's newest commit"
     ),
     "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
-    "patch watch": CommandInfo("patch", "look at every pull request of the ledger again"),
     "release stage": CommandInfo(
         "release", "install unpublished wheels, or the official one, for the gates"
     ),

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.builder import pins
-from sparkwright.cherry_picks import conflict, drift, ledger, pick, rebase, series
+from sparkwright.cherry_picks import conflict, drift, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError, stack_names
@@ -106,7 +106,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "patch export": _exclusive(run_export),
         "patch drift": run_drift,
         "patch bump": _exclusive(run_bump),
-        "patch watch": _exclusive(run_watch),
     }
     options.define(parsers, functions, _OPTIONS)
 
@@ -290,26 +289,24 @@ def run_drift(arguments: argparse.Namespace) -> Document:
             reports.append(_measure(upstream, patches, arguments))
     for report in reports:
         _show_drift(report)
-    documents = [
-        {"of": report, "absorbed": [report.absorption(name) for name in report.patches]}
-        for report in reports
-    ]
-    return {"drift": documents}
+    return {"drift": [{"of": report} for report in reports]}
 
 
 def _measure(
     upstream: Upstream, patches: Sequence[Patch], arguments: argparse.Namespace
 ) -> drift.Drift:
     """Return the drift of *patches*, and print a line for each base as soon as it is tried."""
-    named = (upstream.find_base(name, patches) for name in arguments.to)
-    bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
-
-    def on_base(trials: Sequence[drift.Trial]) -> None:
+    bases = upstream.later(patches, every=arguments.releases)
+    if arguments.to:
+        bases = (upstream.find_base(name, patches) for name in arguments.to)
+    tried = list[drift.Trial]()
+    for base in bases if patches else ():
+        trials = drift.trials(upstream, patches, base)
         counts = Counter("applies" if trial.applies else trial.state for trial in trials)
         states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-        console.result(f"{upstream.fork} {trials[0].base}: {states}")
-
-    return drift.measure(upstream, patches, bases if patches else (), on_base)
+        console.result(f"{upstream.fork} {base.name}: {states}")
+        tried += trials
+    return drift.store(upstream, tried)
 
 
 def _show_drift(report: drift.Drift) -> None:
@@ -323,7 +320,7 @@ def _show_drift(report: drift.Drift) -> None:
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        if proof := report.absorption(name)["proof"].partition("; ")[0]:
+        if proof := report.absorption(name)[1].partition("; ")[0]:
             states.append(proof)
         rows.append([f"{name.removesuffix('.patch')}: {'; '.join(states)}"])
     if not rows:
@@ -365,64 +362,6 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         columns = ["patch", "on the new base it", "so it is dropped"]
         console.table(f"{fork} to {version}", columns, rows, result=True)
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
-    try:
-        between = rebase.compare(upstream)
-    except SparkwrightError:
-        # The worktree has no work of a person yet.
-        rebase.abort(context, fork)
-        raise
     changed = rebase.export(context, fork)
-    title = "range-diff of both series:" if between else "no patch is left to compare"
-    console.result("\n".join([*changed, "", title, *between]))
-    return {
-        "stack": context.project.stack,
-        "bump": plan,
-        "range_diff": between,
-        "changed": changed,
-        "pins": forced,
-    }
-
-
-def run_watch(arguments: argparse.Namespace) -> Document:
-    """Look at the pull requests of each selected fork again, and say what changed."""
-    context = options.checkout(arguments)
-    forks = [fork for fork in context.forks if ledger.load_ledger(context.project.root, fork).url]
-    watched = [
-        (fork, old, record, changes)
-        for fork in forks
-        for old, record, changes in pick.refresh(context, fork)
-    ]
-    console.table(
-        "ledger",
-        ["pull request", "state", "last seen", "changed since", "stacks", "title"],
-        [
-            [
-                f"{fork}{record.name}",
-                record.state,
-                old.seen,
-                "not seen by git alone" if changes is None else "\n".join(changes) or "nothing",
-                ", ".join(record.stacks) or "watched",
-                record.title,
-            ]
-            for fork, old, record, changes in watched
-        ],
-        result=True,
-    )
-    changed = sum(bool(changes) for *_, changes in watched)
-    console.result(f"{changed} of {len(watched)} pull requests changed")
-    return {
-        "pulls": [
-            {
-                "fork": fork,
-                "name": record.name,
-                "title": record.title,
-                "state": record.state,
-                "seen": record.seen,
-                "previous": old.seen,
-                "visible": changes is not None,
-                "changes": changes or [],
-                "stacks": list(record.stacks),
-            }
-            for fork, old, record, changes in watched
-        ]
-    }
+    console.result("\n".join(changed))
+    return {"stack": context.project.stack, "bump": plan, "changed": changed, "pins": forced}
