@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,10 @@ from tests.client.world import CLIENT, ONE, PYTHON, THREE, TWO, User, World, whe
 from tests.support import mounts, processes
 from uv import find_uv_bin
 
-from sparkwright.client import environment, folders, main
+from sparkwright.client import folders, main
 from sparkwright.client.environment import CANARY, Prefix
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseFile, TextChange
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.process import Limits
 from sparkwright.release import client_wheel
 
 
@@ -396,40 +394,6 @@ def test_doctor_runs_nothing_and_believes_no_record(installed: User) -> None:
     assert Path(sys.executable).exists()
 
 
-def test_library_that_cannot_be_loaded_leaves_the_release_before(world: World) -> None:
-    """
-    A wheel may carry an extension module for each Python (vLLM 0.23.0 does); those of others are not loaded. One that needs a
-    driver is left out, so that a machine without a GPU can install.
-    """
-    text = b"raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')\n"
-    own, other = EXTENSION_SUFFIXES[0], ".cpython-399-x86_64-linux-gnu.so"
-    content = b"\x7fELF, and nothing that follows"
-    needs_driver = wheel("torch", files={"torch/__init__.py": text})
-    world.publish(ONE, [wheel("demo", "1.1", {f"demo/_C{other}": content}), needs_driver])
-    world.publish(TWO, [wheel("demo", "1.2", {f"demo/_C{own}": content})])
-    user = world.user()
-    assert user.install("--version", ONE).code == 0
-    before = user.listing()
-
-    broken = user.run("install", "--version", TWO)
-
-    assert broken.reference == "environment-broken"
-    assert f"demo/_C{own}" in broken.said
-    assert user.listing() == before
-
-
-@pytest.mark.parametrize("text", ["import os; os._exit(0)", "while True: print('x' * 100_000)"])
-def test_package_that_ends_or_floods_its_python_is_refused(
-    world: World, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trial must say that everything was loaded; its output is bounded."""
-    monkeypatch.setattr(environment, "_LOAD_LIMITS", Limits(20, 4 << 20, 4))
-    world.publish(ONE, [wheel("torch", files={"torch/__init__.py": text.encode()})])
-    user = world.user()
-
-    assert (user.install().reference, user.listing()) == ("environment-broken", {})
-
-
 LOWER = {"shared/mma.py": b"admits = 'sm_120a'\n", "shared/__init__.py": b"# lower\n"}
 UPPER = {"shared/mma.py": b"admits = 'sm_121'\n", "shared/__init__.py": b"# upper\n", "shared/more.py": b"", "shared/data.bin": b"\xff"}  # fmt: skip
 EDIT = FileEdit(
@@ -597,7 +561,6 @@ class Blocker:
         if name.partition(".")[0] in absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocker())
-from sparkwright.client import load_check
 from sparkwright.client.main import main
 code = main(sys.argv[3:])
 print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] == "sparkwright")))

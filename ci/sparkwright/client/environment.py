@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from uv import find_uv_bin
 
-from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
     locked_folder,
@@ -39,7 +38,7 @@ from sparkwright.core import files, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import Sha256
-from sparkwright.core.process import CACHES, Limits, cache_variables
+from sparkwright.core.process import CACHES
 from sparkwright.core.store import UNFINISHED, write_file
 
 if TYPE_CHECKING:
@@ -53,9 +52,6 @@ MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 CANARY = "sparkwright-canary.json"
 #: The folder of warm packs below that of the caches.
 PACKS = "packs"
-#: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
-#: any file that it writes, its output included.
-_LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
 
 
 class Python(NamedTuple):
@@ -339,7 +335,6 @@ def make(
     python: Python,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
-    loaded: Collection[str],
 ) -> dict[str, FileState]:
     """
     Make the environment in *folder*, which does not exist, and return its files. Others that begin
@@ -350,11 +345,10 @@ def make(
     Args:
         cache: The folder of uv's cache and of the log.
         replaced: Files that are written after the installation, by path below the environment.
-        loaded: Projects whose libraries are loaded as a trial.
 
     Raises:
-        command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
-            or a library cannot be loaded. disk-full: There is no room.
+        command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold.
+        disk-full: There is no room.
     """
     log = own_folder(cache, "logs") / "install.log"
     log.unlink(missing_ok=True)
@@ -374,11 +368,8 @@ def make(
     for file, data in replaced.items():
         write_file(folder / file, data)
     own_folder(folder, CACHES)
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_load, folder, wheels, loaded)
-        actual = describe(folder)
-        _compare_with_wheels(folder, wheels, replaced, base, actual)
-        loading.result()
+    actual = describe(folder)
+    _compare_with_wheels(folder, wheels, replaced, base, actual)
     for file in actual:
         # uv links one file into several releases, so an edit would change all of them.
         if not (folder / file).is_symlink():
@@ -457,31 +448,4 @@ def _compare_with_wheels(
             "environment-broken",
             f"What was installed in {folder} is not what the wheels hold.",
             details=wrong[:20],
-        )
-
-
-def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str]) -> None:
-    """Load the libraries of *loaded* projects in a child, as far as the machine allows."""
-    libraries = [
-        str(folder / file)
-        for wheel in wheels
-        if wheel.project in loaded
-        for file in wheel.files
-        if file.endswith(".so") or ".so." in file
-    ]
-    modules = [wheel.project for wheel in wheels if wheel.project == "torch"]
-    home = own_folder(folder.with_name(".load"))
-    words, own = home / "request.json", {"HOME": str(home), "TMPDIR": str(home)}
-    words.write_bytes(msgspec.json.encode({"modules": modules, "libraries": libraries}))
-    environment = process.clean_environment(**own, **cache_variables(folder))
-    command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
-    ended = process.run_limited(command, _LOAD_LIMITS, home / "log", env=environment)
-    if ended.status or not ended.tail.endswith(load_check.DONE):
-        end = f"status: {ended.status}"
-        if ended.late:
-            end = f"it did not end within {_LOAD_LIMITS.seconds:g} s"
-        raise ClientError(
-            "environment-broken",
-            f"The libraries in {folder} cannot be loaded.",
-            details=[*ended.tail.splitlines()[-20:], end],
         )

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ from sparkwright.client.records import (
     LARGEST_LOCK,
     LARGEST_RELEASE,
     Channel,
+    FileEdit,
+    Overlay,
     Release,
     ReleaseLock,
     WarmPack,
@@ -201,10 +203,6 @@ def install(
             msgspec.structs.replace(wheel, url=index.join(wheel.url))
             for wheel in release_wheels(release, lock, text, tags, interpreter.markers())
         ]
-        with locked_folder(cache):
-            checked, replaced = _prepare_wheels(
-                prefix, cache, release, wheels, interpreter, renew=renew
-            )
         marker = Marker(
             name=name,
             folder=str(folder),
@@ -216,34 +214,60 @@ def install(
             wheels={wheel.project: wheel.sha256 for wheel in wheels},
             packs={pack.key.recipe: pack.size for pack in release.packs},
         )
+        with locked_folder(cache):
+            checked, replaced = prepare_wheels(
+                prefix,
+                cache,
+                wheels,
+                interpreter,
+                edits=release.edits,
+                overlays=release.overlays,
+                inexact=release.inexact_records,
+                renew=renew,
+            )
         if dry_run:
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        replaced["caches.env"] = _shell_variables(cache_variables(folder))
         replaced |= {CANARY: canary} if (canary := _canary(index, release, marker)) else {}
-        with prefix.replacing(name) as new, console.step(f"installing into {folder}"):
-            states = environment.make(
-                new,
-                cache,
-                interpreter,
-                checked,
-                replaced,
-                {wheel.project for wheel in release.wheels},
-            )
-            listing = msgspec.json.encode(states)
-            write_file(new / LISTING, listing)
-            marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-            write_file(new / MARKER, msgspec.json.encode(marker))
-        if prefix.marker(name) != marker:
-            raise PythonError(
-                "environment-unusable",
-                f"{folder} cannot be replaced.",
-                todo="Unmount it; or name another folder with --prefix.",
-            )
-        with prefix.switching():
-            prefix.switch(name)
+        make_current(prefix, cache, interpreter, marker, checked, replaced)
         return _result(prefix, "installed", before, marker)
+
+
+def make_current(
+    prefix: Prefix,
+    cache: Path,
+    python: Python,
+    marker: Marker,
+    wheels: Sequence[CheckedWheel],
+    replaced: Mapping[str, bytes],
+) -> None:
+    """
+    Make the environment of *marker* from *wheels*, in place of one of its name, and let ``current``
+    lead to it.
+
+    Args:
+        replaced: As `environment.make` has it.
+
+    Raises:
+        environment-broken, command-failed, disk-full: It could not be made, and was removed.
+        environment-unusable: Its folder cannot be replaced.
+    """
+    folder = prefix.environment_folder(marker.name)
+    replaced = {**replaced, "caches.env": _shell_variables(cache_variables(folder))}
+    with prefix.replacing(marker.name) as new, console.step(f"installing into {folder}"):
+        listing = msgspec.json.encode(environment.make(new, cache, python, wheels, replaced))
+        write_file(new / LISTING, listing)
+        marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
+        write_file(new / MARKER, msgspec.json.encode(marker))
+    if prefix.marker(marker.name) != marker:
+        raise PythonError(
+            "environment-unusable",
+            f"{folder} cannot be replaced.",
+            todo="Unmount it; or name another folder with --prefix.",
+        )
+    with prefix.switching():
+        prefix.switch(marker.name)
 
 
 def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[WarmPack]:
@@ -368,18 +392,27 @@ def release_wheels(
     return tuple(wheels)
 
 
-def _prepare_wheels(
+def prepare_wheels(
     prefix: Prefix,
     cache: Path,
-    release: Release,
     wheels: Sequence[LockedWheel],
     python: Python,
     *,
-    renew: bool,
+    edits: Sequence[FileEdit],
+    overlays: Sequence[Overlay],
+    inexact: Collection[str],
+    renew: bool = False,
 ) -> tuple[list[CheckedWheel], dict[str, bytes]]:
     """
-    Bring the wheels of *release* into *cache*, whose lock is held, check all that can be known of
+    Bring the *wheels* of a set into *cache*, whose lock is held, check all that can be known of
     them, and return them with the files that overlays and edits replace.
+
+    Args:
+        inexact: Projects whose RECORD may disagree with their members.
+        renew: Check every wheel again.
+
+    Raises:
+        As `locked_wheels.obtain` and `wheel_check.check_set`; and edit-mismatch.
     """
     from sparkwright.client import locked_wheels, wheel_check
 
@@ -397,21 +430,21 @@ def _prepare_wheels(
         old = earlier.get(wheel.sha256)
         if old and old.time == path.stat().st_mtime_ns:
             return msgspec.structs.replace(old, wheel=wheel, path=str(path))
-        inexact = wheel.project in release.inexact_records
-        new = wheel_check.check_wheel(wheel, path, python.site, inexact=inexact)
-        if not inexact:
+        loose = wheel.project in inexact
+        new = wheel_check.check_wheel(wheel, path, python.site, inexact=loose)
+        if not loose:
             write_file(folder / wheel.sha256, msgspec.json.encode(new))
         return new
 
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
-        wheel_check.check_set(checked, release.overlays)
+        wheel_check.check_set(checked, overlays)
         replaced = {
             file: wheel_check.read_member(upper, file)
-            for overlay in release.overlays
+            for overlay in overlays
             for file, upper in wheel_check.overlaid(checked, overlay).items()
         }
-        replaced |= wheel_check.edited(checked, release.edits, python.site)
+        replaced |= wheel_check.edited(checked, edits, python.site)
     # uv links from its cache, which has the files of a wheel that was installed before.
     new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in earlier)
     check_room(cache, new)

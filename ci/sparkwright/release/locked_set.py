@@ -21,7 +21,6 @@ from uv import find_uv_bin
 
 from sparkwright.builder import pylock
 from sparkwright.client.locked_wheels import LockedWheel
-from sparkwright.client.records import Machine
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
@@ -41,13 +40,14 @@ class LockedSet(msgspec.Struct, frozen=True):
     """The bytes of the lock, what it holds (normalised name → version), and its Pythons."""
 
     lock: bytes
+    wheels: tuple[LockedWheel, ...]
     packages: dict[str, str]
     pythons: tuple[str, ...]
 
 
 def resolve(
     own: Mapping[LockedWheel, Path],
-    machine: Machine,
+    machine: str,
     rule: SetRule,
     *,
     index_url: str,
@@ -89,7 +89,8 @@ def resolve(
             }
             differing = [project for project, choices in versions.items() if len(choices) > 1]
             if not differing:
-                return LockedSet(write(needed, machine, pythons), packages, pythons)
+                lock = write(needed, machine, pythons)
+                return LockedSet(lock, tuple(sorted(needed)), packages, pythons)
             further = {f"{project}=={packages[project]}" for project in differing} - set(pins)
             # A pin of 2.11.0 admits 2.11.0+cu130, too.
             if not further:
@@ -106,7 +107,7 @@ def resolve(
 
 
 def _compile(
-    own: Mapping[str, LockedWheel], machine: Machine, index_url: str, folder: Path, python: str
+    own: Mapping[str, LockedWheel], machine: str, index_url: str, folder: Path, python: str
 ) -> Iterator[LockedWheel]:
     """Yield what uv resolves for *python*, wheels of ours at their addresses."""
     command = [
@@ -154,7 +155,7 @@ def _public(url: str) -> str:
 
 
 def write(
-    needed: Mapping[LockedWheel, Sequence[str]], machine: Machine, pythons: Sequence[str]
+    needed: Mapping[LockedWheel, Sequence[str]], machine: str, pythons: Sequence[str]
 ) -> bytes:
     """
     Return the lock; equal sets give equal bytes.

@@ -1,8 +1,8 @@
 """
 Environments to gate in: the set around unpublished wheels, and the official wheel as a baseline.
 
-What is gated is installed as users will have it: the wheels go through a publication and an
-installation, in an index of their own whose keys are thrown away.
+What is gated is installed as users will have it: by the client, from a set that is locked by hash
+with the rules of the release policy.
 """
 
 from __future__ import annotations
@@ -10,35 +10,25 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import pylock, toolchain
 from sparkwright.client import install as client
-from sparkwright.client.environment import Prefix
-from sparkwright.client.index import Index, open_index
+from sparkwright.client.environment import Marker, Prefix, find_python
+from sparkwright.client.folders import locked_folder
 from sparkwright.client.locked_wheels import LockedWheel
-from sparkwright.client.records import Machine
 from sparkwright.core.console import console
-from sparkwright.core.errors import PythonError, UsageError
-from sparkwright.core.files import content_key, list_folder, sha256_file
+from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
-from sparkwright.release import keys, locked_set, policy
-from sparkwright.release.publisher import Publisher
-
-#: The address of the index; no server answers there (RFC 2606).
-URL = "https://staging.invalid/"
+from sparkwright.release import locked_set, policy
 
 
 class GateEnvironment(msgspec.Struct, frozen=True):
@@ -46,56 +36,6 @@ class GateEnvironment(msgspec.Struct, frozen=True):
 
     python: Path
     wheel: Path
-
-
-@contextmanager
-def staged_index(context: RunContext, folder: Path) -> Iterator[tuple[Index, str]]:
-    """
-    Yield an index whose keys are thrown away with the wheels in *folder* as a candidate, and the
-    name of that release; the index is removed at the end of the block.
-
-    Raises:
-        UsageError: There is no wheel; and as `Publisher.publish`.
-    """
-    wheels = tuple(list_folder(folder.absolute(), "*.whl"))
-    if not wheels:
-        raise UsageError(
-            "usage", f"There is no wheel in {folder}.", todo="Build first: sparkwright build."
-        )
-    rules = policy.load(context.project.root, context.project.spec.arch)
-    rules = replace(rules, file=replace(rules.file, root=""))
-    with tempfile.TemporaryDirectory(prefix="staging-") as name:
-        scratch = Path(name)
-        keys.make(scratch / "keys")
-        publisher = Publisher(context, scratch / "index", keys.load([scratch / "keys"]), rules)
-        published = publisher.publish(wheels, "candidate", url=URL)
-        trust = scratch / "trust"
-        yield open_index(trust, str(scratch / "index"), published.fingerprint), published.release
-
-
-def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, Any]:
-    """
-    Install the set around the wheels in *folder* as the current release of *prefix*.
-
-    Returns:
-        As `sparkwright.client.install.install`.
-
-    Raises:
-        UsageError: There is no wheel; and as `Publisher.publish` and the installation.
-    """
-    with staged_index(context, folder) as (index, name):
-        install = partial(
-            client.install,
-            Prefix(prefix.absolute()),
-            context.store.folder("downloads", "staging"),
-            index,
-            channel="candidate",
-            version=name,
-        )
-        # Every set has the same name here: an earlier one is replaced.
-        with suppress(PythonError):
-            return install()
-        return install(renew=True)
 
 
 def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
@@ -119,10 +59,10 @@ def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
         if lacking:
             shutil.rmtree(root, ignore_errors=True)
             if side == "ours":
-                install_built(context, wheel.parent, root)
+                _install_built(context, wheel.parent, root)
             else:
                 ours = environment(context, "ours", wheel)
-                install_stock(context, root, wheel_identity.site_packages(ours.python))
+                _install_stock(context, root, wheel_identity.site_packages(ours.python))
     return result
 
 
@@ -157,47 +97,76 @@ def official_wheel(context: RunContext) -> FileLock:
     return bases[0]
 
 
-def install_stock(context: RunContext, environment: Path, like: Path | None = None) -> Path:
+def _install_built(context: RunContext, folder: Path, root: Path) -> None:
     """
-    Install the official wheel under the stack's graft into *environment*, which is made anew, with
-    a set that is locked by hash.
+    Install the set around the wheels in *folder* that are for this machine as the current release
+    below *root*.
+    """
+    python, prefix, rule = find_python(""), Prefix(root), _set_rule(context)
+    own: dict[LockedWheel, Path] = {}
+    for path in list_folder(folder, "*.whl"):
+        project, version, _, tags = parse_wheel_filename(path.name)
+        if any(tag.platform.endswith((context.machine, "any")) for tag in tags):
+            sha256 = sha256_file(path)
+            own[LockedWheel(project, str(version), path.name, path.as_uri(), sha256)] = path
+    locked = locked_set.resolve(
+        own,
+        context.machine,
+        replace(rule, pythons=(python.short,)),
+        index_url=package_index.index_url(),
+    )
+    name = f"{context.project.stack}.1"
+    marker = Marker(
+        name=name,
+        folder=str(prefix.environment_folder(name)),
+        index="",
+        python=python.version,
+        key=sha256_bytes(locked.lock),
+        packages=locked.packages,
+        channel="candidate",
+        wheels={wheel.project: wheel.sha256 for wheel in locked.wheels},
+    )
+    cache = context.store.folder("downloads", "staging")
+    with prefix.locked(), locked_folder(cache):
+        checked, replaced = client.prepare_wheels(
+            prefix,
+            cache,
+            locked.wheels,
+            python,
+            edits=rule.edits,
+            overlays=rule.overlays,
+            inexact=rule.inexact_records,
+        )
+        client.make_current(prefix, cache, python, marker, checked, replaced)
+
+
+def _install_stock(context: RunContext, root: Path, like: Path) -> None:
+    """
+    Install the official wheel under the stack's graft, with a set that is locked by hash, as the
+    environment *root*, and copy the wheel into its folder ``wheel``.
 
     Args:
         like: The site-packages of our environment, whose other packages are taken.
-
-    Returns:
-        The wheel, in the folder ``wheel`` of the environment.
-
-    Raises:
-        not-provided: The stack has no official wheel for this machine.
-        offline, source-unreachable, source-mismatch, set-unresolved, command-failed: It cannot be
-            fetched or installed.
     """
     base = official_wheel(context)
     path = package_index.obtain(
         context.store, base.name, base.filename, base.sha256, offline=context.offline
     )
-    installed = metadata.distributions(path=[str(like)]) if like else ()
+    installed = metadata.distributions(path=[str(like)])
     pins = [f"{each.name}=={each.version}" for each in installed if "+spark." not in each.version]
     rule = _set_rule(context)
-    rule = replace(
-        rule,
-        pythons=(f"{sys.version_info.major}.{sys.version_info.minor}",),
-        requires=(*rule.requires, *sorted(pins)),
-    )
+    rule = replace(rule, pythons=(find_python("").short,), requires=(*rule.requires, *sorted(pins)))
     project = canonicalize_name(base.name)
-    address = path.as_uri()
-    own = {LockedWheel(project, base.version, base.filename, address, base.sha256): path}
-    machine: Machine = "x86_64" if context.machine == "x86_64" else "aarch64"
-    locked = locked_set.resolve(own, machine, rule, index_url=package_index.index_url())
+    own = {LockedWheel(project, base.version, base.filename, path.as_uri(), base.sha256): path}
+    index = package_index.index_url()
+    locked = locked_set.resolve(own, context.machine, rule, index_url=index)
     with tempfile.TemporaryDirectory(prefix="stock-") as folder:
         lock = Path(folder, "pylock.toml")
         lock.write_bytes(locked.lock)
-        toolchain.install(context, environment, pylock.select(lock), f"the stock {base.name}")
-    copy = environment / "wheel" / base.filename
+        toolchain.install(context, root, pylock.select(lock), f"the stock {base.name}")
+    copy = root / "wheel" / base.filename
     copy.parent.mkdir(exist_ok=True)
     shutil.copy2(path, copy)
-    return copy
 
 
 def _set_rule(context: RunContext) -> policy.SetRule:
