@@ -319,6 +319,13 @@ def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, tmp
     assert len(begins) == len(lines) > 64
 
 
+def test_prompts_of_this_program_fit_a_small_vocabulary_too(tmp_path: Path) -> None:
+    """A tokenizer of 638 entries gave 80 tokens for 80 characters, and the generator left all out (seen on a GPU, 2026-11-30)."""
+    lines = prompts.programs(Store(tmp_path), 32, 638).read_text("utf-8").splitlines()
+
+    assert all(len(json.loads(line)["prompt"]) <= 32 for line in lines)
+
+
 @pytest.mark.parametrize(
     ("data", "detail"),
     [

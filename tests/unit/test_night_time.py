@@ -14,6 +14,7 @@ from tests.unit.conftest import ROOT
 
 from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.recipes import preflight
+from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -23,6 +24,7 @@ from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night
 from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.server_under_test import GateOptions, Pace
 from sparkwright.gates.core.verdict import Ladder, Verdict, failed, invalid, passed
+from sparkwright.gates.soak import SoakPolicy
 
 #: A Spark with 23 GB of weights.
 SPARK = night.assumed_pace(23)
@@ -80,7 +82,9 @@ def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_p
     assert [*plan] == [ENVIRONMENTS, "G0", "G1", "G2", REFERENCE, *SERVED]
     assert plan[ENVIRONMENTS] == (0.0, "done")
     # The first gate of our server waits for its start, too.
-    assert plan[REFERENCE][0] == pytest.approx(sum(plan[gate][0] for gate in ("G3", "G4", "G5", "G6")))
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
+    load = policy.stock * len(policy.load.concurrencies)
+    assert plan[REFERENCE][0] == pytest.approx(load + sum(plan[gate][0] for gate in ("G3", "G4", "G5", "G6")))
     assert {source for name, (_, source) in plan.items() if name in SERVED} == {"a Spark, assumed"}
     with (tmp_path / "model" / "more.safetensors").open("wb") as file:
         file.truncate(50 * 10**9)

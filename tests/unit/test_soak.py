@@ -21,9 +21,17 @@ from msgspec.structs import replace
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates import soak as gate
-from sparkwright.gates.core.server_under_test import Pace
+from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
-from sparkwright.gates.soak import BAD_TOKEN, Load, Monitor, SoakPolicy, SoakRequest, Watched
+from sparkwright.gates.soak import (
+    BAD_TOKEN,
+    Load,
+    Monitor,
+    SoakPolicy,
+    SoakRequest,
+    StockLoad,
+    Watched,
+)
 
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
 #: Nothing listens on the discard port.
@@ -121,13 +129,46 @@ def test_a_concurrency_without_answers_is_no_load() -> None:
 )
 def test_few_answers_may_repeat_a_token(counts: dict[int, tuple[int, int]], state: str) -> None:
     """Repeating answers and all answers by concurrency, as servers gave them on an H100; and of a server that always repeats, or gave none."""
+    assert states(repeating(counts))["words-under-load"][0] == state
+
+
+def repeating(counts: dict[int, tuple[int, int]]) -> Soak:
+    """Return a soak with repeating answers and all answers by concurrency."""
     soak = sound()
     soak.requests[:] = [
-        SoakRequest(concurrency, "repeating" if number < repeating else "answered", 64, "64 times")
-        for concurrency, (repeating, answers) in counts.items()
+        SoakRequest(concurrency, "repeating" if number < count else "answered", 64, "64 times")
+        for concurrency, (count, answers) in counts.items()
         for number in range(answers)
     ]
-    assert states(soak)["words-under-load"][0] == state
+    return soak
+
+
+#: The answers of a small dense model on an H200 behind prompts longer than any that it had learnt (2026-11-30).
+UNLEARNT = {1: (6, 56), 2: (20, 111), 4: (22, 221), 8: (50, 421), 16: (70, 551), 32: (8, 103)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "stock", "expected"),
+    [
+        (UNLEARNT, None, ("fail", "token-run")),
+        (UNLEARNT, (44, 366), ("pass", "")),
+        (UNLEARNT, (2, 366), ("fail", "token-run")),
+        # The cache breaks at one concurrency alone.
+        (UNLEARNT | {4: (120, 221)}, (44, 366), ("fail", "token-run")),
+        ({1: (0, 60), 4: (12, 200)}, (0, 300), ("fail", "token-run")),
+        (UNLEARNT, failed("words-under-load", "damaged", "reference-damaged"), ("fail", "reference-damaged")),
+        # Few repeat: nobody has to be asked.
+        ({1: (0, 60), 4: (1, 200)}, failed("words-under-load", "damaged", "reference-damaged"), ("pass", "")),
+    ],
+    ids=["no-reference", "as-stock", "more-than-stock", "one-concurrency", "sound-stock", "damaged", "few"],
+)
+def test_a_model_that_repeats_is_compared_with_the_stock_wheel(
+    counts: dict[int, tuple[int, int]], stock: tuple[int, int] | Check | None, expected: tuple[str, str]
+) -> None:
+    theirs = StockLoad(ServerIdentity(wheel="a" * 64), gate.shape(POLICY), stock[1], stock[0]) if isinstance(stock, tuple) else stock
+    judged = {check.name: check for check in gate.judge(POLICY, *repeating(counts), theirs)}
+    check = judged["words-under-load"]
+    assert (check.state, check.reason) == expected
 
 
 @pytest.mark.parametrize(
@@ -305,6 +346,22 @@ def test_a_soak_ends_in_time_although_answers_take_minutes(tmp_path: Path, monke
     gate.soak(policy, load, monitor)
     assert monitor.watched.seconds < 4
     assert {request.outcome for request in load.requests} == {"aborted"}
+
+
+def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end behind their turn; the last concurrency had six of its 30 seconds, and too few answers (seen on a GPU, 2026-11-30)."""
+    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
+
+    def complete(*_: object, **__: object) -> types.SimpleNamespace:
+        time.sleep(0.15)
+        return types.SimpleNamespace(tokens=[1, 2])
+
+    monkeypatch.setattr(Client, "complete", complete)
+    policy = replace(POLICY, seconds=3.0, sample=0.01)
+    load = Load(policy, NOBODY, "model", range(9000), FAST)
+    gate.soak(policy, load, Monitor(tuple, tmp_path / "kmsg"))
+    last = policy.load.concurrencies[-1]
+    assert sum(request.concurrency == last and request.outcome != "aborted" for request in load.requests) >= last
 
 
 def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:

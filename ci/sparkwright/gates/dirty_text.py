@@ -32,8 +32,9 @@ from sparkwright.gates.core.server_under_test import (
     CACHE_HITS,
     DRAFTS,
     ServerIdentity,
+    StockAnswers,
     cache_block,
-    read_recorded,
+    read_stock,
 )
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.long_text import long_text
@@ -83,21 +84,18 @@ class SampledAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_reason: str
 
 
-class StockText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StockText(StockAnswers, frozen=True, forbid_unknown_fields=True):
     """
     The answers of the stock wheel.
 
     Attributes:
-        shape: A digest of the questions and how they were asked.
         answers: The sampled ones.
         wrong: Check → its questions that are answered wrongly; all others of it are answered
             rightly.
     """
 
-    served: ServerIdentity
-    shape: str
     answers: tuple[SampledAnswer, ...] = ()
-    wrong: dict[str, tuple[str, ...]] = {}
+    wrong: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
@@ -404,20 +402,4 @@ def reference(
         name: Of the check that says why.
         shape: That it must have, if it is known.
     """
-    if not path:
-        return NOT_NAMED
-    try:
-        stock = read_recorded(path, StockText, "reference-damaged")
-    except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
-    if not stock.served.wheel or stock.served.wheel == served.wheel:
-        return invalid(
-            name,
-            "its answers are of the candidate's own wheel, or of none that it names",
-            "reference-is-candidate",
-        )
-    if stock.served.model != served.model:
-        return invalid(name, "its answers are of another model", "reference-other-model")
-    if shape and stock.shape != shape:
-        return invalid(name, "the stock wheel was asked otherwise", "reference-other-policy")
-    return stock
+    return read_stock(path, StockText, served, name, shape) if path else NOT_NAMED

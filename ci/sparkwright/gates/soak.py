@@ -29,8 +29,14 @@ from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.states import State
-from sparkwright.gates.core.server_under_test import Pace, measure_pace
+from sparkwright.gates.core.server_under_test import (
+    Pace,
+    ServerIdentity,
+    StockAnswers,
+    measure_pace,
+)
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
@@ -46,6 +52,8 @@ from sparkwright.gates.core.verdict import (
     worst,
 )
 
+#: The file of the reference folder.
+LOAD = "load.json"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -92,6 +100,9 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         confidence: Of the interval of the growth.
         run: An answer with as many equal tokens in a row counts as repeating.
         repeating: Share of the answers at a concurrency that may repeat.
+        chance: Of failing, in all, by answers that repeat no more often than those of the stock
+            wheel, if more than *repeating* do.
+        stock: Seconds of each concurrency on the stock wheel; a quarter of ours at most.
         least: Answers needed at each concurrency.
         drain: Seconds within which a request ends, and the server is idle after the load.
     """
@@ -106,6 +117,8 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: Annotated[float, Meta(ge=0.5, lt=1)]
     run: Annotated[int, Meta(ge=2)]
     repeating: Share
+    chance: Share
+    stock: Positive
     least: Count
     drain: Positive
 
@@ -126,6 +139,18 @@ class SoakRequest(msgspec.Struct, frozen=True):
     outcome: Literal["answered", "repeating", "aborted", "refused", "failed"]
     tokens: int = 0
     message: str = ""
+
+
+class StockLoad(StockAnswers, frozen=True, forbid_unknown_fields=True):
+    """
+    What the stock wheel answered to a shorter load.
+
+    Attributes:
+        answers: How many came; *repeating*: how many of them repeat one token.
+    """
+
+    answers: int
+    repeating: int
 
 
 class Load:
@@ -372,7 +397,8 @@ REASONS: Mapping[str, str] = {
         "Fewer answers came at a concurrency than the policy needs for a load. "
         "Make the soak longer, or end other programs."
     ),
-    "token-run": "Too many answers repeat one token: the KV cache or the logits are broken.",
+    "token-run": "Too many answers repeat one token, and more than of the stock wheel if that was "
+    "asked: the KV cache or the logits are broken.",
     "memory-grows": (
         "The memory of the server's processes, on the host and the GPU together, grows by more "
         "than the policy allows. On unified memory this ends in a hang."
@@ -402,10 +428,50 @@ REASONS: Mapping[str, str] = {
 }
 
 
+def _load(policy: SoakPolicy, client: Client) -> Load:
+    """Return the load of *policy* on the server of *client*."""
+    lines = range(1, 2 + max(policy.load.prompts) // 4)
+    text = "\n".join(policy.load.line.replace("{number}", str(number)) for number in lines)
+    return Load(
+        policy, client.url, client.model(), client.tokenize(text), measure_pace(client, 0.0)
+    )
+
+
+def shape(policy: SoakPolicy) -> str:
+    """Return a digest of what decides whether an answer to the load repeats."""
+    return sha256_bytes(canonical([policy.load, policy.run]))
+
+
+def stock_seconds(policy: SoakPolicy) -> float:
+    """Return the seconds that the stock wheel is under load."""
+    count = len(policy.load.concurrencies)
+    return count * min(policy.stock, policy.seconds / count / 4)
+
+
+def record(policy: SoakPolicy, client: Client, served: ServerIdentity) -> StockLoad:
+    """
+    Return how many answers of *client*, whose identity is *served*, repeat one token under load.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should.
+    """
+    load, concurrencies = _load(policy, client), policy.load.concurrencies
+    for concurrency in concurrencies:
+        seconds = stock_seconds(policy) / len(concurrencies)
+        for _ in load.run(f"stock {concurrency}", concurrency, seconds):
+            pass
+    # A server that is gone repeats nothing.
+    client.metrics()
+    outcomes = Counter[str](request.outcome for request in load.requests)
+    answers = sum(outcomes[name] for name in ANSWERS)
+    return StockLoad(served, shape(policy), answers, outcomes["repeating"])
+
+
 def run(
     policy: SoakPolicy,
     client: Client,
     *,
+    stock: StockLoad | Check | None = None,
     words: Callable[[], tuple[Check, ...]] | None = None,
     distributions: Callable[[], tuple[Check, ...]] | None = None,
     processes: Callable[[], Sequence[psutil.Process]] = tuple,
@@ -415,16 +481,13 @@ def run(
     Return the checks of the gate, after the time that *policy* sets.
 
     Args:
+        stock: What the stock wheel answered, or why that cannot be said; None without a reference.
         words, distributions: Run G4 and G5 again after the load; None without a reference.
         processes: Returns the server's processes, whose memory and end are watched.
         kernel: The device of the kernel's log.
     """
-    lines = range(1, 2 + max(policy.load.prompts) // 4)
-    text = "\n".join(policy.load.line.replace("{number}", str(number)) for number in lines)
     try:
-        load = Load(
-            policy, client.url, client.model(), client.tokenize(text), measure_pace(client, 0.0)
-        )
+        load = _load(policy, client)
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(processes, kernel)
@@ -435,7 +498,7 @@ def run(
         monitor.close()
     after = {"words-after": words, "distributions-after": distributions}
     return (
-        *judge(policy, load.requests, watched),
+        *judge(policy, load.requests, watched, stock),
         drained(client, policy.drain),
         *(judge_again(name, repeat, gone=watched.gone) for name, repeat in after.items()),
     )
@@ -446,9 +509,12 @@ def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
     began, watched = time.monotonic(), monitor.watched
     load.end = began + policy.seconds
     with console.progress("soak", policy.seconds) as progress:
-        for number, concurrency in enumerate(itertools.cycle(policy.load.concurrencies)):
+        concurrencies = policy.load.concurrencies
+        for number, concurrency in enumerate(itertools.cycle(concurrencies)):
             counted = len(load.requests)
-            seconds = min(load.turn_s, policy.seconds - watched.seconds)
+            # Requests end behind their turn; in a short soak, the last ones have theirs, too.
+            turns = len(concurrencies) - number % len(concurrencies)
+            seconds = min(load.turn_s, (policy.seconds - watched.seconds) / turns)
             for _ in load.run(str(number), concurrency, seconds):
                 watched.seconds = time.monotonic() - began
                 monitor.sample(watched.seconds)
@@ -466,9 +532,12 @@ def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
 
 
 def judge(
-    policy: SoakPolicy, requests: Sequence[SoakRequest], watched: Watched
+    policy: SoakPolicy,
+    requests: Sequence[SoakRequest],
+    watched: Watched,
+    stock: StockLoad | Check | None = None,
 ) -> tuple[Check, ...]:
-    """Return the checks of the load."""
+    """Return the checks of the load; *stock* as of `run`."""
     checks = (
         judged(
             "duration",
@@ -478,7 +547,7 @@ def judge(
             [Figure("time under load", watched.seconds, "s", bound=policy.seconds)],
         ),
         _requests(policy, requests),
-        _words(policy, requests),
+        _words(policy, requests, stock),
         _growth(policy, watched),
         _events("restarts", watched.ended),
         _events("kernel-log", watched.faults),
@@ -512,8 +581,17 @@ def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
     return passed("requests", f"none of {len(requests)} requests went wrong", figures=figures)
 
 
-def _words(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
-    """Return whether few answers at each concurrency repeat a token."""
+def _words(
+    policy: SoakPolicy, requests: Sequence[SoakRequest], stock: StockLoad | Check | None
+) -> Check:
+    """
+    Return whether few answers at each concurrency repeat a token, or no more than of *stock*.
+
+    That is judged by Fisher's exact test, one-sided, with Bonferroni's correction: a small model
+    repeats behind a prompt that is longer than those that it has learnt, whatever serves it.
+    """
+    from scipy.stats import fisher_exact
+
     name = "words-under-load"
     repeating = [each for each in requests if each.outcome == "repeating"]
     answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
@@ -529,6 +607,25 @@ def _words(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
     ]  # fmt: skip
     many = [key for key in sorted(answers) if counts[key] > policy.repeating * answers[key]]
     message = f"{len(repeating)} of {answers.total()} answers repeat one token"
+    if many and isinstance(stock, Check):
+        return stock
+    if many and isinstance(stock, StockLoad):
+        theirs = (stock.repeating, stock.answers - stock.repeating)
+        message += f", and {stock.repeating} of {stock.answers} of the stock wheel"
+        figures.append(
+            Figure(
+                "answers of the stock wheel that repeat a token",
+                stock.repeating,
+                count=stock.answers,
+            )
+        )
+        bound = policy.chance / len(answers)
+        more = []
+        for key in many:
+            ours = (counts[key], answers[key] - counts[key])
+            if fisher_exact((ours, theirs), "greater").pvalue < bound:
+                more.append(key)
+        many = more
     if many:
         samples = [
             Sample(f"answer, {each.concurrency} at once", "", each.message)

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
@@ -177,7 +178,9 @@ class Experiment:
             if (cell.texts or self._drafted) and options.texts:
                 texts[cell.name] = options.texts
             elif self._drafted:
-                texts[cell.name] = prompts.programs(store, cell.prompt)
+                config = modules.text_config(checkpoint.read(model).config)
+                vocabulary = modules.number(config, "vocab_size") or prompts.LARGE_VOCABULARY
+                texts[cell.name] = prompts.programs(store, cell.prompt, vocabulary)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(self._machine_policy, store, python=options.python)

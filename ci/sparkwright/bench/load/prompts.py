@@ -21,6 +21,8 @@ from sparkwright.core.store import Store
 SHORTEST, LONGEST = 16, 1 << 16
 #: Prompts of this program's own text, at least; but for the last that are too short.
 DIFFERENT = 96
+#: Tokens of a vocabulary that has words, and not only pieces of them.
+LARGE_VOCABULARY = 16_384
 #: Bytes of the largest file that is read; ShareGPT has 672,837,942.
 LARGEST = 1 << 30
 
@@ -69,7 +71,7 @@ def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[
     return lines
 
 
-def programs(store: Store, tokens: int) -> Path:
+def programs(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -> Path:
     """
     Return a file of JSON lines with prompts cut from this program's own text.
 
@@ -79,11 +81,12 @@ def programs(store: Store, tokens: int) -> Path:
     Args:
         tokens: That no prompt exceeds, as the generator would leave it out; three quarters of them
             are usual.
+        vocabulary: Tokens of the model's vocabulary; a small one needs more of them for a text.
     """
     modules = sorted(Path(__file__).parents[2].rglob("*.py"))
     text = "\n".join(module.read_text(encoding="utf-8") for module in modules)
-    # Tokenizers of today have 3 to 4 characters a token of English or Python.
-    step = max(16, 5 * tokens // 2)
+    # Tokenizers of today have 3 to 4 characters a token of English or Python; all have one.
+    step = max(16, 5 * tokens // 2 if vocabulary >= LARGE_VOCABULARY else 3 * tokens // 4)
     stride = min(step, len(text) // DIFFERENT)
     pieces = [text[begin : begin + step] for begin in range(0, len(text) - step, stride)]
     lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces)

@@ -53,6 +53,7 @@ from sparkwright.gates.core.server_under_test import (
     ServerUnderTest,
     launch_plan,
     measure_pace,
+    read_stock,
 )
 from sparkwright.gates.core.verdict import (
     Check,
@@ -335,20 +336,37 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     floor=recipe.floors[options.task],
                 )
             case "G7":
-                rules, client = policies.soak, server.client()
-                if recipe and recipe.soak_seconds:
-                    rules = replace(rules, seconds=recipe.soak_seconds)
+                rules, client = self._soak_policy, server.client()
                 least = max(rules.shortest, self.left_s)
                 rules = replace(rules, seconds=min(rules.seconds, least))
                 words = partial(self._words, quick=True)
                 distributions = partial(self._run, "G5") if self._reference(LOGPROBS) else None
                 processes = server.started.processes if options.serve else tuple
                 return soak.run(
-                    rules, client, processes=processes, words=words, distributions=distributions
+                    rules,
+                    client,
+                    stock=self._stock_load,
+                    processes=processes,
+                    words=words,
+                    distributions=distributions,
                 )
             case "G8" if options.wheel and options.python and options.baseline:
                 return self._throughput(options.wheel, options.python, options.baseline)
         raise AssertionError(name)
+
+    @property
+    def _soak_policy(self) -> soak.SoakPolicy:
+        """The policy of G7, with the duration that the recipe states."""
+        rules, recipe = self._policies.soak, self._recipe
+        return replace(rules, seconds=recipe.soak_seconds or rules.seconds) if recipe else rules
+
+    @property
+    def _stock_load(self) -> soak.StockLoad | Check | None:
+        """What the stock wheel answered to G7's load; None without a reference."""
+        if not (path := self._reference(soak.LOAD)):
+            return None
+        shape = soak.shape(self._policies.soak)
+        return read_stock(path, soak.StockLoad, self.server.identity, "words-under-load", shape)
 
     def _words(self, *, quick: bool) -> tuple[Check, ...]:
         """Return the checks of G4; with *quick*, those that G7 repeats."""
@@ -534,6 +552,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         files = dict.fromkeys((PACE, *(GATE_NEEDS[name].recorded for name in names)))
         if {"G4", "G7"}.intersection(names):
             files[generation.ANSWERS] = None
+        if "G7" in names:
+            files[soak.LOAD] = None
         unwanted = {""}
         if self._policies.generation.profiles[options.profile].no_dirty_text:
             unwanted.add(dirty_text.TEXT)
@@ -556,6 +576,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             if isinstance(trace, Check):
                 raise ServerInvalid(trace.reason, trace.message)
             return contract.observe(rules, server.started, trace, identity, options.recipe)
+        if name == soak.LOAD:
+            return soak.record(self._soak_policy, client, identity)
         if name == generation.ANSWERS:
             return generation.record(
                 policies.generation, client, options.profile, self._recipe, identity

@@ -14,7 +14,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import throughput
+from sparkwright.gates import soak, throughput
 from sparkwright.gates.core import ladder, page, policy
 from sparkwright.gates.core.builder import (
     GATE_NEEDS,
@@ -102,12 +102,15 @@ def gate_seconds(
 
 
 def reference_seconds(
-    policies: GatePolicies, pace: Pace, gates: Iterable[str], profile: str = "default"
+    policies: GatePolicies, pace: Pace, gates: Collection[str], profile: str = "default"
 ) -> float:
     """Return the seconds of the reference for *gates*, from a stock wheel of that *pace*."""
     questions = {GATE_NEEDS[name].recorded: GATE_NEEDS[name] for name in gates}
-    return pace.start_s + sum(
-        needs.questions_s(policies, pace, profile) for needs in questions.values()
+    load = soak.stock_seconds(policies.soak) if "G7" in gates else 0.0
+    return (
+        pace.start_s
+        + load
+        + sum(needs.questions_s(policies, pace, profile) for needs in questions.values())
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import LARGEST, T, read_json, sha256_file
+from sparkwright.gates.core.verdict import Check, invalid
 
 #: Why a server that we started does not run.
 ENDED: Mapping[str, str] = {
@@ -176,6 +177,49 @@ def read_recorded(path: Path, kind: type[T], reason: str, *, limit: int = LARGES
     except FileError as error:
         # A verdict holds no path.
         raise ServerInvalid(reason, f"{path.name} is no recorded {kind.__name__}") from error
+
+
+class StockAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What the stock wheel answered.
+
+    Attributes:
+        shape: A digest of the questions and how they were asked.
+    """
+
+    served: ServerIdentity
+    shape: str
+
+
+S = TypeVar("S", bound=StockAnswers)
+
+
+def read_stock(
+    path: Path, kind: type[S], served: ServerIdentity, name: str, shape: str = ""
+) -> S | Check:
+    """
+    Return what another wheel answered, from the file at *path*, or why it is of no use.
+
+    Args:
+        served: The identity of the candidate.
+        name: Of the check that says why.
+        shape: The digest of what was asked that it must have, if it is known.
+    """
+    try:
+        stock = read_recorded(path, kind, "reference-damaged")
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
+    if not stock.served.wheel or stock.served.wheel == served.wheel:
+        return invalid(
+            name,
+            "its answers are of the candidate's own wheel, or of none that it names",
+            "reference-is-candidate",
+        )
+    if stock.served.model != served.model:
+        return invalid(name, "its answers are of another model", "reference-other-model")
+    if shape and stock.shape != shape:
+        return invalid(name, "the stock wheel was asked otherwise", "reference-other-policy")
+    return stock
 
 
 class ServerUnderTest:
