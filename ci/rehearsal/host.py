@@ -54,6 +54,8 @@ EVIDENCE = (
     "stores/*/logs/**/*",
     "stores/*/records/**/*",
     "effects/**/*",
+    "starts/*/*",
+    "predict.json",
     "warm/*/*.json",
     "warm/*/*.log",
     "models/*/config.json",

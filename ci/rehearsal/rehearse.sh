@@ -61,6 +61,11 @@ case $step in
     export VLLM_USE_FLASHINFER_SAMPLER=0
     python tool -P "$root/program/ci/bench/predict.py" measured "${@:3}" --models "$root/models" --python "$environments/candidate/bin/python" \
       --output "$root/predict.json" ;;
+  starts)
+    # One start of each architecture, without weights
+    rm -rf "$root/starts"
+    VLLM_USE_FLASHINFER_SAMPLER=0 python candidate "$rehearsal/starts.py" 6 "$root/models/trained" "$root/starts" \
+      --enforce-eager --max-model-len=2048 --gpu-memory-utilization=0.14 ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

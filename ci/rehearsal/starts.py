@@ -1,11 +1,13 @@
 """
-Start each architecture of the recipes once, without its weights: starts.py TOKENIZER OUT [WORDS…].
+Start each architecture of the recipes once, without its weights:
+starts.py AT_ONCE TOKENIZER OUT [WORDS…].
 
 Run it with the Python that has vLLM. Each model has the dimensions of transformers' own config,
 with fewer layers and experts, and the tokenizer of the folder TOKENIZER; vLLM makes its weights
-(``--load-format dummy``). WORDS are further arguments of ``vllm serve``. A row of a table says
-whether it started and answered, which backends its log names, and else what ended it. Configs and
-logs are left in OUT. A row says nothing of the formats of weights, of words, or of another GPU.
+(``--load-format dummy``), of AT_ONCE models at a time. WORDS are further arguments of ``vllm
+serve``. A row of a table says whether it started and answered, which backends its log names, and
+else what ended it. Configs and logs are left in OUT. A row says nothing of the formats of weights,
+of words, or of another GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -79,9 +82,9 @@ def write_model(name: str, tokenizer: Path, folder: Path) -> None:
     (folder / "config.json").write_text(text, "utf-8")
 
 
-def answers(server: subprocess.Popen[bytes]) -> bool:
-    """Return whether *server* serves within `PATIENCE`, and answers a question."""
-    url, end = f"http://127.0.0.1:{PORT}", time.monotonic() + PATIENCE
+def answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Return whether *server* serves at *port* within `PATIENCE`, and answers a question."""
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
     body = json.dumps(QUESTION).encode()
     ask = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})  # noqa: S310
     while server.poll() is None and time.monotonic() < end:
@@ -93,15 +96,15 @@ def answers(server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def start(name: str, folder: Path, words: list[str]) -> str:
-    """Return the row of the architecture *name*, whose model is in *folder*."""
-    log = folder / "log.txt"
+def start(number: int, name: str, folder: Path, words: list[str]) -> str:
+    """Return the row of the architecture *name*, the *number*-th, whose model is in *folder*."""
+    log, port = folder / "log.txt", PORT + number
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
-    flags = ["--served-model-name=m", f"--port={PORT}", "--load-format=dummy", *words]
+    flags = ["--served-model-name=m", f"--port={port}", "--load-format=dummy", *words]
     began = time.monotonic()
     out = log.open("wb")
     with out, subprocess.Popen([*command, *flags], stdout=out, stderr=out) as server:
-        started = answers(server)
+        started = answers(server, port)
         seconds = time.monotonic() - began
         server.send_signal(signal.SIGTERM)
     text = log.read_text("utf-8", "replace")
@@ -111,18 +114,27 @@ def start(name: str, folder: Path, words: list[str]) -> str:
     return f"| {name} | {'yes' if started else 'no'}, {seconds:.0f} s | {outcome:.160} |"
 
 
+def row(number: int, name: str, tokenizer: Path, output: Path, words: list[str]) -> str:
+    """Return the row of the architecture *name*, the *number*-th; what fails is a row, too."""
+    folder = output / str(number)
+    try:
+        write_model(name, tokenizer, folder)
+        return start(number, name, folder, words)
+    except (ValueError, KeyError, TypeError) as error:  # transformers does not know it
+        return f"| {name} | no config | {error!s:.160} |"
+
+
 def main() -> None:
     """Print the table."""
-    tokenizer, output, words = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    tokenizer, output, words = Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
     print("| class | started | backends, or what ended it |\n|---|---|---|", flush=True)  # noqa: T201
-    for number, name in enumerate(ARCHITECTURES):
-        folder = output / str(number)
-        try:
-            write_model(name, tokenizer, folder)
-            row = start(name, folder, words)
-        except (ValueError, KeyError, TypeError) as error:  # transformers does not know it
-            row = f"| {name} | no config | {error!s:.160} |"
-        print(row, flush=True)  # noqa: T201
+    with ThreadPoolExecutor(int(sys.argv[1])) as pool:
+        rows = [
+            pool.submit(row, number, name, tokenizer, output, words)
+            for number, name in enumerate(ARCHITECTURES)
+        ]
+        for each in as_completed(rows):
+            print(each.result(), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
