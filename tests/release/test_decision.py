@@ -62,9 +62,9 @@ class Case(NamedTuple):
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Return a release whose every gate passes."""
     paths = wheels.release(tmp_path_factory.mktemp("release"), judged=False)
-    _, companion, _, served = wheel_facts.read_all(paths)
-    ladder = made.ladder(paths[3], companions=paths[:3])
-    return Case(served, ladder, made.result(paths[3]), companion, made.ladder(paths[1]))
+    _, companion, served = wheel_facts.read_all(paths)
+    ladder = made.ladder(paths[2], companions=paths[:2])
+    return Case(served, ladder, made.result(paths[2]), companion, made.ladder(paths[1]))
 
 
 def decided(

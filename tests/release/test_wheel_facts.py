@@ -143,11 +143,8 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
 
 
 def test_every_kind_of_wheel_has_a_statement_of_in_toto_and_slsa(tmp_path: Path) -> None:
-    """Headers, FlashInfer and its modules are what they are; modules come from where their sources do."""
     found = wheel_facts.read_all(wheels.release(tmp_path, judged=False))
-    assert [facts.source.built for facts in found] == ["headers", "backend", "backend", "graft"]
-    assert (found[2].source, found[2].record) == (found[1].source, None)
-    assert "not among these" in refused(found[2].path)
+    assert [facts.source.built for facts in found] == ["headers", "backend", "graft"]
     for facts in found:
         data = release_draft.provenance(facts, "ab" * 32)
         statement: Any = Statement.copy_from_pb(json_format.Parse(data, statement_pb2.Statement()))

@@ -1,7 +1,7 @@
 """
 Small real wheels of ours, and the verdicts of gates about them.
 
-    made = wheels.release(tmp_path)            # cutlass, flashinfer, its jit-cache and vllm, with passing verdicts beside each
+    made = wheels.release(tmp_path)            # cutlass, flashinfer and vllm, with passing verdicts beside each
     wheels.vllm(tmp_path, label="spark.2026.11.2", requires=["torch==2.14.0"], size=300_000_000)
     wheels.judge(path, worse={"G4": "fail"})   # other verdicts beside a wheel
 
@@ -26,11 +26,10 @@ from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.builder.wheel.graft import GraftManifest
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.cherry_picks.apply import AppliedPatch
-from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceKind
 
@@ -39,7 +38,7 @@ STACK, ARCH = "2026.11", "12.1f"
 LABEL = "spark.2026.11"
 #: What follows the stack's label in a version: the inputs and the CUDA release.
 BUILT = "p1a2b3c4d.cu130"
-VERSIONS = {"vllm": "0.33.0", "flashinfer-python": "0.7.2.post1", "flashinfer-jit-cache": "0.7.2.post1", "sparkwright-cutlass": "4.7.1"}
+VERSIONS = {"vllm": "0.33.0", "flashinfer-python": "0.7.2.post1", "sparkwright-cutlass": "4.7.1"}
 TAGS = {"vllm": "cp38-abi3-manylinux_2_34_{machine}", "flashinfer-jit-cache": "py3-none-manylinux_2_28_{machine}"}
 PATCHES = (
     ("clamp-the-samples.patch", "Clamp the samples", "a negative estimate exhausts the unified memory of a GB10", 0),
@@ -147,32 +146,20 @@ def cutlass(folder: Path, **changed: Any) -> Path:
     )
 
 
-def jitcache(folder: Path, sources: Path, **changed: Any) -> Path:
-    """Write a wheel of FlashInfer's compiled modules, made from the wheel *sources*."""
-    library = b"a module, compiled ahead of time"
-    record = JitCacheRecord(
-        __version__, changed.get("stack", STACK), ARCH, sha256_file(sources), hexed("tools"), "13.3.0", {"norm": sha256_bytes(library)}
-    )
-    wants = [f"flashinfer-python=={WheelName.parse(sources.name).version}"]
-    given = {"requires": wants, "files": {"flashinfer_jit_cache/jit_cache/norm/norm.so": library}, "record": msgspec.json.encode(record)}
-    return ours(folder, "flashinfer", "flashinfer-jit-cache", **{**given, **changed})
-
-
 def release(
     folder: Path, *, judged: bool = True, label: str = LABEL, requires: Iterable[str] = (), size: int = 0, **changed: Any
 ) -> list[Path]:
     """
-    Write the wheels of one release: cutlass, flashinfer, its jit-cache and vllm, which requires the two of FlashInfer.
+    Write the wheels of one release: cutlass, flashinfer and vllm, which requires FlashInfer.
 
     Args:
         judged: Put verdicts beside them, by which all of them may go to ``verified``.
         requires: What vllm requires besides. *size*: of vllm's further member. *changed*: for all of them.
     """
     headers, kernels = cutlass(folder, label=label, **changed), flashinfer(folder, label=label, **changed)
-    modules = jitcache(folder, kernels, label=label, **changed)
     wanted = [f"flashinfer-python=={WheelName.parse(kernels.name).version}", *requires]
     served = vllm(folder, label=label, requires=wanted, size=size, **changed)
-    made = [headers, kernels, modules, served]
+    made = [headers, kernels, served]
     for path in made if judged else ():
         judge(path, companions=[one for one in made if one != path] if path == served else ())
     return made

@@ -23,7 +23,6 @@ from sparkwright.bench.results import Result
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
-from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.effects import Effect
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.client.environment import Marker
@@ -59,7 +58,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "below cherry_picks/effects.yaml: STACK: FORK: CHANGE": (Effect, "people, with lines of `ci/bench/effects.py`"),
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
-    "build/STACK/aot.yaml": (AotSpec, "people"),
     "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),

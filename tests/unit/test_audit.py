@@ -139,7 +139,6 @@ TARGET = {"role": "target", "glob": "*"}
                 ({**TARGET, "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
                 ({**TARGET, "ptx": [{"arch": "sm_80", "most": 1, "reason": ""}]}, "Expected `str`"),
                 ({**HOST_ONLY, "opcodes": [{"pattern": "x", "least": 1}]}, "only reported"),
-                ({**TARGET, "arch": "12.0f"}, "wants a reason"),
             )
         ),
     ],

@@ -1,8 +1,7 @@
-"""Wheels that are rewritten, grafted, made by a backend, or packed of FlashInfer's modules, also for another machine; their bills of materials; what is refused."""
+"""Wheels that are rewritten, grafted, or made by a backend, also for another machine; their bills of materials; what is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import fnmatch
@@ -11,11 +10,10 @@ import itertools
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +31,12 @@ from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
-from sparkwright.builder.wheel import archive, flashinfer_aot, graft, omission, sbom, source_wheel
+from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
-from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
-from sparkwright.core import process, strict_yaml, zips
+from sparkwright.core import strict_yaml, zips
 from sparkwright.core.errors import WheelError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
@@ -175,11 +172,11 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
     assert words in caught.value.details[0]
 
 
-@pytest.mark.parametrize("entry", ["targets: [_C]", "sources: [zeta]", "unlocked: {late: gone}", "keep: [_C]"])
+@pytest.mark.parametrize("entry", ["targets: [_C]", "sources: [zeta]", "unlocked: {late: gone}"])
 def test_what_is_chosen_for_each_run_is_refused_in_environment_yaml(entry: str) -> None:
     with refusal("file-invalid") as caught:
         strict_yaml.parse(f"forks: {{vllm: {{distribution: mini, {entry}}}}}\n", EnvironmentSpec, "environment.yaml")
-    assert "vllm: `targets`, `sources`, `unlocked` and `keep` are not stated here" in caught.value.details[0]
+    assert "vllm: `targets`, `sources` and `unlocked` are not stated here" in caught.value.details[0]
 
 
 # Refusals.
@@ -323,26 +320,22 @@ OTHER, MIXED = "mini/ops/_other.abi3.so", "mini/ops/_mixed.abi3.so"
 
 
 @pytest.mark.parametrize(
-    ("arch", "keep", "left_out", "trimmed"),
+    ("arch", "left_out", "trimmed"),
     [
-        ("12.1f", (), {SM100.glob: SM100.reason, OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, [MIXED]),
-        ("12.1f", ("_other",), {SM100.glob: SM100.reason}, [MIXED]),
-        ("12.1f", ("sm100", MIXED), {OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, []),
-        ("12.1f", ("all",), {}, []),
+        ("12.1f", {SM100.glob: SM100.reason, OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, [MIXED]),
         (
             "9.0a",
-            (),
             {SM100.glob: SM100.reason, "mini/_own.abi3.so": "SM 9.0 loads none of its 2 units (sm_120, sm_120f)"},
             [MIXED, OTHER],
         ),
     ],
-    ids=["all", "library", "others", "nothing", "sm90"],
+    ids=["sm121", "sm90"],
 )
 def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
-    official: Path, mini: Mini, tmp_path: Path, arch: str, keep: tuple[str, ...], left_out: dict[str, str], trimmed: list[str]
+    official: Path, mini: Mini, tmp_path: Path, arch: str, left_out: dict[str, str], trimmed: list[str]
 ) -> None:
     """Files, RECORD, build record, bill of materials and audit agree; what stays is as it was."""
-    settings = ForkEnvironment(unused=(SM100,), keep=keep, package="mini")
+    settings = ForkEnvironment(unused=(SM100,), package="mini")
     omissions = omission.find(official, arch, ["mini/_core.abi3.so"], settings)
     source = source_tree(mini.context(), "vllm")
     changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omissions, settings)
@@ -365,7 +358,7 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
     assert after == before - gone == {name for name in rows if name.startswith("mini/")}
     assert libraries == {name for name in after if name.endswith(".so")} - {"mini/_core.abi3.so"} | {*manifest.base}
     assert not [finding for finding in audited.findings if finding.rule in ("omission-present", "record-surplus", "record-missing")]
-    if MIXED in trimmed and arch == "12.1f":
+    if arch == "12.1f":
         assert levels[MIXED] == {"family": 1, "jit": 1, "nothing": 1}
         mixed = next(library for library in audited.libraries if library.name == MIXED)
         assert (mixed.cubins, mixed.ptx) == ({"sm_100f": 1, "sm_120f": 1}, {"sm_80": 1})
@@ -374,18 +367,14 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
 @pytest.mark.parametrize(
     ("settings", "details"),
     [
-        (ForkEnvironment(unused=(SM100, UnusedFiles("mini/third_party/sm110/*", "moved"))), "`unused`: mini/third_party/sm110/*"),
-        (ForkEnvironment(unused=(UnusedFiles("mini/_core.*", "compiled here"),)), "`unused`: mini/_core.*"),
-        (ForkEnvironment(unused=(SM100,), keep=("_own",)), "--keep _own"),
-        (ForkEnvironment(unused=(SM100,), keep=("_other", "_othr")), "--keep _othr"),
+        (ForkEnvironment(unused=(SM100, UnusedFiles("mini/third_party/sm110/*", "moved"))), "mini/third_party/sm110/*"),
+        (ForkEnvironment(unused=(UnusedFiles("mini/_core.*", "compiled here"),)), "mini/_core.*"),
     ],
 )
 def test_an_omission_without_effect_is_refused(official: Path, settings: ForkEnvironment, details: str) -> None:
-    """So is a name to keep that nothing would leave out; the error lists what is left out."""
     with refusal("omission-idle") as caught:
         omission.find(official, "12.1f", ["mini/_core.abi3.so"], settings)
-    assert caught.value.details[0] == details
-    assert f"left out: {MIXED}" in caught.value.details
+    assert caught.value.details == (details,)
 
 
 def test_a_file_that_is_said_to_be_left_out_is_found(official: Path, tmp_path: Path) -> None:
@@ -474,156 +463,6 @@ def test_every_part_is_named_by_hash() -> None:
     assert "commit" not in parts["vendored/qutlass"]
     pedigree = content["metadata"]["component"]["pedigree"]
     assert [patch["diff"]["url"] for patch in pedigree["patches"]] == [f"#patch/vllm/{step.sha256}" for step in (PICK, OURS)]
-
-
-TOY_CALL = "flashinfer.jit.toy.gen_toy_module"
-
-#: FlashInfer in small: generators that name their modules by their arguments, and a spec that writes a ninja file as the real one does.
-ENV = """\
-import pathlib
-FLASHINFER_WORKSPACE_DIR = FLASHINFER_JIT_DIR = FLASHINFER_GEN_SRC_DIR = pathlib.Path("/nonexistent")
-"""
-TOY = """\
-import requests, pynvml
-from . import env as jit_env
-
-class Spec:
-    def __init__(self, name, code):
-        self.name, self.code = name, code
-        self.ninja_path = jit_env.FLASHINFER_JIT_DIR / name / "build.ninja"
-    def write_ninja(self):
-        self.ninja_path.parent.mkdir(parents=True, exist_ok=True)
-        flags, unit = f"cuda_cflags = -gencode=arch=x,code={self.code}", f"build {self.name}.o: cuda_compile /src/{self.name}.cu"
-        self.ninja_path.write_text(f"{flags}\\n{unit}\\n")
-
-def gen_toy_module(kind, width=8):
-    return Spec(f"toy_{kind}_{width}", "sm_121f")
-
-def gen_toy_family_modules():
-    return [Spec("toy_family", "sm_120f")]
-"""
-#: Its own ``__init__`` cannot be imported here, as the real one's cannot.
-PACKAGE = {"__init__": "import a_library_that_is_not_locked\n", "jit/__init__": "", "jit/env": ENV, "jit/toy": TOY}
-
-
-def aot_spec(*entries: dict[str, Any]) -> AotSpec:
-    """Return the list of a module for each of *entries*, which are changes of one entry."""
-    modules = ({"call": TOY_CALL, "models": ["m"], "reason": "r", **entry} for entry in entries)
-    return AotSpec("flashinfer", "flashinfer-jit-cache", msgspec.convert(list(modules), type=tuple[ModuleSpec, ...]))
-
-
-@pytest.fixture(name="sources")
-def _sources(tmp_path: Path) -> Path:
-    """Return the wheel of the small FlashInfer."""
-    files = {f"flashinfer/{name}.py": text.encode() for name, text in PACKAGE.items()}
-    files["flashinfer_python-1+a.dist-info/licenses/LICENSE"] = b"Apache\n"
-    metadata = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
-    return archive.write(tmp_path, WheelName.parse("flashinfer_python-1+a-py3-none-any.whl"), files, metadata, pure=True)
-
-
-@pytest.fixture(name="generate")
-def _generate(sources: Path, mini: Mini, tools: Toolchain) -> Callable[..., tuple[AotModule, ...]]:
-    """Return what generates the modules of a list, as a build does."""
-    return lambda *entries: AotBuilder(mini.context(), tools, aot_spec(*entries), sources).generate()
-
-
-def test_modules_are_generated_without_the_rest_of_flashinfer(generate: Callable[..., tuple[AotModule, ...]], mini: Mini) -> None:
-    """The package's ``__init__`` is not run; a list stands for one module per element."""
-    family = {"call": "flashinfer.jit.toy.gen_toy_family_modules", "arch": "12.0f"}
-    modules = generate({"arguments": {"kind": ["a", "b"], "width": [8, 16]}}, family)
-    (build,) = mini.cache.rglob("build/build.ninja")
-
-    assert [item.name for item in modules] == ["toy_a_8", "toy_a_16", "toy_b_8", "toy_b_16", "toy_family"]
-    assert modules[0] == aot_module("toy_a_8", "sm_121f")
-    assert [line.split("/")[-2] for line in build.read_text().splitlines()[1:]] == [item.name for item in modules]
-
-
-def test_a_module_that_flashinfer_does_not_make_is_refused(generate: Callable[..., tuple[AotModule, ...]]) -> None:
-    """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
-    with refusal("module-unknown", match=r"does not generate the modules of demo") as caught:
-        generate({"call": "flashinfer.jit.toy.gen_toi_module"})
-    assert any("no attribute 'gen_toi_module'" in line for line in caught.value.details)
-
-
-def aot_module(name: str, *codes: str) -> AotModule:
-    return AotModule(name, TOY_CALL, codes)
-
-
-@pytest.mark.parametrize(
-    ("arch", "names", "codes", "reference"),
-    [
-        ("", ["a"], ("sm_121f",), ""),
-        ("12.0f", ["a"], ("sm_120f",), ""),
-        ("", ["a"], (), "module-arch"),
-        ("", ["a"], ("sm_121f", "sm_90a"), "module-arch"),
-        ("12.0f", ["a"], ("sm_121f",), "module-arch"),
-        # The ninja file of the second would replace that of the first.
-        ("", ["a", "b", "a"], ("sm_121f",), "file-invalid"),
-        *(("", [name], ("sm_121f",), "module-unknown") for name in ("", "..", "/etc/x", ".hidden", "a/b", "a\n")),
-    ],
-)
-def test_a_module_has_the_architecture_of_its_entry_and_a_folder_of_its_own(
-    arch: str, names: list[str], codes: tuple[str, ...], reference: str
-) -> None:
-    with refusal(reference) if reference else contextlib.nullcontext():
-        flashinfer_aot.check([aot_module(name, *codes) for name in names], aot_spec({"arch": arch}), "12.1f")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"call": "os.system"},
-        {"call": "flashinfer.gen_x; import os"},
-        {"reason": " "},
-        {"models": []},
-        {"arguments": {"kind": [["nested"]]}},
-        {"argument": {}},
-    ],
-)
-def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: dict[str, Any]) -> None:
-    fields = {"call": TOY_CALL, "models": ["m"], "reason": "r", **changes}
-    with refusal("file-invalid"):
-        strict_yaml.parse(json.dumps({"fork": "f", "distribution": "f-jit-cache", "modules": [fields]}), AotSpec, "aot.yaml")
-
-
-@pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml")))
-def test_the_reviewed_lists_are_valid_and_agree_with_the_audit_policy(stack: str) -> None:
-    project = Project(ROOT, stack)
-    listed = flashinfer_aot.load(project, "flashinfer")
-    assert listed is not None
-    libraries = policy.load(project.audit_file, project.spec.arch).distributions[listed.distribution].libraries
-    assert {entry.arch for entry in listed.modules} - {""} == {library.arch for library in libraries} - {""}
-
-
-#: The questions of FlashInfer's loader.
-LOADER = """\
-import json, sys
-sys.path.insert(0, "{site}")
-import flashinfer_jit_cache as package
-providers = [provider._asdict() for provider in package.get_jit_cache_providers()]
-print(json.dumps(dict(version=package.__version__, folder=package.get_jit_cache_dir(), providers=providers)))
-"""
-
-
-def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path, tmp_path: Path) -> None:
-    """FlashInfer's loader finds its version, the modules and the libraries; the wheel requires the sources' exact version."""
-    (site := tmp_path / "site").mkdir()
-    library = fatbins.library(tmp_path)
-    modules = {aot_module("norm", "sm_121f"): library, aot_module("act", "sm_121f"): library, aot_module("fp4_120f", "sm_120f"): library}
-    path = flashinfer_aot.pack(tmp_path, aot_spec({}), sources, mini.context(), modules, lambda _: {})
-    with zipfile.ZipFile(path) as wheel:
-        wheel.extractall(site)
-    answer = json.loads(process.output([sys.executable, "-c", LOADER.format(site=site)]))
-    info = site / WheelName.parse(path.name).info
-
-    assert [(provider["version"], provider["cuda_architectures"], provider["modules"]) for provider in answer["providers"]] == [
-        ("1+a", ["sm120f"], ["fp4_120f"]),
-        ("1+a", ["sm121f"], ["act", "norm"]),
-    ]
-    assert (Path(answer["folder"]) / "norm" / "norm.so").read_bytes() == library
-    assert re.search(rf"-py3-none-manylinux_2_\d+_{mini.context().machine}\.whl$", path.name)
-    assert "Requires-Dist: flashinfer-python==1+a\n" in (info / "METADATA").read_text()
-    assert (info / "licenses/LICENSE").read_bytes() == b"Apache\n"
 
 
 # Wheels for another machine: what is selected, unpacked and believed, and what a graft refuses.

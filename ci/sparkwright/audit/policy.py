@@ -82,8 +82,6 @@ class LibraryPolicy(_Record, frozen=True):
         reason: Why a base library is not compiled here.
         external: The external project of environment.yaml that a target library belongs to. If the
             build record says why that was not compiled, it is judged as a base library.
-        arch: What it is compiled for, as CMake spells it, if that is not the stack's arch; with the
-            reason.
         also: Cubins of other targets that may be there.
         ptx: PTX that may be there.
         needed: Shared libraries wanted beyond the common ones, as globs.
@@ -101,7 +99,6 @@ class LibraryPolicy(_Record, frozen=True):
     role: Literal["target", "base"]
     reason: str = ""
     external: str = ""
-    arch: Annotated[str, msgspec.Meta(pattern=r"^([0-9]+\.[0-9][af]?)?$")] = ""
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
@@ -114,10 +111,10 @@ class LibraryPolicy(_Record, frozen=True):
     torch: Literal["", "stable"] = ""
 
     def __post_init__(self) -> None:
-        code = self.arch or self.also or self.ptx or self.opcodes or self.trap_free
+        code = self.also or self.ptx or self.opcodes or self.trap_free
         if self.role == "base" and code:
             raise ValueError(f"{self.glob} is a base library, whose device code is only reported")
-        if (self.role == "base" or self.arch) and not self.reason.strip():
+        if self.role == "base" and not self.reason.strip():
             raise ValueError(f"{self.glob} is not compiled for the stack, which wants a reason")
         try:
             for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):

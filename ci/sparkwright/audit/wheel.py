@@ -563,7 +563,7 @@ class LibraryAudit:
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device
-        self._policy = replace(policy, arch=self._wants.arch or policy.arch)
+        self._policy = policy
         #: Units of this library, and those that are linked into several.
         self._units = [unit for unit in record.units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []

@@ -46,12 +46,6 @@ class BuildError(SparkwrightError):
             "Read the compiler's lines above. If they report a fault of the compiler itself, run "
             "the build again, and report the fault to its maker if it stays.",
         ),
-        "compiler-too-old": Advice(
-            "Upstream's CMake takes no host compiler of this age for the targets that are asked "
-            "for.",
-            "Install the compiler that is named above, and name it in CXX and CC, or leave the "
-            "target out: without --targets, none asks for it.",
-        ),
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing or too old, or the "
             "tree needs a source that the lock does not name.",
@@ -74,22 +68,11 @@ class BuildError(SparkwrightError):
             "Raise --memory, close other programs, or add memory or swap; a stack without this "
             "unit needs less. Compiled units are kept.",
         ),
-        "module-arch": Advice(
-            "FlashInfer compiles some modules for an architecture of its own choice, whatever it "
-            "is asked for.",
-            "If such code runs on the stack's device, say so under `arch` of the entry in "
-            "aot.yaml, with the reason; else remove the entry.",
-        ),
-        "module-unknown": Advice(
-            "aot.yaml asks FlashInfer for a module that the locked release does not make: a "
-            "typo, or another release renamed it.",
-            "Correct `call` and `arguments` in build/<stack>/aot.yaml.",
-        ),
         "omission-idle": Advice(
-            "The official wheel does not hold what environment.yaml leaves out or --keep keeps: "
-            "another release moved it, or the name is misspelt.",
+            "The official wheel does not hold what environment.yaml leaves out: another release "
+            "moved it, or the name is misspelt.",
             "Compare the names above with what is left out, which `audit` lists, and correct or "
-            "remove the entry under `unused` in environment.yaml, or the --keep.",
+            "remove the entry under `unused` in environment.yaml.",
         ),
         "requirement-mismatch": Advice(
             "The official wheel does not require what environment.yaml would change.",

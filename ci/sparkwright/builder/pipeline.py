@@ -17,7 +17,7 @@ import functools
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         inputs: The reviewed files and choices, as `inputs` digests them, without those of the
             machine.
         targets: The CMake targets that were compiled; this and the rest are of a graft alone.
-        keep: Parts of the official wheel that were kept although the GPU cannot use them.
         unlocked: External projects that were not compiled, each with the reason.
         plan: The key of the plan.
         base: The sha256 of the official wheel.
@@ -104,7 +103,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     source: SourceTree
     inputs: dict[str, str]
     targets: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
     plan: str = ""
     base: str = ""
@@ -142,7 +140,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             msgspec.structs.replace(project.fork(fork), targets=()),
         ),
         f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
-        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=(), keep=()),
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         "sources in place of git": {
@@ -150,18 +148,16 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
             for name, source in fetched.items()
             if source and source.git_error
         },
-        **machine_inputs(context),
+        "this machine": (
+            platform.machine(),
+            platform.python_version(),
+            toolchain.compiler(context),
+        ),
+        "--target": context.machine,
         "--targets": settings.targets,
-        "--keep": settings.keep,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: content_key("input", part) for name, part in parts.items()}
-
-
-def machine_inputs(context: RunContext) -> dict[str, object]:
-    """Return what determines a wheel of this machine, and of the machine that it is made for."""
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
-    return {"this machine": here, "--target": context.machine}
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
@@ -170,7 +166,7 @@ def _digests(paths: Iterable[Path]) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine."""
-    shared = ("sparkwright", "--targets", "--keep")
+    shared = ("sparkwright", "--targets")
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
@@ -289,30 +285,20 @@ def _stored_path(context: RunContext, built: BuiltWheel) -> Path:
     return context.store.root / "wheels" / built.sha256 / built.filename
 
 
-def reuse(
-    context: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
-) -> BuiltWheel:
-    """
-    Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
-    callers hold the fork's lock.
-    """
+def _last_key(context: RunContext, fork: str) -> str:
     output = content_key("output", str(context.output))[:8]
-    name = context.qualified(f"{context.project.stack}-{fork}") + f"-{output}"
-    built, last = _stored(context, parts), context.store.get("last", name, LastBuild)
-    if built:
-        console.note(f"{fork}: {built.filename}, reused: nothing changed")
-    else:
-        if changed := [part for part in parts if last and last.inputs.get(part) != parts[part]]:
-            console.note(f"{fork}: rebuilding: {', '.join(changed)} changed")
-        key = content_key("wheel", parts)
-        built = make(key)
-        context.store.put("wheel", key, built)
-        console.note(f"{fork}: {built.filename}, {size(built.size)}")
+    return f"{context.qualified(f'{context.project.stack}-{fork}')}-{output}"
+
+
+def _publish(context: RunContext, built: BuiltWheel, parts: dict[str, str]) -> None:
+    """Put the wheel *built* into the output folder, in place of the last one of its fork."""
+    key = _last_key(context, built.fork)
+    last = context.store.get("last", key, LastBuild)
     if last is None or last.wheel != built:
         # `pip install dist/*.whl` must not meet two builds of one release, whenever this run ends.
         if last and last.wheel.filename != built.filename and _published(context, last.wheel):
             wheel_path(context, last.wheel).unlink()
-        context.store.put("last", name, LastBuild(parts, built))
+        context.store.put("last", key, LastBuild(parts, built))
     if not _published(context, built):
         source, path = _stored_path(context, built), wheel_path(context, built)
         with translate_disk_full(context.output), replacing(path) as temporary:
@@ -320,24 +306,6 @@ def reuse(
                 os.link(source, temporary)
             except OSError:  # another file system
                 shutil.copyfile(source, temporary)
-    return built
-
-
-def put(
-    context: RunContext, fork: str, key: str, path: Path, counts: dict[str, int] | None = None
-) -> BuiltWheel:
-    """
-    Move the wheel at *path* to the store and return its record.
-
-    Args:
-        counts: As in the record.
-    """
-    built = BuiltWheel(fork, key, path.name, sha256_file(path), path.stat().st_size, counts or {})
-    with context.store.building(_stored_path(context, built).parent) as folder:
-        wheel = path.rename(folder / path.name)
-        # The output folder holds a hard link to this file: prevent a change by accident.
-        wheel.chmod(wheel.stat().st_mode & ~0o222)
-    return built
 
 
 def _published(context: RunContext, built: BuiltWheel) -> bool:
@@ -360,35 +328,55 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
         target-empty, arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier
             stages.
     """
-    if current(context, fork) is None or toolchain.absent_sources(context, fork):
-        preflight.check_targets(context, fork)
     preflight.check_output(context)
     with context.store.lock(Workspace.name(context, fork)):
         if current(context, fork) is None:
+            preflight.check_vendored(context, fork)
             for name in (fork, *context.project.fork(fork).needs):
                 fetch.fetch(context, name)
-        return reuse(context, fork, inputs(context, fork), lambda key: _build(context, fork, key))
+        parts = inputs(context, fork)
+        if built := _stored(context, parts):
+            console.note(f"{fork}: {built.filename}, reused: nothing changed")
+        else:
+            last = context.store.get("last", _last_key(context, fork), LastBuild)
+            if changed := [part for part in parts if last and last.inputs.get(part) != parts[part]]:
+                console.note(f"{fork}: rebuilding: {', '.join(changed)} changed")
+            built = _build(context, fork, content_key("wheel", parts))
+            console.note(f"{fork}: {built.filename}, {size(built.size)}")
+        _publish(context, built, parts)
+    return built
 
 
 def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
+    """Build the wheel of *fork*, and put it into the store under *key*."""
     work = context.store.folder("work", context.project.stack, fork)
     with context.store.building(work / "out") as folder:
-        source = source_tree(context, fork)
+        source, counts = source_tree(context, fork), dict[str, int]()
         for sentence in deviations(context, source):
             console.note(sentence)
         label = version_label(context, source)
         kind = context.project.fork(fork).build
         if kind == "graft":
-            return _graft(context, source, label, folder, key)
-        preflight.check(context, source)
-        make = source_wheel.build_headers if kind == "headers" else source_wheel.build_by_backend
-        path = make(context, source, label, dist_info(context, source), folder)
-        return put(context, fork, key, path)
+            path, counts = _graft(context, source, label, folder)
+        else:
+            preflight.check(context, source)
+            build_wheel = source_wheel.build_by_backend
+            if kind == "headers":
+                build_wheel = source_wheel.build_headers
+            path = build_wheel(context, source, label, dist_info(context, source), folder)
+        built = BuiltWheel(fork, key, path.name, sha256_file(path), path.stat().st_size, counts)
+        with context.store.building(_stored_path(context, built).parent) as stored:
+            wheel = path.rename(stored / path.name)
+            # The output folder holds a hard link to this file: prevent a change by accident.
+            wheel.chmod(wheel.stat().st_mode & ~0o222)
+    context.store.put("wheel", key, built)
+    return built
 
 
 def _graft(
-    context: RunContext, source: SourceTree, label: str, folder: Path, key: str
-) -> BuiltWheel:
+    context: RunContext, source: SourceTree, label: str, folder: Path
+) -> tuple[Path, dict[str, int]]:
+    """Write the graft of *source* to *folder*; return its path, and its units by verdict."""
     fork, settings = source.fork, toolchain.settings(context, source.fork)
     locked = context.lock.forks[fork].bases.get(context.machine)
     if locked is None:
@@ -424,7 +412,6 @@ def _graft(
             locked,
             settings.sources,
             targets=settings.targets,
-            keep=settings.keep,
             unlocked=settings.unlocked,
             plan=plans.key,
             tools=tools.key,
@@ -451,7 +438,7 @@ def _graft(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    return put(context, fork, key, path, plans.after.counts)
+    return path, plans.after.counts
 
 
 def _without_empty(

@@ -9,7 +9,6 @@ output folder that cannot be written.
 from __future__ import annotations
 
 import platform
-import re
 import tempfile
 import tomllib
 import warnings
@@ -21,17 +20,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, pins, pylock, toolchain
-from sparkwright.builder.toolchain import ForkEnvironment
-from sparkwright.builder.wheel import omission
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.workspace import SourceTree, fetch_external, source_tree
+from sparkwright.builder.workspace import SourceTree, rules_of, vendored_trees
 from sparkwright.core.console import console
 from sparkwright.core.git import blob_id
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
-
-#: A target in a CMake file: the first argument of a command, which no parenthesis follows.
-_TARGET = r"(^|\()[[:space:]]*{}([[:space:]]*$|[[:space:]]*\)|[[:space:]]+[^([:space:]])"
 
 
 def check_output(context: RunContext) -> None:
@@ -53,45 +47,19 @@ def check_output(context: RunContext) -> None:
         ) from error
 
 
-def check_targets(context: RunContext, fork: str) -> None:
+def check_vendored(context: RunContext, fork: str) -> None:
     """
-    Check the targets of this run before the tools are fetched, and fetch the vendored sources that
-    they need; print the external projects that it leaves out.
+    Fetch the vendored sources that the targets of this run need, before the tools, and print the
+    external projects that it leaves out.
 
     Raises:
-        target-unknown: No CMake file of the fork names a target that is asked for.
         source-unresolved: As `toolchain.settings`.
-        compiler-too-old, tool-missing: As `toolchain.check_compiler`.
-        rule-mismatch, source-mismatch, source-unresolved, source-unreachable, offline: As
-            `fetch_external`.
+        rule-mismatch, source-mismatch, source-unreachable, offline: As `vendored_trees`.
     """
-    if context.project.fork(fork).build != "graft":
-        return
-    check_target_names(context, fork)
-    toolchain.check_compiler(context, toolchain.settings(context, fork))
-    settings = fetch_external(context, fork)
+    settings = toolchain.settings(context, fork)
+    vendored_trees(context, fork, settings.sources, rules_of(context, fork).rules)
     for project, why in settings.unlocked.items():
         console.note(f"{fork}: {project} is not compiled: {why}")
-
-
-def check_target_names(context: RunContext, fork: str) -> None:
-    """Raise `target-unknown` if no CMake file of the fork names a target that is asked for."""
-    settings = toolchain.settings(context, fork)
-    others = sorted({*settings.targets} - settings.listed_targets - {"all"})
-    if not others:
-        return
-    tree, unknown = source_tree(context, fork).tree, list[str]()
-    for name in others:
-        search = ["grep", "-lE", "-e", _TARGET.format(re.escape(name)), tree, "--"]
-        files = ("*.cmake", "CMakeLists.txt", "*/CMakeLists.txt")
-        if not context.objects.text(*search, *files, check=False):
-            unknown.append(name)
-    if unknown:
-        raise BuildError(
-            "target-unknown",
-            f"No CMake file of {fork} names a target {', '.join(unknown)}.",
-            details=[f"targets: {', '.join(sorted(settings.listed_targets))}, all, and others"],
-        )
 
 
 def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
@@ -115,21 +83,6 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
             )
         if base:
             check_base(context, source, base)
-            check_keep(base, toolchain.settings(context, source.fork))
-
-
-def check_keep(base: Path, settings: ForkEnvironment) -> None:
-    """Raise `omission-idle` if *base* has nothing of a name that ``--keep`` keeps."""
-    with zip_file(base) as wheel:
-        members = [name for name in zip_members(wheel, base.name) if name.endswith(".so")]
-    parts = [*members, *(entry.glob for entry in settings.unused)]
-    names = {omission.ALL}.union(*map(omission.keep_names, parts))
-    if idle := sorted({*settings.keep} - names):
-        raise BuildError(
-            "omission-idle",
-            f"{base.name} has nothing of what --keep names.",
-            details=[f"--keep {name}" for name in idle],
-        )
 
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:

@@ -23,7 +23,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from sparkwright.builder import BuildError, pylock
+from sparkwright.builder import pylock
 from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
@@ -113,9 +113,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lock resolves its sources; by CMake's name, in the order in which CMake includes them.
         core_defines: Cache entries that leave all other targets out; set unless such a one is asked
             for. ``{external}`` stands for the external projects that are compiled.
-        gcc: The oldest GCC that upstream's CMake takes for all other targets; 0 for any.
         targets: The targets to compile, as `settings` chooses them; refused in environment.yaml,
-            as are `sources`, `unlocked` and `keep`.
+            as are `sources` and `unlocked`.
         sources: The vendored sources that they need.
         unlocked: External projects whose libraries stay the official wheel's, each with the
             reason.
@@ -125,7 +124,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             new requirement; empty to remove it (`archive.change_requirements`).
         unused: For a graft: files that it leaves out besides the libraries whose code the GPU does
             not load (`omission.find`).
-        keep: What it does not leave out, as ``--keep`` names it.
         distribution: Name of the wheel's project.
     """
 
@@ -134,7 +132,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     core_targets: tuple[str, ...] = ()
     external: dict[str, ExternalProject] = {}
     core_defines: dict[str, str] = {}
-    gcc: int = 0
     targets: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
@@ -142,7 +139,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version_files: tuple[str, ...] = ()
     requires: dict[str, str] = {}
     unused: tuple[UnusedFiles, ...] = ()
-    keep: tuple[str, ...] = ()
     distribution: str = ""
 
     @property
@@ -186,37 +182,11 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for fork, own in self.forks.items():
-            if own.targets or own.sources or own.unlocked or own.keep:
+            if own.targets or own.sources or own.unlocked:
                 raise ValueError(
-                    f"{fork}: `targets`, `sources`, `unlocked` and `keep` are not stated here; "
-                    "stack.yaml, the lock and the options of a run choose them"
+                    f"{fork}: `targets`, `sources` and `unlocked` are not stated here; stack.yaml, "
+                    "the lock and the options of a run choose them"
                 )
-
-
-class AbsentSources(msgspec.Struct, frozen=True):
-    """
-    The external projects of a fork whose locked sources could not be used.
-
-    Attributes:
-        hosts: Digest of the mirror map of the run that asked, and whether it was offline.
-        reasons: External project → why its library stays the official wheel's.
-    """
-
-    hosts: str
-    reasons: dict[str, str]
-
-
-def absent_key(context: RunContext, fork: str) -> str:
-    """Return the address of the `AbsentSources` of *fork* for its pins and the targets of a run."""
-    project, pins = context.project, context.lock.forks[fork].vendored
-    named = sorted(named_targets(context, fork))
-    return content_key("absent-sources", (project.stack, project.suffix, fork, pins, named))
-
-
-def absent_sources(context: RunContext, fork: str) -> Mapping[str, str]:
-    """Return the external projects that are left out, though the lock resolves their sources."""
-    record = context.store.get("absent-sources", absent_key(context, fork), AbsentSources)
-    return record.reasons if record else {}
 
 
 def spec(project: Project) -> EnvironmentSpec:
@@ -237,15 +207,10 @@ def spec(project: Project) -> EnvironmentSpec:
     return read
 
 
-def settings(
-    context: RunContext, fork: str, absent: Mapping[str, str] | None = None
-) -> ForkEnvironment:
+def settings(context: RunContext, fork: str) -> ForkEnvironment:
     """
     Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
     targets and architecture.
-
-    Args:
-        absent: In place of `absent_sources`.
 
     Raises:
         file-invalid: As `spec`.
@@ -263,28 +228,22 @@ def settings(
         return own
     locked, named = context.lock.forks[fork], named_targets(context, fork)
     targets, projects, unlocked = {*(named or own.core_targets or ("all",))}, [], {}
-    absent = absent_sources(context, fork) if absent is None else absent
     for name, external in own.external.items():
-        # A core target is compiled without the external project, too.
-        required = named.intersection(external.targets).difference(own.core_targets)
         if unresolved := locked.unresolved(external.sources):
             unlocked[name] = f"the lock does not resolve {', '.join(unresolved)}"
-            if required:
+            # A core target is compiled without the external project, too.
+            if required := named.intersection(external.targets).difference(own.core_targets):
                 raise SourceError(
                     "source-unresolved",
                     f"{', '.join(sorted(required))} cannot be compiled: {unlocked[name]}.",
                     todo="Run `sparkwright lock` where the upstream host is reachable, or take the "
                     "official wheel's library: leave the target out.",
                 )
-        elif name in absent and not required:
-            unlocked[name] = absent[name]
         elif not named or not targets.isdisjoint(external.targets):
             projects.append(name)
             targets |= set() if named else {*external.targets}
     chosen = msgspec.structs.replace(
-        own,
-        targets=("all",) if "all" in targets else tuple(sorted(targets)),
-        keep=tuple(sorted(set(context.keep))),
+        own, targets=("all",) if "all" in targets else tuple(sorted(targets))
     )
     if chosen.needs_upstream_cmake:
         return msgspec.structs.replace(chosen, sources=tuple(locked.fetched))
@@ -347,38 +306,6 @@ def compiler(context: RunContext) -> str:
             details=error.details,
             todo=f"sudo apt-get install {package}",
         ) from error
-
-
-def check_compiler(context: RunContext, settings: ForkEnvironment) -> None:
-    """
-    Check that the host compiler is as new as upstream's CMake asks for the targets of *settings*.
-
-    Raises:
-        compiler-too-old: It is older.
-        tool-missing: As `compiler`.
-    """
-    if not settings.needs_upstream_cmake:
-        return
-    identity, version = compiler(context), ""
-    # Only GCC has this option; whether another compiler will do, CMake says.
-    with contextlib.suppress(CommandError):
-        version = process.output([*compiler_command(context), "-dumpfullversion"]).strip()
-    if version and int(version.partition(".")[0]) < settings.gcc:
-        others = sorted(set(settings.targets) - settings.listed_targets)
-        install = f"sudo apt-get install g++-{settings.gcc}, then CXX=g++-{settings.gcc} "
-        install += f"CC=gcc-{settings.gcc}; Debian 12 has none."
-        if context.cross:
-            # CMake is given the compiler without a version in its name.
-            install = f"Cross-compile on a system whose {compiler_command(context)[0]} is newer."
-        raise BuildError(
-            "compiler-too-old",
-            f"{', '.join(others)}: CMake asks for GCC {settings.gcc}; this is {version}.",
-            details=[
-                f"{' '.join(compiler_command(context))}: {identity}",
-                f"targets without that demand: {', '.join(sorted(settings.listed_targets))}",
-            ],
-            todo=install,
-        )
 
 
 def code_generators(context: RunContext) -> list[str]:

@@ -8,7 +8,6 @@ ninja compiles no more than that.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -27,11 +26,10 @@ from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import content_key
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import SourceError, SourceUnreachable
+from sparkwright.forks.stack import SourceUnreachable
 
 #: nvcc's options for names that are the same in every run.
 NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
@@ -270,7 +268,12 @@ def vendored_trees(
     ignored = context.project.fork(fork).ignored
     for name in names:
         with console.step(f"bring {name}, which {fork} vendors"), context.store.lock("objects"):
-            tree = fetch.vendored_tree(context, fork, name, locked, ignored)
+            try:
+                tree = fetch.vendored_tree(context, fork, name, locked, ignored)
+            except SourceUnreachable as error:
+                core = ",".join(toolchain.spec(context.project).forks[fork].core_targets)
+                error.todo += f" Or leave out what needs it: --targets {core or 'NAMES'}."
+                raise
         own = [rule for rule in rules if rule.source == name]
         files, sites = archs.rewrite(partial(objects.blob, tree), own)
         trees[name] = (
@@ -278,55 +281,6 @@ def vendored_trees(
             tuple(msgspec.structs.replace(site, file=f"{name}/{site.file}") for site in sites),
         )
     return trees
-
-
-def fetch_external(
-    context: RunContext, fork: str, *, again: bool = False
-) -> toolchain.ForkEnvironment:
-    """
-    Fetch the vendored sources that the targets of this run need, try the rules for them, and return
-    the settings of the run. An external project that nobody named stays the official wheel's if
-    that fails: this is printed, and recorded for every later step.
-
-    Args:
-        again: Ask a host once more that did not give an earlier run its source.
-
-    Raises:
-        rule-mismatch, source-mismatch, source-unresolved, source-unreachable, offline: A project
-            was asked for, and its source cannot be used.
-    """
-    key, rules = toolchain.absent_key(context, fork), rules_of(context, fork).rules
-    hosts = content_key("hosts", (dict(context.mirrors), context.offline))
-    earlier = context.store.get("absent-sources", key, toolchain.AbsentSources)
-    whole = toolchain.settings(context, fork, absent={})
-    if whole.needs_upstream_cmake:
-        vendored_trees(context, fork, whole.sources, rules)
-        return whole
-    silent = earlier.reasons if earlier and earlier.hosts == hosts and not again else {}
-    offline = dataclasses.replace(context, offline=True)
-    named, reasons = toolchain.named_targets(context, fork), dict[str, str]()
-    for name, external in whole.external.items():
-        if not set(external.sources) <= set(whole.sources):
-            continue
-        if named.intersection(external.targets).difference(whole.core_targets):
-            vendored_trees(context, fork, external.sources, rules)
-            continue
-        try:
-            vendored_trees(offline if name in silent else context, fork, external.sources, rules)
-        except (SourceError, BuildError) as error:
-            # A host that is silent and one that may not be asked leave the same wheel.
-            why = "" if isinstance(error, SourceUnreachable) else f" ({error.reference})"
-            reasons[name] = f"{', '.join(external.sources)} cannot be had{why}"
-            if name not in silent:
-                message = " · ".join([error.what, *error.details[:3]])
-                console.warn(
-                    f"{fork}: {name} is not compiled ({error.reference}; `sparkwright fetch` "
-                    f"tries it again): {message}"
-                )
-    absent = toolchain.AbsentSources(hosts, reasons)
-    if absent != earlier and (earlier or reasons):
-        context.store.put("absent-sources", key, absent)
-    return toolchain.settings(context, fork)
 
 
 class SourceTree(msgspec.Struct, frozen=True):

@@ -282,7 +282,6 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         jobs=getattr(arguments, "jobs", 0),
         memory=int(getattr(arguments, "memory", 0) * 1e9),
         targets=tuple(name for name in targets.split(",") if name),
-        keep=tuple(getattr(arguments, "keep_libraries", ())),
         target=getattr(arguments, "target", ""),
     )
 

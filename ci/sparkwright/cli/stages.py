@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
 from sparkwright.builder import configure, pins, pipeline, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan as arch_plan
-from sparkwright.builder.wheel import flashinfer_aot
-from sparkwright.builder.workspace import Workspace, fetch_external, source_tree
+from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
@@ -77,21 +76,10 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "GB",
             "help": "memory of all compilers together (default: 85 %% of the available memory)",
         },
-        "--keep": {
-            **options.REPEATED,
-            "dest": "keep_libraries",
-            "metavar": "NAME",
-            "help": "keep a library or folder of the official wheel that the GPU cannot use, such "
-            "as _vllm_fa3_C; `all` for all of them",
-        },
         "--output": {
             "type": Path,
             "metavar": "DIR",
             "help": "folder for the wheels (default: dist)",
-        },
-        "--aot": {
-            **options.FLAG,
-            "help": "also make the wheel of FlashInfer's modules, compiled ahead of time",
         },
     },
     "audit": {
@@ -272,14 +260,14 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         state = state if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.load_series(context, fork)
-        preflight.check_target_names(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
                 context.store, base.name, base.filename, base.sha256, offline=context.offline
             )
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
-        settings, vendored = fetch_external(context, fork, again=True), context.lock.forks[fork]
+        preflight.check_vendored(context, fork)
+        settings, vendored = toolchain.settings(context, fork), context.lock.forks[fork]
         rows += [
             [fork, "vendored", name, vendored.fetched[name].tree[:12], ""]
             for name in settings.sources
@@ -313,7 +301,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         if context.project.fork(fork).build != "graft":
             console.note(f"{fork}: nothing is compiled")
             continue
-        preflight.check_targets(context, fork)
+        preflight.check_vendored(context, fork)
         with context.store.lock(Workspace.name(context, fork)):
             # A source that cannot be built is refused before gigabytes of tools are fetched.
             source = source_tree(context, fork)
@@ -336,7 +324,8 @@ def build(arguments: argparse.Namespace) -> int:
     policy.load(context.project.audit_file, context.project.spec.arch)
     pins.check(context)
     rows, audits, wheels = [], [], []
-    for built in _built(context, ahead=arguments.aot):
+    for fork in context.forks:
+        built = pipeline.build(context, fork)
         path = pipeline.wheel_path(context, built)
         audit_report = cached_audit(context, path, "stack", fetch=True)
         audits.append(audit_report)
@@ -359,15 +348,6 @@ def build(arguments: argparse.Namespace) -> int:
     console.document({"wheels": wheels})
     report.raise_for_findings(*audits)
     return 0
-
-
-def _built(context: RunContext, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
-    """Yield the wheel of each fork, and with *ahead* those of modules compiled ahead of time."""
-    for fork in context.forks:
-        built = pipeline.build(context, fork)
-        yield built
-        if ahead and (spec := flashinfer_aot.load(context.project, fork)):
-            yield flashinfer_aot.build(context, spec, built)
 
 
 def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:

@@ -29,7 +29,6 @@ class RunContext:
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         targets: CMake targets to compile in place of those of the stack; ``all`` for every target.
-        keep: Parts of the official wheel that a graft keeps although the GPU cannot use them.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache.
@@ -45,7 +44,6 @@ class RunContext:
     jobs: int = 0
     memory: int = 0
     targets: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
 

@@ -6,9 +6,8 @@ The wheel is read as hostile, and checked as the client does before an installat
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from email.parser import BytesParser
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.client import wheel_check
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
@@ -50,8 +48,8 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     A wheel.
 
     Attributes:
-        source: Where its fork comes from; of precompiled modules, where their sources do.
-        record: Its build record; None for precompiled modules, whose record is another.
+        source: Where its fork comes from.
+        record: Its build record; None if it was not read.
         isolated: Whether the compilation had no network; None without one, or if unknown.
         metadata: METADATA. *sbom*: the one inside; empty if there is none.
         checked: What an installer writes, with `SITE` as site-packages; None if it was not read.
@@ -91,7 +89,7 @@ class _Contents(msgspec.Struct):
     checked: CheckedWheel
     info: str
     texts: dict[str, bytes]
-    record: BuildRecord | JitCacheRecord
+    record: BuildRecord
     files: dict[str, str]
 
 
@@ -103,23 +101,17 @@ def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
         wheel-invalid, wheel-unsafe, archive-unsafe: A client would refuse a file; see
             `sparkwright.client.wheel_check`.
         wheel-mismatch: Likewise; or WHEEL is of another wheel, or the build record of none; or two
-            wheels are of one project and machine; or the wheel from which modules were compiled is
-            not among them.
+            wheels are of one project and machine.
     """
-    contents = {path: _contents(path) for path in paths}
-    facts: dict[Path, WheelFacts] = {}
-    # Precompiled modules name the wheel of their sources, which is read before them.
-    for path in sorted(paths, key=lambda path: isinstance(contents[path].record, JitCacheRecord)):
-        sources = {wheel.sha256: wheel.source for wheel in facts.values()}
-        facts[path] = _read(path, contents[path], sources)
-    keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts.values()]
+    facts = tuple(map(_read, paths))
+    keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise WheelError(
             "wheel-mismatch",
             "A release holds one wheel of a project for each machine.",
             details=twice,
         )
-    return tuple(facts[path] for path in contents)
+    return facts
 
 
 def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path) -> WheelFacts:
@@ -176,12 +168,10 @@ def _headers(text: bytes, field: str) -> list[str]:
     return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, [])))
 
 
-def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord:
+def _record(name: WheelName, text: bytes | None) -> BuildRecord:
     if text is None:
         raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
     try:
-        with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.json.decode(text, type=JitCacheRecord)
         return msgspec.json.decode(text, type=BuildRecord)
     except (ValueError, RecursionError) as error:
         raise WheelError(
@@ -191,27 +181,9 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord | JitCacheRecord
         ) from error
 
 
-def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) -> WheelFacts:
-    """
-    Return what the wheel at *path* is.
-
-    Args:
-        sources: The sha256 of the wheels that precompiled modules may be of → their sources.
-    """
-    name, record, isolated = contents.name, contents.record, None
-    if isinstance(record, JitCacheRecord):
-        if record.sources not in sources:
-            raise WheelError(
-                "wheel-mismatch",
-                f"{path.name} was compiled from a wheel that is not among these.",
-                details=[f"sha256 {record.sources}"],
-                todo="Also name the wheel of FlashInfer that it was compiled from.",
-            )
-        source = sources[record.sources]
-    else:
-        source = _source(contents, record)
-        if record.plan:
-            isolated = record.isolation not in ("", "none")
+def _read(path: Path) -> WheelFacts:
+    contents = _contents(path)
+    name, record = contents.name, contents.record
     subject = audit_wheel.read_subject(path)
     metadata = contents.texts["METADATA"]
     return WheelFacts(
@@ -222,14 +194,14 @@ def _read(path: Path, contents: _Contents, sources: Mapping[str, ForkSource]) ->
         project=subject.name,
         version=name.version,
         machine=_machine(path.name, subject),
-        source=source,
+        source=_source(contents, record),
         stack=record.stack,
         content=wheel_identity.content_digest(contents.files, contents.info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
         sbom=contents.texts.get(SBOM, b""),
-        record=None if isinstance(record, JitCacheRecord) else record,
-        isolated=isolated,
+        record=record,
+        isolated=record.isolation not in ("", "none") if record.plan else None,
         checked=contents.checked,
     )
 

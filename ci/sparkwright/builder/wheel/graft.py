@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -22,8 +21,6 @@ from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
-
-T = TypeVar("T")
 
 
 class GraftManifest(msgspec.Struct, frozen=True):
@@ -95,7 +92,7 @@ def changes(
         members: The libraries to replace (`replaced_members`).
 
     Raises:
-        compile-failed: See `read_libraries`.
+        compile-failed: The build made no library of a target.
     """
     package = {
         path: status
@@ -107,7 +104,12 @@ def changes(
         for path, status in package.items()
         if status != "D"
     }
-    libraries = read_libraries(build, members)
+    try:
+        libraries = {member: (build / path).read_bytes() for member, path in members.items()}
+    except FileNotFoundError as error:
+        raise BuildError(
+            "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
+        ) from error
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
         rows = archive.records(wheel, listed, base.name)
@@ -125,21 +127,6 @@ def changes(
         trimmed={member: sha256_bytes(data) for member, data in omissions.trimmed.items()},
         left_out=omissions.reasons,
     )
-
-
-def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
-    """
-    Return the libraries of the folder *build* at *paths*, by the same keys.
-
-    Raises:
-        compile-failed: One is not there.
-    """
-    try:
-        return {key: (build / path).read_bytes() for key, path in paths.items()}
-    except FileNotFoundError as error:
-        raise BuildError(
-            "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
-        ) from error
 
 
 def unit_manifest(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -20,9 +20,6 @@ from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import elf, gpu_target
 from sparkwright.builder.wheel.gpu_target import parsed, taken
 from sparkwright.core.zips import zip_file, zip_members
-
-#: The name that keeps everything.
-ALL = "all"
 
 
 class Omissions(msgspec.Struct, frozen=True):
@@ -42,26 +39,22 @@ class Omissions(msgspec.Struct, frozen=True):
 
 def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnvironment) -> Omissions:
     """
-    Return what a GPU of *arch* (``12.1f``) cannot use in the official wheel *base*, without what
-    is to be kept.
+    Return what a GPU of *arch* (``12.1f``) cannot use in the official wheel *base*.
 
     Args:
         replaced: Libraries that are compiled here.
 
     Raises:
-        omission-idle: An entry of environment.yaml, or a name of ``--keep``, matches nothing.
+        omission-idle: An entry of environment.yaml matches nothing.
     """
     gpu = parsed(f"sm_{arch.replace('.', '')}")[:2]
     reasons, files, trimmed, idle = dict[str, str](), set[str](), dict[str, bytes](), list[str]()
-    keep, matched = {*settings.keep}, {ALL}
     with zip_file(base) as wheel:
         members = zip_members(wheel, base.name).keys() - {*replaced}
         for entry in settings.unused:
             matching = fnmatch.filter(members, entry.glob)
             if not matching:
-                idle.append(f"`unused`: {entry.glob}")
-            elif names := keep & keep_names(entry.glob):
-                matched |= names
+                idle.append(entry.glob)
             else:
                 reasons[entry.glob] = entry.reason
                 files.update(matching)
@@ -77,9 +70,7 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
             usable = [taken(unit, gpu) for unit in units]
             if usable == units:
                 continue
-            if names := keep & keep_names(name):
-                matched |= names
-            elif any(usable):
+            if any(usable):
                 trimmed[name] = gpu_target.trimmed(data, gpu)
             else:
                 files.add(name)
@@ -87,19 +78,10 @@ def find(base: Path, arch: str, replaced: Collection[str], settings: ForkEnviron
                 reasons[name] = (
                     f"SM {gpu[0]}.{gpu[1]} loads none of its {len(units)} units ({targets})"
                 )
-    idle += [f"--keep {name}" for name in settings.keep if name not in matched]
     if idle:
         raise BuildError(
             "omission-idle",
-            f"{len(idle)} entries match nothing that the graft onto {base.name} would leave out.",
-            details=[*idle, *(f"left out: {name}" for name in (*reasons, *trimmed))],
+            f"{len(idle)} entries of `unused` match nothing in {base.name}.",
+            details=idle,
         )
     return Omissions(reasons, frozenset(files), trimmed)
-
-
-def keep_names(omitted: str) -> set[str]:
-    """
-    Return the names by which ``--keep`` keeps a library or the files of a glob: all of it,
-    ``_vllm_fa3_C`` for ``vllm/…/_vllm_fa3_C.abi3.so``, the folder's name for a glob, and `ALL`.
-    """
-    return {omitted, PurePosixPath(omitted.removesuffix("/*")).name.partition(".")[0], ALL}
