@@ -1,6 +1,6 @@
 #!/bin/sh
 # What a container of the serving image runs: one of the commands below, in this process's place, so that signals reach it.
-# Arguments and variables are handed on as they came; the variables are read, and checked, by `sparkwright serve --environment`.
+# Arguments are handed on as they came; HOST and PORT say where the server listens, and where `health` looks for it.
 set -eu
 
 program=/opt/sparkwright/program/bin/python
@@ -8,7 +8,7 @@ program=/opt/sparkwright/program/bin/python
 commands() {
     cat >&2 <<'TEXT'
 commands:
-  serve [RECIPE] [OPTION...]       serve a recipe or $MODEL (default)
+  serve [RECIPE] [OPTION...]       serve a recipe, or the model of --model (default)
   health [OPTION...]               is the server of this container alive?
   bash [ARGUMENT...]               a shell with the release's programs first in PATH
 TEXT
@@ -21,15 +21,15 @@ run() {
 }
 
 serve() {
-    run "$program" -P -m sparkwright serve "$@"
+    run "$program" -P -m sparkwright serve --host "${HOST:-0.0.0.0}" --port "${PORT:-8888}" "$@"
 }
 
 command=${1-serve}
 [ $# -eq 0 ] || shift
 
 case $command in
-    serve) serve --environment "$@" ;;
-    health) serve --environment --health "$@" ;;
+    serve) serve "$@" ;;
+    health) serve --health "$@" ;;
     bash) run /bin/bash "$@" ;;
     help | --help | -h) commands ;;
     *)

@@ -236,7 +236,7 @@ def test_image_of_the_other_processor(
 
     assert (status, machine) == (0, made.machine), said
     assert json.loads(facts)["releases"]["2026.11.1"]["faults"] == []
-    assert "model-missing" in made.said(image, variables={"MODEL": "/no/such model"})[2]
+    assert "model-missing" in made.said(image, "serve", "--model", "/no/such model")[2]
     assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
 
 
@@ -291,13 +291,11 @@ def _start(
         for target, source in shared.items()
     ]
 
-    def start(port: int, *words: str, **variables: str) -> Any:
-        given = {
-            "MODEL": MODEL, "HOST": "127.0.0.1", "PORT": str(port), "SERVED_MODEL_NAME": "toy", "MAX_MODEL_LEN": "1024",
-            "VLLM_EXTRA_ARGS": f"{' '.join(FLAGS[:2])}\n--max-num-seqs 16 --max-num-batched-tokens '2048'", **VARIABLES, **variables,
-        }  # fmt: skip
+    def start(port: int) -> Any:
+        words = ["--model", MODEL, "--name", "toy", *FLAGS[:2], "--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=2048"]
+        words += [f"--variable={name}={value}" for name, value in VARIABLES.items()]
         return own.started(
-            image, "serve", f"--python={LENT}/bin/python", *words, variables=given, network_mode="host", mounts=mounts,
+            image, "serve", f"--python={LENT}/bin/python", *words, variables={"HOST": "127.0.0.1", "PORT": str(port)}, network_mode="host", mounts=mounts,
             tmpfs={"/tmp": "exec,mode=1777"}, healthcheck={"interval": 5 * SECOND}, shm_size="1g",
         )  # fmt: skip
 

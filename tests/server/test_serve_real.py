@@ -99,9 +99,9 @@ def test_a_model_is_served_and_its_health_is_told(real: Real) -> None:
 
 
 def test_an_engine_that_dies_ends_the_server_with_its_reason(real: Real) -> None:
-    """With a key and from variables alone, too: the server that asks for one is told as ready, and its death as what it is."""
-    real.environment |= {"VLLM_API_KEY": "geheim", "VLLM_LOGGING_LEVEL": "INFO"}
-    real.ready("--environment")
+    """With a key, too: the server that asks for one is told as ready, and its death as what it is."""
+    real.environment |= {"VLLM_API_KEY": "geheim"}
+    real.ready("--variable=VLLM_LOGGING_LEVEL=INFO")
     assert real.health() == (0, "serving")
     left = real.below()
     real.engine().kill()

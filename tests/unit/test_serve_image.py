@@ -152,15 +152,15 @@ RUN = ["-P", "-m", "sparkwright.client.main", "run", "--"]
 
 def serve(entry: Path, *words: str) -> list[str]:
     """Return the words of the program that runs `serve` in the environment of the release."""
-    return [*RUN, str(entry.parent / NAME), "-P", "-m", "sparkwright", "serve", *words]
+    return [*RUN, str(entry.parent / NAME), "-P", "-m", "sparkwright", "serve", "--host", "0.0.0.0", "--port", "8888", *words]
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ([], ["--environment"]),
-        (["serve", "a-recipe", "--port", "80"], ["--environment", "a-recipe", "--port", "80"]),
-        (["health", "--json"], ["--environment", "--health", "--json"]),
+        ([], []),
+        (["serve", "a-recipe", "--port", "80"], ["a-recipe", "--port", "80"]),
+        (["health", "--json"], ["--health", "--json"]),
         (["bash", "-c", "x y"], None),
     ],
     ids=lambda words: " ".join(words[:3]) if words is not None else "",
@@ -190,5 +190,5 @@ def test_arguments_and_variables_arrive_as_they_are(
     """Whatever blanks, quotes, newlines and dollars they hold, nothing is split, expanded or run."""
     _, seen, _ = ran(entry, "serve", *words, GIVEN=value)
 
-    assert seen["words"] == serve(entry, "--environment", *words)
+    assert seen["words"] == serve(entry, *words)
     assert seen["given"] == value

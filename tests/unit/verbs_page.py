@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkwright.cli import main
-from sparkwright.cli import serve as serving
 from sparkwright.cli.options import add_common
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
@@ -24,11 +23,6 @@ HEAD = """\
 `sparkwright COMMAND`; some are Nox sessions of a checkout, too (`nox -s build -- …`). Exit codes: 0 done, 1 failed ([errors.md](errors.md)), 2 wrong usage,
 3 a fault of ours, with a log, 4 inconclusive or not-run, 5 network or upstream unreachable, 130 interrupted.
 Results go to standard output, progress and messages to standard error.
-"""
-
-VARIABLES = """\
-With `--environment`, as in the serving images, these variables stand for options; one that looks like them and is none of them is refused:
-
 """
 
 
@@ -79,17 +73,6 @@ def sections() -> Iterator[str]:
         own = {name: one for name, one in options(parser).items() if name not in common or _meaning(one) != _meaning(common[name])}
         yield f"\n## `{verb}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
         yield f"\n{_table(own)}\n" if own else ""
-        yield f"\n{VARIABLES}{variables()}" if verb == "serve" else ""
-
-
-def variables() -> str:
-    """Return the variables of a serving image as a table; a meaning that an option of ``serve`` has is not said again."""
-    rows = ["|variable|stands for|", "|---|---|"]
-    for name, (option, _, meaning) in serving.VARIABLES.items():
-        flag = option if option.startswith("--") else "--" + option.replace("_", "-")
-        known = {"--recipe": "`RECIPE`", "--flag": "`--flag`, for each word"}.get(flag, f"`{flag}`")
-        rows.append(f"|`{name}`|{known}{f': {meaning}' if option.startswith('--') else ''}|")
-    return "\n".join(rows) + "\n"
 
 
 def render() -> str:

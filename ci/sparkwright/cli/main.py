@@ -111,6 +111,7 @@ def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            allow_abbrev=False,
         )
         for name, command in COMMANDS.items()
         if command.module == module
@@ -135,8 +136,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         overview = _overview()
         overview.parse_args(words)
         overview.error("the command comes first")
-    namespace = argparse.Namespace(command=name)
     parser, words = parsers(COMMANDS[name].module)[name], words[count:]
+    namespace = argparse.Namespace(command=name, words=words)
     own, others = options.split(parser, words) if name in VLLM_COMMANDS else (words, ())
     if others and name != "serve":
         flags = " ".join(redact([f"--flag={word}" for word in others]))

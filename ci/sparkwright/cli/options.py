@@ -210,13 +210,11 @@ def add_common(parser: argparse.ArgumentParser, *, checkout: bool) -> None:
 
 def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the *words* for *parser*, and the flags that it does not have, with their values."""
-    # argparse takes the beginning of a name for it.
-    names = tuple(parser._option_string_actions)
     parts: dict[bool, list[str]] = {True: [], False: []}
     own = True
     for word in words:
         if is_flag(word):
-            own = any(name.startswith(word.partition("=")[0]) for name in names)
+            own = word.partition("=")[0] in parser._option_string_actions
         parts[own].append(word)
     return parts[True], parts[False]
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.server import peers
-from sparkwright.bench.server.launch import VariableError
 from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
@@ -47,74 +44,13 @@ def plain_text(text: str) -> str:
     return text
 
 
-def words(text: str) -> list[str]:
-    """Return the words of *text*, split as a shell splits them; nothing is expanded or run."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"cannot be split into words: {error}") from None
-
-
 _PORT = options.number(int, 1, 65535)
 _NODE_PORT = options.number(int, 1, 65534)
 _NODES = options.number(int, 1, 64)
 _RANK = options.number(int, 0, 63)
-_SHARE, _SWITCH = options.number(float, 0.01, 1, "shares"), options.number(int, 0, 1)
 _SECONDS = options.number(int, 1, 86400)
 
 
-class ContainerVariable(NamedTuple):
-    """
-    A variable of a serving image.
-
-    Attributes:
-        option: The option that it stands for, by its name in the namespace; a flag of vLLM if it
-            begins with ``--``.
-        convert: As argparse's ``type``.
-        help: For people.
-    """
-
-    option: str
-    convert: Callable[[str], Any]
-    help: str
-
-
-VARIABLES = {
-    "RECIPE": ContainerVariable("recipe", plain_text, "name of a recipe"),
-    "MODEL": ContainerVariable(
-        "model", plain_text, "a model folder, or its name in the model cache; with RECIPE, where "
-        "its checkpoint is",
-    ),
-    "REVISION": ContainerVariable("revision", plain_text, "commit or branch of a named model"),
-    "HOST": ContainerVariable("host", plain_text, "address to listen on"),
-    "PORT": ContainerVariable("port", _PORT, "port to listen on"),
-    "SERVED_MODEL_NAME": ContainerVariable("name", plain_text, "name of the model for clients"),
-    "GPU_MEMORY_UTIL": ContainerVariable(
-        "--gpu-memory-utilization", _SHARE, "share of the memory that vLLM may take"
-    ),
-    "MAX_MODEL_LEN": ContainerVariable(
-        "--max-model-len", options.number(int, 16, 1 << 24), "tokens of the longest request"
-    ),
-    "MAX_NUM_SEQS": ContainerVariable(
-        "--max-num-seqs", options.number(int, 1, 1024), "requests at a time"
-    ),
-    "TENSOR_PARALLEL_SIZE": ContainerVariable(
-        "--tensor-parallel-size", _NODES, "GPUs that share the work"
-    ),
-    "VLLM_EXTRA_ARGS": ContainerVariable(
-        "flag", words, "further arguments of vLLM, split into words as a shell does"
-    ),
-    "DOWNLOAD": ContainerVariable("download", _SWITCH, "1: vLLM may download the model"),
-    "NODES": ContainerVariable("nodes", _NODES, "machines that serve together"),
-    "HEAD_ADDRESS": ContainerVariable(
-        "join", plain_text, "address of the first machine (on the others)"
-    ),
-    "NODE_RANK": ContainerVariable("node_rank", _RANK, "place of this machine; 0 is the first"),
-    "NODE_PORT": ContainerVariable("node_port", _NODE_PORT, "port where the machines meet"),
-    "NODE_ADDRESS": ContainerVariable(
-        "node_address", plain_text, "address of this machine on the network of the nodes"
-    ),
-}  # fmt: skip
 #: A unit of systemd. vLLM ends with status 0 when its engine died, and a guard by a signal; the
 #: limits of systemd do not count the memory of a GB10's GPU, which the guard watches.
 UNIT = """\
@@ -139,8 +75,7 @@ PASSED = (
     "TRITON_", "CUTE_DSL_", "B12X_", "HF_", "TRANSFORMERS_", "NVIDIA_", "HTTP_PROXY", "HTTPS_PROXY",
     "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
-#: Those that change how vLLM computes, or which code runs: named, and passed with --variable. With
-#: --environment, those of vLLM pass, too.
+#: Those that change how vLLM computes, or which code runs: named, and passed with --variable.
 WITHHELD = ("VLLM_", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME")
 
 
@@ -217,10 +152,6 @@ _OPTIONS: options.Options = {
         "metavar": "FILE",
         "help": "Python of the environment (default: the current release's, else the active one's)",
     },
-    "--environment": {
-        **options.FLAG,
-        "help": "read options that are not given from environment variables",
-    },
     "--join": {
         "type": plain_text,
         "metavar": "ADDRESS",
@@ -262,12 +193,11 @@ def serve(arguments: argparse.Namespace) -> int:
     Raises:
         answers-differ, canary-not-run: With ``--deep``, as `health.compare_with_canary`.
         server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
-        variable-refused, port-taken, memory-held: It cannot start.
+        port-taken, memory-held: It cannot start.
         peer-missing, peers-differ, link-failed, link-slow: Nor with the other machines.
         model-differs: With ``--copy-model``, the copy is not the same.
         UsageError and others: As `launch.plan`.
     """
-    passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
     options.refuse(
         (
             arguments.node_rank is not None and bool(arguments.node_rank) != bool(arguments.join),
@@ -286,7 +216,7 @@ def serve(arguments: argparse.Namespace) -> int:
         console.document({"parts": parts})
         _show_parts(parts)
         return 0
-    request = _request(arguments, passed)
+    request = _request(arguments)
     if arguments.copy_model:
         model = launch.model_of(request, config.root(arguments.root))
         folder = models.copy(model.path, arguments.copy_model)
@@ -305,21 +235,20 @@ def serve(arguments: argparse.Namespace) -> int:
         if request.shell:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
             console.warn(f"variables of this shell that the unit lacks: {text}")
-        console.result(_unit(arguments))
+        console.result(_unit(arguments.words))
         return 0
     explained = arguments.explain_start is not None
     return _start(plan, dry_run=arguments.dry_run, explained=explained)
 
 
-def _request(arguments: argparse.Namespace, passed: Mapping[str, str]) -> ServeRequest:
-    """Return what *arguments*, and the variables *passed* of the environment, ask for."""
-    variables = {**passed, **dict(arguments.variable)}
-    taken = {*variables, *(VARIABLES if arguments.environment else ())}
+def _request(arguments: argparse.Namespace) -> ServeRequest:
+    """Return what *arguments*, and the variables of the shell, ask for."""
+    variables = dict(arguments.variable)
     # A shell may have the caches.env of another release.
     releases = f"{default_prefix()}/releases/"
     shell, withheld = dict[str, str](), list[str]()
     for name, value in sorted(os.environ.items()):
-        if not value or name in taken:
+        if not value or name in variables:
             continue
         if name.startswith(WITHHELD) and name not in PASSED:
             withheld.append(name)
@@ -340,77 +269,18 @@ def _request(arguments: argparse.Namespace, passed: Mapping[str, str]) -> ServeR
     )
 
 
-def _apply_variables(
-    arguments: argparse.Namespace, environment: Mapping[str, str]
-) -> dict[str, str]:
+def _unit(words: Sequence[str]) -> str:
     """
-    Set the options that are not given from *environment*; return the variables for the server.
-
-    An empty variable counts as not set.
-
-    Raises:
-        variable-refused: A value is wrong, or a name is similar to one of ours.
-    """
-    nonempty = {name: value.strip() for name, value in environment.items() if value.strip()}
-    words, wrong = list[str](), list[str]()
-    # Short names are similar to too many others.
-    long = [name for name in VARIABLES if len(name) > 8]
-    for name in nonempty:
-        if name not in VARIABLES:
-            similar = difflib.get_close_matches(name, long, 1, 0.8)
-            wrong += [f"{name}: perhaps {variable}" for variable in similar]
-    for name, (option, convert, _) in VARIABLES.items():
-        if name not in nonempty:
-            continue
-        try:
-            value = convert(nonempty[name])
-        except argparse.ArgumentTypeError as error:
-            wrong.append(f"{name}: {error}")
-            continue
-        if option.startswith("--"):
-            words.append(f"{option}={value}")
-        elif option == "flag":
-            words += value
-        elif getattr(arguments, option) in (None, "", False):
-            setattr(arguments, option, value)
-    if wrong:
-        what = f"{len(wrong)} variables of the environment cannot be used."
-        raise VariableError("variable-refused", what, details=sorted(wrong))
-    arguments.flag = [*words, *arguments.flag]
-    return {
-        name: value
-        for name, value in nonempty.items()
-        if name.startswith((*PASSED, "VLLM_")) and name not in VARIABLES
-    }
-
-
-def _unit(arguments: argparse.Namespace) -> str:
-    """
-    Return a unit of systemd that serves what *arguments* ask for.
+    Return a unit of systemd that serves what the command line *words* asks for.
 
     Raises:
         UsageError: It would hold a secret.
     """
-    words = [arguments.recipe] * bool(arguments.recipe)
-    values = {
-        **vars(arguments),
-        "variable": [f"{name}={value}" for name, value in arguments.variable],
-        "unit": None,
-        "dry_run": None,
-    }
-    for key, settings in {"--root": {}, **_OPTIONS}.items():
-        option = str(key)
-        value = values[option.removeprefix("--").replace("-", "_")]
-        if settings.get("action") == "store_true":
-            words += [option] * bool(value)
-        elif option not in ("recipe", "--patience") and value is not None:
-            words += [
-                f"{option}={each}" for each in (value if isinstance(value, list) else [value])
-            ]
-    if redact(words) != words:
-        todo = "Give it with EnvironmentFile= of systemd, and --environment."
+    asked = [word for word in words if word not in ("--unit", "--dry-run")]
+    if redact(asked) != asked:
+        todo = "Give it with Environment= or EnvironmentFile= of systemd: HF_TOKEN, VLLM_API_KEY."
         raise UsageError("usage", "The unit would show a secret to whoever reads it.", todo=todo)
-    command = [sys.executable, "-m", "sparkwright", "serve", *words]
+    command = [sys.executable, "-m", "sparkwright", "serve", *asked]
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         command = [word.replace(plain, escaped) for word in command]
     return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))

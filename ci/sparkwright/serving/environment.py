@@ -29,11 +29,11 @@ LARGEST = 4 << 20
 
 #: Flag that `serve` sets, or that would hide the server from it → the option to use instead.
 RESERVED = {
-    "--model": "use --model (MODEL)",
-    "--host": "use --host (HOST)",
-    "--port": "use --port (PORT)",
-    "--served-model-name": "use --name (SERVED_MODEL_NAME)",
-    "--revision": "use --revision (REVISION)",
+    "--model": "use --model",
+    "--host": "use --host",
+    "--port": "use --port",
+    "--served-model-name": "use --name",
+    "--revision": "use --revision",
     "--api-key": "set the variable VLLM_API_KEY, which process lists do not show",
     "--hf-token": "set the variable HF_TOKEN, which process lists do not show",
     "--config": "use --flag, or a recipe",

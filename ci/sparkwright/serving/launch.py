@@ -337,7 +337,7 @@ def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
     if name := request.model or own:
         return name
     what = f"{recipe.name} needs a model." if recipe else "There is no model to serve."
-    todo = "Name a recipe or a model (--model; in a container: RECIPE or MODEL)."
+    todo = "Name a recipe, or a model with --model."
     raise UsageError("usage", what, todo=todo)
 
 
