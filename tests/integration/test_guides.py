@@ -102,7 +102,7 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
             "OWNER/NAME": "acme/wheels",
             "https://INDEX/": "https://releases.example/",
             # The wheels stay in the folder, where the test reads them.
-            " --files github:OWNER/WHEELS": "",
+            " --files https://github.com/OWNER/WHEELS/releases/download/TAG": "",
             "FINGERPRINT": "$(sha256sum <published/index/metadata/1.root.json | head -c 64)",
         },
         here={"release promote": "verified-refused", "lab runner check": "github-unreachable"},

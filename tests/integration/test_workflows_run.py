@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,11 +22,9 @@ from tests.support.workflows import ROOT, World, checkout, git
 from tests.unit.test_serve import PROGRAM
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.github import ADDRESS
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release import keys
-from sparkwright.release.github_assets import UPLOADS
 from sparkwright.release.repository import IndexFolder
 
 # Ten minutes, so it has a session of its own.
@@ -44,7 +42,7 @@ class Lab:
         public: The bare repository of the branch `published`.
     """
 
-    def __init__(self, folder: Path, demo: Path, addresses: Mapping[str, str], name: str = "acme/lab") -> None:
+    def __init__(self, folder: Path, demo: Path, host: githubapi.World) -> None:
         project = demo / "project"
         mirrored = folder / "upstreams"
         if (demo / "upstreams").exists():
@@ -53,14 +51,14 @@ class Lab:
         # The demo's set is for the Python of this machine; the containers have another.
         policy = project / "ci" / "release.yaml"
         policy.write_text(re.sub(r'pythons: \["3.\d+"\]', 'pythons: ["3.12"]', policy.read_text()))
-        repository = checkout(folder, project, name)
+        repository = checkout(folder, project, "acme/lab")
         self.public = repository.with_name("wheels")
         git(folder, "init", "--quiet", "--bare", str(self.public))
         variables = {
-            "SPARKWRIGHT_CONFIG": strict_yaml.dump({"mirrors": {**addresses, upstreams.HOST: f"{mirrored}/"}}),
+            "SPARKWRIGHT_CONFIG": strict_yaml.dump({"mirrors": {upstreams.HOST: f"{mirrored}/"}}),
             "LAB_REPOSITORY": "acme/lab", "PUBLIC_REPOSITORY": "acme/wheels", "MODELS": "/srv/models",
         }  # fmt: skip
-        self.world = World(folder / "world", repository, variables, first_index(folder, self.public, yaml.safe_load(policy.read_text())["gpu"]), (mirrored,), addresses[ADDRESS])
+        self.world = World(folder / "world", repository, variables, first_index(folder, self.public, yaml.safe_load(policy.read_text())["gpu"]), (mirrored,), host.url, host.gh(folder / "gh"))
         # Downloads and tools of an earlier test stay, so that not each downloads the compiler; nothing that was built does.
         cache = workflows.hosted_cache() / "sparkwright"
         for path in cache.glob("*"):
@@ -72,6 +70,7 @@ class Lab:
         for path in (mirrored, cache):
             workflows.own(path)
         workflows.share(self.public)
+        workflows.share(self.world.gh.parent)
 
     def pipeline(self, **inputs: str) -> dict[str, str]:
         """Run the pipeline on hosted machines for the demo, as a candidate unless *inputs* say otherwise."""
@@ -116,7 +115,7 @@ def _host() -> Iterator[githubapi.World]:
 @pytest.fixture(name="lab")
 def _lab(demo_session: RunContext, tmp_path: Path, host: githubapi.World) -> Lab:
     """Return a private lab whose public repository has an index without releases."""
-    return Lab(tmp_path, demo_session.project.root.parent, {ADDRESS: host.api, UPLOADS: host.uploads})
+    return Lab(tmp_path, demo_session.project.root.parent, host)
 
 
 @pytest.mark.timeout(3000)
@@ -141,7 +140,7 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab, host: githubapi.Worl
         "publish": "success", "publish/sign": "success", "publish/push": "success",
     }, workflows.told(lab.world.steps)  # fmt: skip
     assert not re.search(r"/mini_.*\.whl$", git(lab.public, "ls-tree", "-r", "--name-only", "published"), re.MULTILINE)
-    sent = {one.name.partition("-")[0] for release in host.releases.values() for one in release.assets.values()}
+    sent = {path.name.partition("-")[0] for path in host.downloads.glob("acme/wheels/releases/download/*/*.whl")}
     assert sent == {"mini_vllm", "mini_flashinfer", "mini_cutlass"}
 
     # The same wheels, as verified: refused before the gate.
@@ -199,7 +198,7 @@ def test_wheels_that_passed_what_their_policy_asks_are_verified(demo_session: Ru
     demo = demo_session.project.root.parent
     policy = demo / "project" / "ci" / "release.yaml"
     policy.write_text(policy.read_text().replace("gates: [G0, G2]", "gates: [G0]"))
-    lab = Lab(tmp_path, demo, {ADDRESS: host.api, UPLOADS: host.uploads})
+    lab = Lab(tmp_path, demo, host)
     del lab.world.variables["LAB_REPOSITORY"]
     results = lab.pipeline(channel="verified")
     assert {key for key, result in results.items() if result != "success"} == {"ready", "gate"}, workflows.told(lab.world.steps)

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.refusals import refusal
-from tests.support import githubapi, packs, processes, publisher, tufindex, verdicts, wheels
+from tests.support import packs, processes, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import files, tree
 from tests.support.publisher import IndexOwner
 
@@ -203,54 +203,19 @@ def test_client_of_the_index_is_published_with_it(
     assert f"sparkwright-install=={wheel.version}" in (owner.root / "index.html").read_text()
 
 
-def test_wheels_as_assets_of_github(
-    owner: IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """
-    A publication that could not send changes nothing, and the next one uses its draft. Who signs needs no token that writes,
-    who sends needs no key, and other wheels than the signed ones are named and not sent.
-    """
-    with githubapi.serve() as github:
-        mirrors = {
-            "https://api.github.com": github.api,
-            "https://uploads.github.com": github.uploads,
-        }
-        signer, before = owner.publisher(mirrors=mirrors), tree(owner.root)
-        options: dict[str, Any] = {"github": github.repository, "url": owner.url}
-        monkeypatch.setenv("GITHUB_TOKEN", githubapi.TOKEN)
-        github.once("POST", "/assets", githubapi.reply(500), times=100)
-        with refusal("github-unreachable"):
-            signer.publish(new, "candidate", **options)
-        assert tree(owner.root) == before
-        github.faults.clear()
-        # Another publisher takes the number.
-        other = wheels.vllm(tmp_path / "other", label="spark.2026.11.1")
-        owner.publish([other], "candidate")
-        monkeypatch.setenv("GITHUB_TOKEN", "ghs_reads")
-        signer.publish(new, "candidate", **options, send=False)
-        monkeypatch.setenv("GITHUB_TOKEN", githubapi.TOKEN)
-        sender = dataclasses.replace(signer, keys=keys.load([]))
-        for others in (new[:-1], [*new[:-1], other]):
-            with refusal("release-unknown"):
-                sender.upload(others, github.repository)
-        sent, unsent = sender.upload([*new, other], github.repository)
-        assert (len(sent), unsent) == (2 * len(new), [other.name])
-        assert sender.upload(new, github.repository) == ([], [])
-        release = owner.index.entries["2026.11.3"].release
-        [remote] = github.releases.values()
-        names = [
-            f"{wheel.name}{suffix}" for wheel in release.wheels for suffix in ("", ".metadata")
-        ]
-        assert sorted(asset.name for asset in remote.assets.values()) == sorted(names)
-        for wheel in release.wheels:
-            assert wheel.url.startswith(f"{github.api}/acme/wheels/releases/download/2026.11-")
-            assert not (owner.root / wheel.path).exists()
-        for page in ("simple/candidate/vllm/index.html", release.locks[0].path):
-            assert release.wheels[-1].url in (owner.root / page).read_text()
-    monkeypatch.delenv("GITHUB_TOKEN")
-    wheels.judge(new[-1], companions=new[:-1])
-    signer.promote("2026.11.3", new[0].parent)
-    signer.yank("2026.11.3", "it hangs")
+def test_wheels_on_another_host(owner: IndexOwner, new: list[Path]) -> None:
+    """Lock and pages name their addresses there, and the index keeps none of them; a wheel keeps the address of its first release."""
+    first = owner.index.entries["2026.11.1"].release.wheels
+    owner.publish(new, "candidate", host="https://host.example/tag/")
+    release = owner.index.entries["2026.11.2"].release
+    for wheel in release.wheels:
+        name = wheel.name.replace("+", "%2B")
+        assert wheel.url == ("" if wheel.sha256 in {each.sha256 for each in first} else f"https://host.example/tag/{name}")
+        assert (owner.root / wheel.path).exists() == (not wheel.url)
+    for page in ("simple/candidate/vllm/index.html", release.locks[0].path):
+        assert release.wheels[-1].url in (owner.root / page).read_text()
+    (link,) = (link for link in links(owner, "candidate", "vllm") if link.filename == release.wheels[-1].name)
+    assert not link.has_metadata
 
 
 def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: list[Path]) -> None:

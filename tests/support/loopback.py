@@ -6,14 +6,10 @@ import contextlib
 import functools
 import http.server
 import json
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
-
-#: Method, a regular expression of the whole path, and what answers with the groups of the match.
-Route = tuple[str, str, Callable[..., Any]]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -34,13 +30,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(data)
-
-    def route(self, routes: Sequence[Route], path: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-        """Return what answers this request for *path*, and its arguments; None where nothing does."""
-        for method, pattern, call in routes:
-            if method == self.command and (match := re.fullmatch(pattern, path)):
-                return call, match.groups()
-        return None
 
 
 def page(records: list[Any], query: dict[str, list[str]]) -> list[Any]:

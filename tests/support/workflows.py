@@ -44,8 +44,6 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 #: Who starts them.
 ACTOR = "maintainer"
-#: What the runs take for GitHub's own address; git is told to look on the disk for it.
-SERVER = "https://git.example"
 
 
 class Expression:
@@ -128,7 +126,7 @@ class World:
         variables: Of the repository.
         secrets: Of each environment.
         mounts: Folders of this machine, read-only in the containers.
-        api: Address of GitHub's API.
+        url: Of GitHub and its API; git is told to look on the disk for it. *gh*: its program.
         tamper: Called before each step with its job, its name and the workspace, in the place of an attacker.
         steps: All that was run, in order. *summaries*: the page of each job.
         artifacts: Folder of each artifact of this run by its name; its parent is named after its id.
@@ -139,7 +137,8 @@ class World:
     variables: dict[str, str]
     secrets: dict[str, dict[str, str]]
     mounts: tuple[Path, ...] = ()
-    api: str = ""
+    url: str = ""
+    gh: Path = Path("/usr/bin/false")
     tamper: Callable[[str, str, Path], None] = lambda *_: None
     steps: list[Step] = dataclasses.field(default_factory=list)
     summaries: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -230,12 +229,13 @@ class World:
         """Give the job an empty workspace, and a container of its own."""
         shutil.rmtree(self.workspace, ignore_errors=True)
         (files := self.folder / "files").mkdir(parents=True, exist_ok=True)
-        (config := self.folder / "gitconfig").write_text(f'[safe]\n\tdirectory = *\n[url "file://{self.server}/"]\n\tinsteadOf = {SERVER}/\n')
+        (config := self.folder / "gitconfig").write_text(f'[safe]\n\tdirectory = *\n[url "file://{self.server}/"]\n\tinsteadOf = {self.url}/\n')
         self.workspace.mkdir()
         for path in (files, hosted_cache()):
             os.chown(path, RUNNER, RUNNER)
         mounts = [
             f"{self.workspace}:{WORKSPACE}", f"{files}:{FILES}", f"{self.server}:{self.server}", f"{hosted_cache()}:{HOME}/.cache",
+            f"{self.gh}:/usr/local/bin/gh:ro", f"{self.gh.parent}:{self.gh.parent}",
             f"{config}:{HOME}/.gitconfig:ro", f"{CERTIFICATES}:{CERTIFICATES}:ro", *(f"{path}:{path}:ro" for path in self.mounts),
         ]  # fmt: skip
         # How this machine reaches its package index goes along; a hosted machine reaches it without. Hosted machines are virtual
@@ -285,7 +285,7 @@ class World:
             return Step(job, name, int(bool(said)), said)
         github = known["github"]
         env = {
-            "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": SERVER, "GITHUB_API_URL": self.api, "GITHUB_REPOSITORY": self.name,
+            "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": self.url, "GITHUB_API_URL": self.url, "GITHUB_REPOSITORY": self.name,
             "GITHUB_SHA": github["sha"], "GITHUB_REF": github["ref"], "GITHUB_RUN_ID": github["run_id"], "GITHUB_RUN_ATTEMPT": "1",
             "GITHUB_WORKFLOW": github["workflow"], "CI": "true", "HOME": HOME, "GITHUB_WORKSPACE": WORKSPACE, "RUNNER_TEMP": FILES,
             **{f"GITHUB_{name}": f"{FILES}/{path.name}" for name, path in files.items()}, **known["env"], **pairs(files["ENV"]),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.refusals import refusal
 from tests.support import githubapi
-from tests.support.githubapi import Answer, Handler, World
+from tests.support.githubapi import Answer, Handler, World, reply
 
 from sparkwright.core import github
 from sparkwright.core.errors import SparkwrightError
@@ -37,20 +37,8 @@ def _world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("GITHUB_TOKEN", "GH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with githubapi.serve() as world:
-        answer(world, record())
+        world.answer = record()
         yield world
-
-
-def answer(world: World, given: Answer) -> None:
-    """Let all further requests to the API be answered by *given*."""
-    world.faults.clear()
-    world.once("GET", "^/repos/", given, times=-1)
-
-
-def reply(status: int, body: bytes | str = b"", **headers: str) -> Answer:
-    """Return an answer with *status*; underscores in the names of *headers* stand for hyphens."""
-    data = body.encode() if isinstance(body, str) else body
-    return lambda handler: handler.answer(status, data, **headers)
 
 
 def record(**changes: Any) -> Answer:
@@ -66,7 +54,7 @@ def mirror_back(handler: Handler) -> None:
 
 
 def pull(world: World, token: str = "", *, seconds: float = 20) -> PullRequest:
-    return GitHub(world.api, token, seconds=seconds).pull("vllm-project", "vllm", 7)
+    return GitHub(world.url, token, seconds=seconds).pull("vllm-project", "vllm", 7)
 
 
 def everything(error: SparkwrightError) -> str:
@@ -77,10 +65,10 @@ def everything(error: SparkwrightError) -> str:
 def test_pull_request_is_read(world: World) -> None:
     """GitHub's merge_commit_sha of an open pull request is a trial merge that no branch holds, and is left out."""
     assert pull(world) == PullRequest(7, "Teach the kernel to count", "octocat", "open", HEAD, "main", "")
-    assert world.asked == [("api", "GET", "/repos/vllm-project/vllm/pulls/7")]
-    answer(world, record(state="closed", merged=True))
+    assert world.asked == [("GET", "/repos/vllm-project/vllm/pulls/7")]
+    world.answer = record(state="closed", merged=True)
     assert (pull(world).state, pull(world).merge) == ("merged", MERGE)
-    answer(world, record(state="closed", merge_commit_sha=None, user=None))
+    world.answer = record(state="closed", merge_commit_sha=None, user=None)
     assert (pull(world).state, pull(world).merge, pull(world).author) == ("closed", "", "ghost")
 
 
@@ -98,7 +86,7 @@ def test_token_comes_from_the_environment(
     """GITHUB_TOKEN comes before GH_TOKEN, and an empty variable is none."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    GitHub.from_environment(f"{world.api}/").pull("vllm-project", "vllm", 7)
+    GitHub.from_environment(f"{world.url}/").pull("vllm-project", "vllm", 7)
 
     assert world.authorizations == [sent]
 
@@ -131,7 +119,7 @@ def test_a_refusal_tells_limits_the_token_and_the_pull_request_apart(
     world: World, status: int, headers: dict[str, str], reference: str, says: str
 ) -> None:
     """A limit longer than the caller waits is not waited for; its end, or GitHub's own reason, is shown, and nothing is asked twice."""
-    answer(world, reply(status, '{"message": "Bad\\ncredentials"}', **headers))
+    world.answer = reply(status, '{"message": "Bad\\ncredentials"}', **headers)
 
     with refusal(reference, match="vllm-project/vllm#7") as caught:
         pull(world, TOKEN)
@@ -165,7 +153,7 @@ def test_a_refusal_tells_limits_the_token_and_the_pull_request_apart(
 )
 def test_what_is_no_such_pull_request_is_no_answer(world: World, changes: bytes | dict[str, Any]) -> None:
     """A login page, other JSON, and a field of the wrong type or that contradicts another are never guessed at."""
-    answer(world, record(**changes) if isinstance(changes, dict) else reply(200, changes))
+    world.answer = record(**changes) if isinstance(changes, dict) else reply(200, changes)
 
     with refusal("github-unreachable", match="is not GitHub's answer|is about number 8"):
         pull(world)
@@ -176,9 +164,9 @@ def test_server_cannot_make_messages_hold_the_token(
     world: World, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     """A server that sends the token back, with any status, does not bring it into an error or a log."""
-    answer(world, mirror_back)
+    world.answer = mirror_back
     with pytest.raises(SparkwrightError) as caught:
-        GitHub(world.api, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
+        GitHub(world.url, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "SECRET" not in everything(caught.value) + "".join(capsys.readouterr())
@@ -186,9 +174,9 @@ def test_server_cannot_make_messages_hold_the_token(
 
 def test_a_list_of_too_many_pages_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(github, "PAGES", 2)
-    answer(world, reply(200, json.dumps([1] * github.PAGE_SIZE)))
+    world.answer = reply(200, json.dumps([1] * github.PAGE_SIZE))
     with refusal("github-refused", match="more than 40 of acme's releases"):
-        list(Repository(GitHub(world.api), "acme/wheels").pages("/releases", int, "acme's releases"))
+        list(Repository(GitHub(world.url), "acme/wheels").pages("/releases", int, "acme's releases"))
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def test_a_job_calls_verbs_that_exist(text: str) -> None:
 def _words(line: str) -> list[str]:
     """Return the words of a command line as bash would pass them, with something fitting in place of each variable."""
     values = {
-        '"${index[@]}"': "--at index", '"$CHANNEL"': "candidate", '"github:$PUBLIC_REPOSITORY"': "github:a/b",
+        '"${index[@]}"': "--at index", '"$CHANNEL"': "candidate",
+        '"$GITHUB_SERVER_URL/$PUBLIC_REPOSITORY/releases/download/$TAG"': "https://github.com/a/b/releases/download/t",
     }  # fmt: skip
     for name, value in values.items():
         line = line.replace(name, value)
@@ -426,6 +427,27 @@ def test_a_folder_is_what_the_job_that_made_it_states(tmp_path: Path, change: Ca
     assert not list(tmp_path.rglob("evil"))
 
 
+@pytest.mark.parametrize("immutable", [True, False])
+def test_wheels_are_sent_to_a_release_that_cannot_change(tmp_path: Path, immutable: bool) -> None:
+    """A second run goes on with the draft of a killed one; a release that could be changed becomes a draft again."""
+    world = githubapi.World()
+    world.server_close()
+    env = {
+        "PATH": f"{world.gh(tmp_path / 'bin', immutable=immutable).parent}:/usr/bin:/bin", "GH_TOKEN": githubapi.TOKEN,
+        "PUBLIC_REPOSITORY": "acme/wheels", "TAG": "2026.11-7",
+    }  # fmt: skip
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "vllm-1.whl").write_text("whole")
+    release = world.downloads / "acme" / "wheels" / "releases" / "download" / "2026.11-7"
+    draft = release.with_name("2026.11-7.draft")
+    draft.mkdir(parents=True)
+    (draft / "vllm-1.whl").write_text("ha")
+    for _ in range(2):
+        done = subprocess.run([str(SCRIPTS / "send.sh")], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0, "could be changed" in done.stdout) == (immutable, not immutable), done
+        assert ((release if immutable else draft) / "vllm-1.whl").read_text() == "whole"
+
+
 @programs
 @pytest.mark.parametrize(
     ("run", "changes", "refused"),
@@ -441,7 +463,7 @@ def test_only_an_ended_run_of_the_pipeline_is_promoted(tmp_path: Path, run: str,
     with githubapi.serve() as host:
         host.runs[7] = githubapi.run(**changes)
         env = {
-            "PATH": "/usr/bin:/bin", "GITHUB_API_URL": host.api, "GITHUB_REPOSITORY": "acme/lab", "GITHUB_TOKEN": "ghs_secret", "RUN": run,
+            "PATH": "/usr/bin:/bin", "GITHUB_API_URL": host.url, "GITHUB_REPOSITORY": "acme/lab", "GITHUB_TOKEN": "ghs_secret", "RUN": run,
         }  # fmt: skip
         done = subprocess.run([str(SCRIPTS / "run.sh")], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert bool(done.returncode) == refused, done

@@ -188,8 +188,7 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
     yield "publish as verified", failure
     release = publisher.publish(wheels, "candidate", url=URL)
     missing = {f"{lack.gate} {lack.state}" for lacks in release.missing.values() for lack in lacks}
-    files = f"{release.release} with {len(release.sent)} files"
-    yield "publish", f"{files}, labelled: {', '.join(sorted(missing))}"
+    yield "publish", f"{release.release}, labelled: {', '.join(sorted(missing))}"
 
     prefix = Prefix(folder / "user")
     with upstreams.serve(releases) as address:

@@ -63,7 +63,6 @@ COMMANDS = {
         "patch", "try the series on later releases and upstream's newest commit"
     ),
     "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
-    "release upload": CommandInfo("release", "send the wheels of a release to GitHub"),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
     "release prune": CommandInfo(

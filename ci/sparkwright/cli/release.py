@@ -33,14 +33,6 @@ _SIGNING: options.Options = {
         "of this environment",
     },
 }
-_FILES: options.Options = {
-    "wheels": {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "wheels of the release"},
-    "--files": {
-        "default": "folder",
-        "metavar": "folder|github:OWNER/REPO",
-        "help": "where the wheels are stored (default: folder, that of the index)",
-    },
-}
 _RELEASE: options.Options = {
     "release": {"metavar": "RELEASE", "help": "its name (2026.11.3)"},
 }
@@ -48,7 +40,13 @@ _RELEASE: options.Options = {
 _OPTIONS: Mapping[str, options.Options] = {
     "publish": {
         **_SIGNING,
-        **_FILES,
+        "wheels": {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "wheels of the release"},
+        "--files": {
+            "default": "",
+            "metavar": "URL",
+            "help": "address below which you put new wheels, such as the downloads of a release "
+            "on GitHub (default: the folder of the index)",
+        },
         "--channel": {
             "choices": CHANNELS,
             "help": "candidate accepts incomplete verdicts, and says so (default: verified, or "
@@ -59,17 +57,12 @@ _OPTIONS: Mapping[str, options.Options] = {
             "metavar": "DIR",
             "help": "folder of the verdicts (default: beside each wheel)",
         },
-        "--unsent": {**options.FLAG, "help": "leave new wheels to `release upload`"},
         "--url": {
             "default": "",
             "metavar": "URL",
             "help": "address of a new index (default: `url` in ci/release.yaml)",
         },
         "--dry-run": {**options.FLAG, "help": "show what would be published, and write nothing"},
-    },
-    "release upload": {
-        **_INDEX,
-        **_FILES,
     },
     "release promote": {
         **_SIGNING,
@@ -136,7 +129,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``publish`` and of the commands of ``release``."""
     functions = {
         "publish": publish,
-        "release upload": upload,
         "release promote": promote,
         "release yank": yank,
         "release prune": prune,
@@ -149,21 +141,27 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
-    wheels, repository_name = _wheels(arguments)
+    wheels, host = [path.absolute() for path in arguments.wheels], arguments.files
+    options.refuse(
+        (
+            host and not host.startswith(("https://", "http://127.0.0.1:")),
+            f"--files {host} is no address of https.",
+        ),
+        *((not path.is_file(), f"There is no wheel {path}.") for path in wheels),
+    )
     done = _publisher(arguments, signs=not arguments.dry_run).publish(
         wheels,
         arguments.channel,
         verdicts=arguments.verdicts,
-        github=repository_name,
+        host=f"{host.rstrip('/')}/" if host else "",
         url=arguments.url,
         dry_run=arguments.dry_run,
-        send=not arguments.unsent,
     )
     state = f"published, version {done.version} of the index"
     if done.already or arguments.dry_run:
         state = "would be published" if arguments.dry_run else "was published before"
     console.result(f"{done.release} in {done.channel}: {state}")
-    for text in (*done.sent, *missing_lines(done.missing)):
+    for text in missing_lines(done.missing):
         console.result(f"  {text}")
     if done.fingerprint and done.version == 1:
         console.note(
@@ -171,31 +169,6 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
             "write it into ci/release.yaml as `root`."
         )
     return {"published": done, "dry_run": arguments.dry_run}
-
-
-def upload(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Send the wheels of a release that was signed with --unsent."""
-    wheels, repository_name = _wheels(arguments)
-    options.refuse((not repository_name, "`release upload` needs --files github:OWNER/REPO."))
-    sent, others = _publisher(arguments, signs=False).upload(wheels, repository_name)
-    if others:
-        console.warn(f"not of the newest release, so not sent: {', '.join(others)}")
-    console.result(f"sent to {repository_name}: {', '.join(sent) or 'nothing, all was there'}")
-    return {"sent": sent, "others": others}
-
-
-def _wheels(arguments: argparse.Namespace) -> tuple[list[Path], str]:
-    """Return the named wheels, and ``OWNER/REPO`` on GitHub; empty for the folder of the index."""
-    kind, _, name = arguments.files.partition(":")
-    wheels = [path.absolute() for path in arguments.wheels]
-    options.refuse(
-        (
-            (kind, bool(name)) not in (("folder", False), ("github", True)),
-            f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO.",
-        ),
-        *((not path.is_file(), f"There is no wheel {path}.") for path in wheels),
-    )
-    return wheels, name
 
 
 def promote(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -54,24 +54,16 @@ class ReleaseError(SparkwrightError):
             " lists the keys of each role.",
         ),
         "publish-failed": Advice(
-            "A file changed while it was read, or the host stored something else: another "
-            "size, other bytes, a changed draft, or a file above its limit.",
-            "Run the same command again; what arrived whole stays. The index does not name any of"
-            " it yet.",
+            "A file changed while it was read.",
+            "Run the same command again; the index does not name any of it yet.",
         ),
         "release-gpu-foreign": Advice(
             "The wheels or the index are for another GPU than the release policy. An index holds"
             " releases for one GPU only.",
             "Name the architecture of the wheels with --arch, and an index of their own with --at.",
         ),
-        "release-mutable": Advice(
-            "The host would let somebody replace published files: releases of this repository are"
-            " not immutable.",
-            "Switch on immutable releases in the repository's settings, and run again.",
-        ),
         "release-name-taken": Advice(
-            "The index holds these wheels already, or the host has a release of this name "
-            "with other files.",
+            "The index holds these wheels already.",
             "See `sparkwright list --channel candidate` for what there is; a candidate becomes"
             " verified by `sparkwright release promote`.",
         ),

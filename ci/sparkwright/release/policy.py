@@ -176,7 +176,6 @@ class PolicyFile(_Record, frozen=True):
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
         identity: The Sigstore identity that may hold the targets role.
-        immutable: Whether a host that could replace a published file is refused.
         retain: How many candidates of each stack `prune` keeps.
         profile: The profile of G4 and G7, of ``ci/gates/generation.yaml``.
         workloads: What decides G8; empty for those of ``ci/gates/throughput.yaml``.
@@ -191,7 +190,6 @@ class PolicyFile(_Record, frozen=True):
     url: IndexUrl = ""
     root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
     identity: Identity | None = None
-    immutable: bool = True
     retain: Annotated[int, msgspec.Meta(ge=1)] = 12
     profile: str = "default"
     workloads: str = ""

@@ -31,13 +31,10 @@ from sparkwright.client.records import (
     line,
     number,
 )
-from sparkwright.core import github
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
     client_wheel,
-    github_assets,
     pages,
     release_draft,
     repository,
@@ -57,7 +54,6 @@ class Published(msgspec.Struct, frozen=True):
         version: Of the timestamp metadata that offers it.
         already: The same wheels were published before, and nothing was done.
         gated: Every gate was tried with what is published, by the policy of today.
-        sent: Files that were sent to GitHub, those that lay there already not included.
         missing: Wheel → what it lacks for ``verified``.
         fingerprint: Of root 1 of the index.
     """
@@ -67,7 +63,6 @@ class Published(msgspec.Struct, frozen=True):
     version: int = 0
     already: bool = False
     gated: bool = False
-    sent: tuple[str, ...] = ()
     missing: dict[str, tuple[Missing, ...]] = {}
     fingerprint: str = ""
 
@@ -119,10 +114,9 @@ class Publisher:
         channel: Channel | None = None,
         *,
         verdicts: Path | None = None,
-        github: str = "",
+        host: str = "",
         url: str = "",
         dry_run: bool = False,
-        send: bool = True,
     ) -> Published:
         """
         Publish wheels as one release, or complete what a killed run began.
@@ -130,9 +124,9 @@ class Publisher:
         Args:
             channel: None for ``verified`` or a refusal.
             verdicts: The folder of the gates' files; None for beside each wheel.
-            github: ``OWNER/REPOSITORY`` for new wheels; empty for the folder of the index.
+            host: The address below which new wheels are going to lie, with a final slash; empty for
+                the folder of the index.
             url: The address of a new index; empty for that of the policy.
-            send: Whether to send new wheels to GitHub now; otherwise `upload` does.
 
         Raises:
             verified-refused: Something is missing, and ``candidate`` was not asked for.
@@ -179,9 +173,6 @@ class Publisher:
         if dry_run:
             return replace(done, release=name)
         Transaction(index, self.keys, self.policy.file.roles).schedule_signing("targets")
-        published = _published_wheels(index)
-        new = [wheel for wheel in facts if wheel.name not in published]
-        host = self._host(new, github, channel)
         release = release_draft.draft(
             self.context,
             self.policy,
@@ -193,60 +184,16 @@ class Publisher:
             name=name,
             url=url,
             host=host,
-            published=published,
+            published=_published_wheels(index),
             before=earlier[-1] if earlier else None,
         )
-        sent = _upload(host, new) if host and send else []
         with self._changing(index) as change:
             clients = _with_client(change, url)
             change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
             _put_wheels(change, facts, release)
             _set_release(change, release, contents, channel)
         index = self._index()
-        return replace(
-            done,
-            release=name,
-            version=index.version,
-            sent=tuple(sent),
-            fingerprint=index.fingerprint,
-        )
-
-    def upload(self, paths: Sequence[Path], repository: str) -> tuple[list[str], list[str]]:
-        """
-        Send those of the wheels at *paths* to GitHub that the newest release of the stack
-        publishes.
-
-        The signed index names each by its hash and its address there, so no key is needed.
-
-        Returns:
-            The names of the files that were sent, and those of the *paths* that are not of the
-            release.
-
-        Raises:
-            release-unknown: The stack has no release, or a wheel that its newest one has there
-                is not at *paths*.
-            wheel-invalid, archive-unsafe: A wheel cannot be read.
-            And the errors of `GitHubAssets`.
-        """
-        stack = self.context.project.stack
-        newest = self.open().of_stack(stack)[-1:]
-        published = {wheel.sha256: wheel for entry in newest for wheel in entry.release.wheels}
-        own = [path for path in paths if sha256_file(path) in published]
-        addresses = {
-            sha256: wheel.url
-            for sha256, wheel in published.items()
-            if wheel.uploaded == newest[0].release.made
-        }
-        wheels = [wheel for wheel in wheel_facts.read_all(own) if wheel.sha256 in addresses]
-        host = self._host(wheels, repository, newest[0].state.channel) if wheels else None
-        if not host or {*addresses.values()} != {host.url(wheel.name) for wheel in wheels}:
-            raise ClientError(
-                "release-unknown",
-                f"The newest release of {stack} does not publish exactly these wheels in "
-                f"{repository}.",
-                details=sorted(addresses.values()),
-            )
-        return _upload(host, wheels), [path.name for path in paths if path not in own]
+        return replace(done, release=name, version=index.version, fingerprint=index.fingerprint)
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """
@@ -390,22 +337,6 @@ class Publisher:
             )
         return url
 
-    def _host(
-        self, new: Sequence[wheel_facts.WheelFacts], repository: str, channel: Channel
-    ) -> github_assets.GitHubAssets | None:
-        """Return the host of *new* wheels; None for the folder of the index."""
-        if not repository or not new:
-            return None
-        api = github.GitHub.from_environment(self.context.mirrored(github.ADDRESS), seconds=300)
-        return github_assets.GitHubAssets(
-            api,
-            repository,
-            github_assets.tag_of(self.context.project.stack, [wheel.sha256 for wheel in new]),
-            uploads=self.context.mirrored(github_assets.UPLOADS),
-            prerelease=channel == "candidate",
-            immutable=self.policy.file.immutable,
-        )
-
 
 def _set_release(
     change: Transaction, release: Release, contents: release_draft.Contents, channel: Channel
@@ -450,20 +381,6 @@ def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
             record, path, metadata = client_wheel.write(folder, *carried, label=label)
         change.put(record, path, metadata)
     return clients if record in clients else (*clients, record)
-
-
-def _upload(
-    host: github_assets.GitHubAssets, wheels: Sequence[wheel_facts.WheelFacts]
-) -> list[str]:
-    """Send *wheels*, and METADATA of each beside it (PEP 658)."""
-    files: dict[ReleaseFile, Path] = {}
-    with tempfile.TemporaryDirectory(prefix="metadata-") as folder:
-        for wheel in wheels:
-            path, data = Path(folder, f"{wheel.name}.metadata"), wheel.metadata
-            path.write_bytes(data)
-            files[_file(wheel)] = wheel.path
-            files[ReleaseFile(name=path.name, size=len(data), sha256=sha256_bytes(data))] = path
-        return host.publish(files)
 
 
 def _changed(index: IndexFolder, *names: str) -> Changed:

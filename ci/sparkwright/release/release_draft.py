@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
@@ -46,7 +47,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
 from sparkwright.release import decision, locked_set, pages, wheel_facts
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.policy import ReleasePolicy, SetRule
 
 #: What the files of a release hold, wheels not included.
@@ -166,7 +166,7 @@ def draft(
     verdicts: Path | None,
     name: str,
     url: str,
-    host: GitHubAssets | None,
+    host: str,
     published: Mapping[str, ReleaseWheel],
     before: Release | None,
 ) -> Release:
@@ -176,7 +176,8 @@ def draft(
     Args:
         verdicts: The folder of the gates' files; None for beside each wheel.
         name: Of the release.
-        url: The address of the index. *host*: where new wheels go; None for the index.
+        url: The address of the index. *host*: where new wheels go, with a final slash; empty for
+            the index.
         published: The wheels of the index, by file name.
         before: The release of the same stack before it.
 
@@ -238,11 +239,11 @@ def draft(
     return with_notes(release, before, contents)
 
 
-def _address(name: str, published: ReleaseWheel | None, host: GitHubAssets | None) -> str:
+def _address(name: str, published: ReleaseWheel | None, host: str) -> str:
     """Return where the wheel *name* lies or is going to lie; empty for the index."""
     if published:
         return published.url
-    return host.url(name) if host else ""
+    return f"{host}{quote(name, safe='')}" if host else ""
 
 
 def _require_installable(
