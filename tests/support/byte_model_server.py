@@ -140,8 +140,6 @@ class _Handler(loopback.Handler):
         own = self.server
         if self.path == "/tokenize":
             return self._send({"tokens": [(byte + own.shift) % 256 for byte in request["prompt"].encode()]})
-        if self.path == "/detokenize":
-            return self._send({"prompt": bytes(request["tokens"]).decode("utf-8", "replace")})
         with own.lock:
             own.counts["running"] += 1
         try:

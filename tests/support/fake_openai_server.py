@@ -107,7 +107,6 @@ class Handler(loopback.Handler):
             "/health": "", "/metrics": self.server.metrics(), "/version": {"version": VERSION},
             "/v1/models": {"object": "list", "data": [{"id": own.name, "object": "model", "root": own.name, "max_model_len": LIMIT}]},
             "/tokenize": {"max_model_len": LIMIT, "tokens": tokenized(str(body.get("prompt", "")))},
-            "/detokenize": {"prompt": text_of(body.get("tokens", [])).strip()},
         }  # fmt: skip
         with contextlib.suppress(OSError):
             if path == "/v1/completions":

@@ -111,7 +111,7 @@ def gate(
         baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
         quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
-        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
         policy="12" * 32, began=BEGAN, seconds=5321.0,
     )  # fmt: skip
     return replace(result, **changes)
@@ -130,7 +130,7 @@ def bench(
         paired_differences.cell_results(workloads, legs, range(blocks), [], None), legs,
         recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
         quantization=quantization, stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
-        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
         began=BEGAN, seconds=912.0,
     )  # fmt: skip
     return replace(result, **changes)

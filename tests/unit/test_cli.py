@@ -184,7 +184,7 @@ from sparkwright.cli.main import main
 sys.exit(main())
 """
 #: Their modules, by pyproject.toml's names where they differ.
-MODULES = {"cyclonedx-python-lib": "cyclonedx", "nvidia-ml-py": "pynvml", "pyelftools": "elftools"}
+MODULES = {"cyclonedx-python-lib": "cyclonedx", "pyelftools": "elftools"}
 
 
 @pytest.fixture(name="bare")

@@ -69,7 +69,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     result = answered(place, question(place, environment(place, "true", Behaviour(ttft=0.04, tpot=0.02))))
     assert (result.kind, result.state, result.candidate.version) == ("bench", "not-run", "0.33.0")
     assert result.bandwidth
-    assert result.bandwidth.origin == "measured"
+    assert result.bandwidth.gigabytes > 0
     tpot, ttft = (result.figure(result.cells[0], name, "candidate") for name in ("tpot", "ttft"))
     assert tpot.median == pytest.approx(20, rel=0.5)
     assert (ttft.median or 0) >= 36

@@ -39,8 +39,8 @@ def folder(models: ModelHub, shards: int = 2) -> Path:
 
 
 def fetched(server: ModelHub | Listener, store: Store, *, offline: bool = False, seconds: float = 20, **variables: str) -> checkpoint.Checkpoint:
-    source = hub.Hub({"HF_ENDPOINT": server.url, **variables}, seconds)
-    found = source.headers(store, "org/toy", "main", offline=offline)
+    source = hub.Hub({"HF_ENDPOINT": server.url, **variables}, offline=offline, seconds=seconds)
+    found = source.headers(store, "org/toy", "main")
     return checkpoint.join("org/toy", found.config, found.index, found.shards.items())
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import psutil
-import pynvml
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
@@ -133,7 +132,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
     probed = MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
     assert probed.normal == (Reading(0.001, 0.002),) * 3
-    assert probed.bandwidth == store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "measured", "fake")
+    assert probed.bandwidth == store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
     before = probed.snapshot()
     for reading, reference in (("1.5", "slow-state"), ("0", "probe-silent")):
         milliseconds.write_text(reading)
@@ -149,22 +148,15 @@ def machine(folder: Path) -> MachineMonitor:
 
 
 def test_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With unified memory, as NVML reports it; what is not in the answers, NVML does not support."""
-    parent = psutil.Process().ppid()
-    gpu: dict[str, Any] = {
-        "nvmlInit": None, "nvmlDeviceGetHandleByIndex": "gpu", "nvmlDeviceGetVbiosVersion": "9A.0",
-        "nvmlDeviceGetTemperature": 61, "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x40 | 0x80,
-        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in (parent, psutil.Process().pid, 2**22)],
+    """With unified memory, as nvidia-smi reports it; what it does not know is unknown, and programs on another GPU do not count."""
+    parent, own = psutil.Process().ppid(), psutil.Process().pid
+    answers = {
+        "name": "NVIDIA GB10, [N/A], [N/A]", "uuid": "GPU-1, 9A.0, 61, 0x00000000000000c5",
+        "gpu_uuid": f"GPU-1, {parent}\nGPU-1, {own}\nGPU-1, {2**22}\nGPU-2, 1",
     }  # fmt: skip
-
-    def answer(name: str) -> Any:
-        if name not in gpu:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return gpu[name]
-
-    for name in vars(pynvml):
-        if name.startswith(("nvmlInit", "nvmlDeviceGet", "nvmlSystemGet")):
-            monkeypatch.setattr(pynvml, name, lambda *_, name=name: answer(name))
+    cases = "".join(f"*={name},*) printf '%s\\n' '{answer}';;\n" for name, answer in answers.items())
+    processes.script(tmp_path / "nvidia-smi", f"case $1 in\n{cases}esac\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     unified = machine(tmp_path)
     shot = unified.snapshot()
     assert (shot.temperature, unified.firmware()["vbios"]) == (61, "9A.0")
@@ -172,10 +164,10 @@ def test_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert shot.gpu_processes == (f"process {parent}",)
     assert "gpu-shared" in references(unified.disturbances(shot, shot))
     assert unified.policy == POLICY
-    gpu["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=1)
-    assert machine(tmp_path).policy.floor == POLICY.discrete_floor
-    gpu.clear()
-    assert machine(tmp_path).snapshot().temperature is None
+    processes.script(tmp_path / "nvidia-smi", "case $1 in *=uuid,*) echo 'GPU-1, [N/A], [N/A], [N/A]';; *) echo 'NVIDIA H200, 143771, 120000';; esac")
+    other = machine(tmp_path)
+    assert other.policy.floor == POLICY.discrete_floor
+    assert (other.snapshot().temperature, other.snapshot().throttle_reasons) == (None, ())
 
 
 def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_levers_say_what_is_saved_and_what_loads(tmp_path: Path, method: str | N
 
 @pytest.mark.parametrize(
     ("config", "version", "word"),
-    [({"head_dim": 64}, "0.33.0", "heads of 64"), ({"model_type": "gpt_oss"}, "0.33.0", "sinks"), ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "0.33.0", "latent"), ({}, "0.23.0", "0.33")],
+    [({"head_dim": 64}, "0.33.0", "nvfp4-kv-head-64"), ({"model_type": "gpt_oss"}, "0.33.0", "nvfp4-kv-sinks"), ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "0.33.0", "latent"), ({}, "0.23.0", "0.33")],
 )
 def test_what_the_stack_cannot_load_says_why(tmp_path: Path, config: dict[str, Any], version: str, word: str) -> None:
     source = drafting(tmp_path / "m")

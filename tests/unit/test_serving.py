@@ -889,7 +889,7 @@ def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path, file: str,
 
 
 #: What `pip install sparkwright` does not bring.
-ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "ml_dtypes",
+ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "docker", "elftools", "ml_dtypes",
           "cyclonedx", "auditwheel")  # fmt: skip
 BARE = f"""
 import sys

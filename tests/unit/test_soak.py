@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 from msgspec.structs import replace
+from tests.support import processes
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
@@ -289,19 +290,15 @@ def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
 
 def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By the driver's count on all GPUs; a driver that refuses, at first or later, leaves it unknown, which is not a machine without a GPU."""
-    mine, replies = os.getpid(), list[list[tuple[int, int | None]]]()
-    nvml = types.SimpleNamespace(
-        NVMLError=IndexError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int,
-        nvmlDeviceGetComputeRunningProcesses=lambda _: [types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in replies.pop()],
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-
-    replies += [[(mine, 5), (9, None)], [(mine, 100), (8, 10)]]
+    mine = os.getpid()
+    tool = processes.script(tmp_path / "nvidia-smi", f"case $1 in *index*) printf '0\\n1\\n';; *) printf '{mine}, 100\\n8, 10\\n{mine}, 5\\n9, [N/A]\\n';; esac")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     process = Mock(spec=psutil.Process, pid=mine)
     process.memory_info.return_value.rss = 1000
     monitor = Monitor(lambda: [process], tmp_path / "kmsg")
     monitor.sample(1)
-    assert (monitor.watched.memory, "memory-growth" in monitor.watched.unwatched) == ([(1, 1105)], False)
+    assert (monitor.watched.memory, "memory-growth" in monitor.watched.unwatched) == ([(1, 1000 + (105 << 20))], False)
+    processes.script(tool, "echo driver mismatch; exit 18")
     monitor.sample(2)
     assert monitor.watched.unwatched["memory-growth"][0] == "gpu-memory-unknown"
 

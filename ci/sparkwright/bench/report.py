@@ -6,11 +6,9 @@ import itertools
 import math
 from collections import Counter
 
-from markupsafe import Markup
-
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.records import COUNTED, METRICS, Side
-from sparkwright.bench.results import LoadFigure, Result, Series, plausible
+from sparkwright.bench.results import LoadFigure, Result
 from sparkwright.core.console import console
 from sparkwright.core.pages import Table
 from sparkwright.core.states import SIGNS
@@ -19,18 +17,11 @@ from sparkwright.core.states import SIGNS
 NOT_MEASURED = "not measured"
 #: Headings of a figure, as `figure_texts` gives it.
 FIGURE_HEADS = ("Figure", ">Median", ">95 % interval", ">Samples")
-#: An interval beside its bound, from the left (better) to the right (worse).
-_BAR = Markup(
-    '<svg class="bar" viewBox="0 0 200 16" aria-hidden="true">'
-    '<line class="bound" x1="{3:.1f}" x2="{3:.1f}" y2="16"/><line x1="100" x2="100" y2="16"/>'
-    '<line class="span" x1="{0:.1f}" x2="{2:.1f}" y1="8" y2="8"/>'
-    '<circle cx="{1:.1f}" cy="8" r="4"/></svg>'
-)
 
 
 def number(value: float | None) -> str:
     """Return *value* with four significant digits, and thousands apart."""
-    if value is None or not plausible(value):
+    if value is None or not 0 < value < math.inf:
         return NOT_MEASURED
     decimals = max(0, 3 - math.floor(math.log10(value)))
     return f"{value:,.{decimals}f}"
@@ -49,56 +40,26 @@ def verdict(result: Result) -> tuple[str, str]:
     return SIGNS[result.state], result.state
 
 
-def ratio(series: Series) -> float | None:
-    """Return the candidate's median by the baseline's; None if it is not known."""
-    if not series.candidate or not series.baseline:
-        return None
-    return series.candidate / series.baseline
-
-
-def costs(series: Series) -> list[float]:
-    """
-    Return the logarithms of the interval's better end, the ratio and the worse end of *series*,
-    positive where the candidate is worse; empty if they are unknown.
-
-    An unknown end is the ratio itself.
-    """
-    middle = ratio(series) or 0.0
-    values = [series.low or middle, middle, series.high or middle]
-    if not all(map(plausible, values)):
-        return []
-    logarithms = [math.log(value) for value in values]
-    if METRICS[series.metric][3]:
-        return [-value for value in reversed(logarithms)]
-    return logarithms
-
-
 def ratios(result: Result) -> Table:
     """Return the candidate against the baseline: a ratio and its interval for each series."""
     pairs = [(cell, series) for cell in result.cells for series in cell.series if result.baseline]
-    ends = [abs(value) for _, series in pairs for value in costs(series)]
-    widest = max([*ends, *(series.margin for _, series in pairs), 0.001])
     rows = []
     for cell, series in pairs:
-        sign, says, bar = "", "does not decide", ""
+        sign, says = "", "does not decide"
         if series.primary:
             sign, says = f"{SIGNS[series.state]} ", f"{series.state}: {series.conclusion}"
-        if positions := costs(series):
-            shares = [position / widest for position in (*positions, series.margin)]
-            bar = _BAR.format(*(100 + 95 * share for share in shares))
+        ratio = (series.candidate or 0.0) / (series.baseline or math.inf)
         rows.append(
             (
-                cell.name, sign + METRICS[series.metric][0], number(ratio(series)),
-                interval(series.low, series.high), f"{len(series.differences)}", bar,
+                cell.name, sign + METRICS[series.metric][0], number(ratio),
+                interval(series.low, series.high), f"{len(series.differences)}",
                 says.removesuffix(": "),
             )
         )  # fmt: skip
-    heads = (
-        "Workload", "Metric", ">Ratio", ">95 % interval", ">Blocks", "← better · worse →", "Says",
-    )  # fmt: skip
+    heads = ("Workload", "Metric", ">Ratio", ">95 % interval", ">Blocks", "Says")
     note = (
         "Candidate by baseline, of the medians over the blocks of launches. Times below 1 and "
-        "rates above 1 are better. Rows with a sign decide; the dashed line is the margin."
+        "rates above 1 are better. Rows with a sign decide."
     )
     return Table("Candidate against baseline", heads, rows, 5, note)
 
@@ -156,4 +117,7 @@ def show_quick(look: QuickLook, title: str) -> None:
     """Print a quick look under the *title*."""
     rows = [figure_texts(figure) for figure in look.figures]
     console.table(title, FIGURE_HEADS, rows, result=True)
-    console.result(look.disclaimer)
+    console.result(
+        "A quick look, not a gate: one launch, nothing compared. The interval covers the runs, and "
+        "not what differs between launches."
+    )

@@ -21,15 +21,7 @@ from sparkwright.core.states import State
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
 
-#: Smallest and largest number that a machine may have given.
-_LEAST, _MOST = 1e-9, 1e12
-
 Kind = Literal["gate", "bench"]
-
-
-def plausible(value: float) -> bool:
-    """Return whether *value* is a positive number that a machine may have given."""
-    return _LEAST < value < _MOST
 
 
 class LoadFigure(msgspec.Struct, frozen=True):
@@ -54,7 +46,7 @@ class LoadFigure(msgspec.Struct, frozen=True):
 def load_figure(name: str, values: Iterable[float | None]) -> LoadFigure:
     """Return the figure *name* of `FIGURES` over *values*, one of each sample."""
     title, unit, factor, _ = FIGURES[name]
-    samples = [factor * value for value in values if value is not None and plausible(value)]
+    samples = [factor * value for value in values if value is not None and value > 0]
     if not samples:
         return LoadFigure(title, unit)
     median = statistics.median(samples)

@@ -191,12 +191,12 @@ def quick(
             prompt_file=texts, request_rate=rate, natural_length=natural,
         )  # fmt: skip
         try:
-            look = quick_look.quick_look(generator, load, warnings)
+            look = quick_look.quick_look(generator, load)
         except LoadError as error:
             what = f"{name} was not measured."
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
         change = counter_change(counters, _counters(client))
-    for warning in look.warnings:
+    for warning in warnings:
         console.warn(warning)
     conditions = (
         f"{cell.name}: {look.runs} runs of {look.requests} requests",
@@ -211,6 +211,7 @@ def quick(
     facts = {
         "accepted_drafts": accepted,
         "quick": look,
+        "warnings": warnings,
         "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},
         "host": {**host_facts(), **machine.firmware()},
         "candidate": subject or {},

@@ -196,10 +196,8 @@ def _checkpoint(arguments: argparse.Namespace, context: RunContext) -> Checkpoin
         else:
             if local.checkpoint:
                 return local.checkpoint
-    began, source = time.monotonic(), hub.Hub(os.environ)
-    headers = source.headers(
-        context.store, arguments.model, arguments.revision or "main", offline=context.offline
-    )
+    began, source = time.monotonic(), hub.Hub(os.environ, offline=context.offline)
+    headers = source.headers(context.store, arguments.model, arguments.revision or "main")
     seconds = duration(time.monotonic() - began)
     console.note(f"{size(source.received)} of headers came from {source.address} in {seconds}")
     if arguments.save:

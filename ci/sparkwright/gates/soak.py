@@ -28,6 +28,7 @@ from sparkwright.bench.machine import watchdog
 from sparkwright.bench.records import Count, Positive
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.core import memory
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.states import State
@@ -352,21 +353,15 @@ def gpu_memory(pids: Container[int]) -> float | None:
 
     It is 0 without a GPU, and None if the driver does not count the memory of all of them.
     """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    except pynvml.NVMLError:
+    gpus, failure = memory.query("gpu=index")
+    if not gpus and not failure:
         return 0.0
-    try:
-        lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
-    except pynvml.NVMLError:
+    rows, failure = memory.query("compute-apps=pid,used_memory")
+    sizes = [size for pid, size in rows if pid.isdecimal() and int(pid) in pids]
+    # The driver states no number for memory that it does not count; a sum without it is wrong.
+    if failure or not sizes or not all(map(str.isdecimal, sizes)):
         return None
-    used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
-    # The driver reports None for memory that it does not count; a sum without it is wrong.
-    return None if None in used or (devices and not used) else float(sum(used))
+    return float(sum(map(int, sizes)) << 20)
 
 
 CHECKS = (

@@ -92,7 +92,7 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
 def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> int:
     """Return the bytes of the weights that vLLM fetches, by what the hub states; 0 without that."""
     with contextlib.suppress(hub.HubError):
-        files = hub.Hub(variables, PATIENCE).listing(name, revision, sizes=True).siblings
+        files = hub.Hub(variables, seconds=PATIENCE).listing(name, revision, sizes=True).siblings
         return sum(file.size for file in files if _WEIGHTS.fullmatch(file.rfilename))
     return 0
 

@@ -19,6 +19,8 @@ from sparkwright.core.store import Store
 
 #: Characters of the shortest first turn and the longest prompt that are used.
 SHORTEST, LONGEST = 16, 1 << 16
+#: Characters by which prompts differ at their beginning.
+BEGINNING = 64
 #: Prompts of this program's own text, at least; but for the last that are too short.
 DIFFERENT = 96
 #: Tokens of a vocabulary that has words, and not only pieces of them.
@@ -88,8 +90,9 @@ def programs(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -> P
     # Tokenizers of today have 3 to 4 characters a token of English or Python; all have one.
     step = max(16, 5 * tokens // 2 if vocabulary >= LARGE_VOCABULARY else 3 * tokens // 4)
     stride = min(step, len(text) // DIFFERENT)
-    pieces = [text[begin : begin + step] for begin in range(0, len(text) - step, stride)]
-    lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces)
+    starts = range(0, len(text) - step, stride)
+    pieces = {text[begin : begin + BEGINNING]: text[begin : begin + step] for begin in starts}
+    lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces.values())
     path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
     return store.write(path, lines.encode())
 

@@ -1,15 +1,14 @@
-"""Observe the machine: GPU (NVML), load of others, memory, and readings of the probe."""
+"""Observe the machine: GPU (nvidia-smi), load of others, and readings of the probe."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
-import pynvml
 from msgspec.structs import replace
 
 from sparkwright.bench.machine.probe import ProbeError, ProbeResult, probe
@@ -24,12 +23,16 @@ from sparkwright.bench.machine.state_checks import (
 )
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
+from sparkwright.core import memory
 from sparkwright.core.console import console
+from sparkwright.core.memory import MachineMemory
 from sparkwright.core.store import Store
 
 #: Seconds over which the load of other programs is measured; the kernel counts in hundredths.
 LOAD_SECONDS = 0.5
 
+#: Fields of nvidia-smi that are read of the GPU.
+_FIELDS = ("uuid", "vbios_version", "temperature.gpu", "clocks_event_reasons.active")
 #: Files that name the machine and its firmware; none has a serial number or a host's name.
 DMI = Path("/sys/class/dmi/id")
 
@@ -64,30 +67,29 @@ class MachineMonitor:
             # counts: too low a ceiling would make sound measurements look impossible.
             seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
             gigabytes = round(device.bytes / seconds / 1e9, 2)
-            self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
+            self.bandwidth = Bandwidth(gigabytes, device.name)
             store.put(*BANDWIDTH, self.bandwidth)
-        self._gpu = _gpu(self._device.uuid if self._device else "")
-        # A GPU without memory of its own does not report any.
-        if not self._gpu or self._query("nvmlDeviceGetMemoryInfo"):
+        if not MachineMemory.here().unified:
             policy = replace(policy, floor=policy.discrete_floor)
         self.policy = policy
 
-    def _query(self, function: str, *arguments: Any) -> Any:
-        """Return what an NVML *function* reports of the GPU; None if it is not supported."""
-        if self._gpu is not None:
-            with contextlib.suppress(pynvml.NVMLError):
-                return getattr(pynvml, function)(self._gpu, *arguments)
-        return None
+    def _gpu(self) -> tuple[str, ...]:
+        """Return what the driver says of the GPU, or the first one, as `_FIELDS` has it."""
+        uuid = self._device.uuid if self._device else ""
+        for row in memory.query(f"gpu={','.join(_FIELDS)}")[0]:
+            if row[0].endswith(uuid):
+                return tuple("" if word.startswith("[") else word for word in row)
+        return ("",) * len(_FIELDS)
 
     def firmware(self) -> dict[str, str]:
         """Return the versions of firmware that the machine's speed depends on, without serials."""
         facts = {
-            "vbios": self._query("nvmlDeviceGetVbiosVersion"),
+            "vbios": self._gpu()[1],
             "machine": _text(DMI / "product_name"),
             "firmware": _text(DMI / "bios_version"),
             "controller": _text(DMI / "ec_firmware_release"),
         }
-        return {name: str(value) for name, value in facts.items() if value}
+        return {name: value for name, value in facts.items() if value}
 
     def _readings(self, policy: ProbePolicy, count: int = 1) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
@@ -129,11 +131,13 @@ class MachineMonitor:
         """Return the state now, without the probe; this program and its children are no others."""
         own = [psutil.Process(), *psutil.Process().children(recursive=True)]
         other_load = _other_load(own)
-        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
-        computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
-        others = {user.pid for user in computing} - {each.pid for each in own}
+        uuid, _, celsius, reasons = self._gpu()
+        bits = int(reasons, 16) if re.fullmatch("0x[0-9a-fA-F]+", reasons) else 0
+        users, _ = memory.query("compute-apps=gpu_uuid,pid")
+        computing = {int(pid) for gpu, pid in users if gpu == uuid and pid.isdecimal()}
+        others = computing - {each.pid for each in own}
         return Snapshot(
-            temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+            temperature=float(celsius) if celsius.isdecimal() else None,
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             other_load=other_load,
             # Those of another container are not seen here, and may be the server.
@@ -145,16 +149,6 @@ class MachineMonitor:
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""
         return disturbances(before, after, self.normal, self.policy)
-
-
-def _gpu(uuid: str) -> Any:
-    """Return NVML's handle of the GPU of that *uuid* or of the first; None without a GPU."""
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        if uuid:
-            return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    return None
 
 
 def _text(path: Path) -> str:

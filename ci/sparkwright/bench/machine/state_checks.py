@@ -46,9 +46,8 @@ UNSTEADY = "machine-unsteady"
 #: What passes by itself, or with another program.
 PASSING = ("slow-state", "throttled", "too-hot", "machine-busy", "gpu-shared", UNSTEADY)
 
-#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU and clocks set by an
-#: application are no throttling; a power cap is common under load, and shows in the probe if it
-#: matters.
+#: Bits of clocks_event_reasons.active (nvml.h) → names. An idle GPU and clocks set by a program are
+#: no throttling; a power cap is common under load, and shows in the probe if it matters.
 THROTTLE_REASONS: Mapping[int, str] = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -162,7 +162,11 @@ def read(path: Path) -> Checkpoint:
         config = _document(config_path, CONFIG, dict[str, Any])
     index = _document(index_path, INDEX, WeightIndex) if index_path.exists() else WeightIndex()
     names = [file.name for file in list_folder(path, "*.safetensors")]
-    return join(path.name, config, index, _stored(path, shards(path.name, index, names)))
+    stored = []
+    for name in shards(path.name, index, names):
+        require(path / name)
+        stored.append((name, _header(path / name)))
+    return join(path.name, config, index, stored)
 
 
 def translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,32 +202,26 @@ def join(
     headers: Iterable[tuple[str, ShardHeader]],
 ) -> Checkpoint:
     """
-    Return the model whose shards have these *headers*, by name. A copy of a tensor in a shard that
-    the index does not name for it is none of the model's.
+    Return the model whose shards have these *headers*, by name. A tensor may be in more shards than
+    the one that the index names for it, in the same form.
 
     Raises:
         checkpoint-invalid: As `read`.
     """
     tensors: dict[str, Tensor] = {}
-    copies: dict[str, Tensor] = {}
-    names = []
+    lost, names = set(index.weight_map), []
     for shard, stored in headers:
         names.append(shard)
         for name, tensor in parse(shard, stored).items():
-            own = index.weight_map.get(name, shard) == shard and name not in tensors
-            if not own and copies.setdefault(name, tensor) != tensor:
+            if tensors.setdefault(name, tensor) != tensor:
                 raise invalid(f"{shard} holds {name[:200]!r} in another form than other shards.")
-            if own:
-                tensors[name] = tensor
+            if index.weight_map.get(name) == shard:
+                lost.discard(name)
         if len(tensors) > MOST_TENSORS:
             raise invalid(f"{model} has more than {MOST_TENSORS:,} tensors.")
-    if differing := [name for name in copies if tensors.get(name) != copies[name]]:
-        what = f"{len(differing):,} tensors are in other shards, or in other forms, than the index"
-        raise invalid(f"{what} states.", details=differing[:5])
-    if lost := sorted(index.weight_map.keys() - tensors.keys()):
-        raise invalid(
-            f"The index names {len(lost):,} tensors that no shard holds.", details=lost[:5]
-        )
+    if lost:
+        what = f"The index names {len(lost):,} tensors that their shards do not hold."
+        raise invalid(what, details=sorted(lost)[:5])
     return Checkpoint(config, tensors, tuple(names))
 
 
@@ -273,12 +271,6 @@ def parse(shard: str, stored: ShardHeader) -> dict[str, Tensor]:
     if end != data:
         raise invalid(f"{shard} describes {end:,} bytes of data and holds {data:,}.")
     return tensors
-
-
-def _stored(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ShardHeader]]:
-    for name in names:
-        require(folder / name)
-        yield name, _header(folder / name)
 
 
 def _header(path: Path) -> ShardHeader:

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -88,16 +89,19 @@ class Hub:
 
     Args:
         variables: The environment.
+        offline: Ask for nothing.
         seconds: Until everything must have arrived.
 
     Attributes:
         received: Bytes that arrived.
     """
 
-    def __init__(self, variables: Mapping[str, str], seconds: float = SECONDS) -> None:
+    def __init__(
+        self, variables: Mapping[str, str], *, offline: bool = False, seconds: float = SECONDS
+    ) -> None:
         self.address = (variables.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
         self.received = 0
-        self._token = variables.get("HF_TOKEN", "")
+        self._token, self._offline = variables.get("HF_TOKEN", ""), offline
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def listing(self, name: str, revision: str, *, sizes: bool = False) -> Listing:
@@ -114,14 +118,10 @@ class Hub:
         except (ValueError, RecursionError) as error:
             raise self._unusable("states a model in an unknown form", error) from error
 
-    def headers(
-        self, store: Store, name: str, revision: str, *, offline: bool = False
-    ) -> HeaderFile:
+    def headers(self, store: Store, name: str, revision: str) -> HeaderFile:
         """
-        Return the model *name* without its weights, and keep it in *store*.
-
-        Args:
-            offline: Take what the store has; also done if the hub does not answer.
+        Return the model *name* without its weights, and keep it in *store*; if the hub does not
+        answer, the one that the store has.
 
         Raises:
             hub-missing, hub-refused, hub-unreachable: The hub does not send it.
@@ -131,8 +131,6 @@ class Hub:
         folder, key = f"hub/{name.replace('/', '--')}", quote(revision, safe="")
         snapshot = store.get(folder, key, _Snapshot)
         try:
-            if offline:
-                raise self._unusable("is not asked (--offline)", f"{name} is not in the store")
             listing = self.listing(name, revision)
         except HubError as error:
             if error.reference != "hub-unreachable" or not snapshot:
@@ -143,26 +141,19 @@ class Hub:
                 snapshot = self._snapshot(name, listing)
                 store.put(folder, key, snapshot)
         folder = f"{folder}/{snapshot.commit}"
-        headers = {
-            shard: header
-            for shard in snapshot.shards
-            if (header := store.get(folder, shard, ShardHeader))
-        }
-        missing = [shard for shard in snapshot.shards if shard not in headers]
-        if missing and offline:
-            raise self._unusable("is not asked (--offline)", f"the store lacks {missing[0]}")
+        headers, size = dict[str, ShardHeader](), 0
+        fetch = partial(self._stored_shard, store, folder, f"{name}/resolve/{snapshot.commit}")
         with ThreadPoolExecutor(PARALLEL) as pool:
-            pending = [pool.submit(self._shard, name, snapshot.commit, shard) for shard in missing]
             try:
-                for shard, future in zip(missing, pending, strict=True):
-                    headers[shard] = future.result()
-                    store.put(folder, shard, headers[shard])
-                    if sum(len(header.header) for header in headers.values()) > checkpoint.HEADERS:
+                for shard, header in zip(
+                    snapshot.shards, pool.map(fetch, snapshot.shards), strict=True
+                ):
+                    headers[shard], size = header, size + len(header.header)
+                    if size > checkpoint.HEADERS:
                         raise checkpoint.invalid(f"The headers of {name} have no end.")
             finally:
                 pool.shutdown(cancel_futures=True)
-        ordered = {shard: headers[shard] for shard in snapshot.shards}
-        return HeaderFile(snapshot.config, snapshot.index, ordered)
+        return HeaderFile(snapshot.config, snapshot.index, headers)
 
     def _snapshot(self, name: str, listing: Listing) -> _Snapshot:
         names = [sibling.rfilename for sibling in listing.siblings]
@@ -180,8 +171,15 @@ class Hub:
         config = config if file == _CONFIG else checkpoint.translated(config)
         return _Snapshot(listing.sha, config, index, tuple(shards))
 
-    def _shard(self, name: str, commit: str, shard: str) -> ShardHeader:
-        path = f"{name}/resolve/{commit}/{quote(shard)}"
+    def _stored_shard(self, store: Store, folder: str, address: str, shard: str) -> ShardHeader:
+        """Return the header of *shard* that *store* has, or else fetch it and store it."""
+        header = store.get(folder, shard, ShardHeader)
+        if header is None:
+            header = self._shard(f"{address}/{quote(shard)}", shard)
+            store.put(folder, shard, header)
+        return header
+
+    def _shard(self, path: str, shard: str) -> ShardHeader:
         data, size = self._range(path, 0, FIRST)
         end = 8 + checkpoint.header_length(shard, size, data)
         if end > len(data):
@@ -205,6 +203,8 @@ class Hub:
         return reply.body[: end - first], int(stated[1])
 
     def _get(self, path: str, **options: Any) -> Reply:
+        if self._offline:
+            raise self._unusable("is not asked (--offline)", f"the store lacks {path}")
         left = self._until - time.monotonic()
         if left <= 0:
             raise self._unusable(f"did not send everything in {self._seconds:g} s", path)

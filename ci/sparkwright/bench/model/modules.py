@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -71,13 +71,11 @@ class Bandwidth(msgspec.Struct, frozen=True):
     How fast memory is read.
 
     Attributes:
-        gigabytes: 10^9 bytes per second.
-        origin: How it is known; ``nominal`` is the maker's figure, in older records.
-        device: The device that was measured or is meant.
+        gigabytes: 10^9 bytes per second, as measured.
+        device: The device that was measured.
     """
 
     gigabytes: float
-    origin: Literal["measured", "nominal"]
     device: str = ""
 
 

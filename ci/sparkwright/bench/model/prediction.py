@@ -25,6 +25,7 @@ from packaging.version import Version
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import Checkpoint
 from sparkwright.bench.model.modules import DRAFT_HEADS, ModuleAudit, ModuleRow
+from sparkwright.bench.recipes import traps
 from sparkwright.core.memory import CacheShape
 
 #: 10^9 bytes a second that a GB10 reads of its nominal 273 (ds4#773, LIL#323, hasso5703, veloGB10).
@@ -161,17 +162,15 @@ class StoredModel(msgspec.Struct, frozen=True):
 
     def draft_head(self, serving: Serving) -> float:
         """Return the bytes of the output layer that a draft reads."""
-        groups = {
-            row.group: row for row in self.audit.rows if row.group in ("lm_head", "embeddings")
-        }
+        groups = {row.group: row for row in self.audit.rows}
         row = groups.get("lm_head") or groups.get("embeddings")
         if row is None:
             return 0.0
+        part = 1.0 if row.quantised else DRAFT_HEADS.get(serving.head, 1.0)
         vocabulary = self.config.get("vocab_size")
-        part = 1.0
-        if serving.vocabulary and type(vocabulary) is int and vocabulary > serving.vocabulary:
-            part = serving.vocabulary / vocabulary
-        return row.bytes * part * (1.0 if row.quantised else DRAFT_HEADS.get(serving.head, 1.0))
+        if serving.vocabulary and type(vocabulary) is int:
+            part *= min(1.0, serving.vocabulary / max(1, vocabulary))
+        return row.bytes * part
 
     def rate(
         self, serving: Serving, bandwidth: tuple[float, float], acceptance: tuple[float, float]
@@ -250,7 +249,10 @@ def levers(
         reduced = replace(serving, vocabulary=VOCABULARY)
         add(f"draft vocabulary of {VOCABULARY:,}", model, reduced, loads)
     add("cache in FP8", model, replace(serving, cache="fp8"), "yes: --kv-cache-dtype=fp8")
-    nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else _nvfp4_cache(model.config)
+    trap = next(traps.find(["--kv-cache-dtype=nvfp4"], vllm, traps.facts_of(model.audit)), None)
+    nvfp4 = f"no: {trap.reference}" if trap else "yes: --kv-cache-dtype=nvfp4"
+    if older or model.config.get("kv_lora_rank"):
+        nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else "unknown: with latent attention"
     add("cache in NVFP4", model, replace(serving, cache="nvfp4"), nvfp4)
     if model.draft_layers:
         served = [replace(serving, drafts=count) for count in range(MOST_DRAFTS + 1)]
@@ -280,14 +282,3 @@ def _in_fp8(model: StoredModel, group: str) -> StoredModel:
         read = row.read * (1 - less / max(1, row.bytes))
         rows.append(replace(row, bytes=row.bytes - less, read=read))
     return replace(model, audit=replace(model.audit, rows=tuple(rows)))
-
-
-def _nvfp4_cache(config: Mapping[str, Any]) -> str:
-    """Return whether vLLM 0.33 reads a cache in NVFP4 on a GB10 (FlashInfer's FA2)."""
-    if config.get("head_dim") == 64:
-        return "no: not with heads of 64"
-    if config.get("model_type") == "gpt_oss":
-        return "no: not with attention sinks"
-    if config.get("kv_lora_rank"):
-        return "unknown: latent attention has a form of its own"
-    return "yes: --kv-cache-dtype=nvfp4"

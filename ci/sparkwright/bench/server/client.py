@@ -201,10 +201,6 @@ class _Tokens(msgspec.Struct):
     tokens: tuple[TokenId, ...]
 
 
-class _Text(msgspec.Struct):
-    prompt: str
-
-
 class Client:
     """
     A server, and the model that it is asked for.
@@ -281,11 +277,6 @@ class Client:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the tokens of *text*, with those that the tokenizer adds to a prompt."""
         return self._ask("/tokenize", _Tokens, {"model": self.model(), "prompt": text}).tokens
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of *tokens*."""
-        request = {"model": self.model(), "tokens": list(tokens)}
-        return self._ask("/detokenize", _Text, request).prompt
 
     def complete(
         self,

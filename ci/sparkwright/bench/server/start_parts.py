@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
 
@@ -83,10 +83,9 @@ class StartLog:
     def __init__(self, began: float | None = None) -> None:
         self.ready = False
         self._start, self._imports = began, None if began is None else 0.0
-        #: Part, process → seconds; part, event → count; part → begin; and the stamps at both ends.
+        #: Part → process → seconds; part → event → count; and the stamps at both ends.
         self._seconds: dict[str, dict[str, float]] = {}
-        self._counts: dict[str, Counter[str]] = {}
-        self._began: dict[str, datetime] = {}
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
         self._stamps: list[datetime] = []
 
     def add(self, line: str) -> None:
@@ -102,16 +101,17 @@ class StartLog:
         clock = datetime.strptime(f"2024-{stamp['time']}", "%Y-%m-%d %H:%M:%S")
         self._stamps = [*self._stamps[:1], clock]
         process = (stamp["process"] or "").rpartition(" pid=")[0]
+        elapsed = (clock - self._stamps[0]).total_seconds()
         for name, event, pattern in LINES:
             if not (match := re.search(pattern, line)):
                 continue
             seconds = self._seconds.setdefault(name, {})
             if event == "begin":
-                self._began[name] = clock
+                seconds[""] = -elapsed
             elif event == "end":
-                seconds[""] = (clock - self._began.pop(name, clock)).total_seconds()
+                seconds[""] = elapsed + seconds.get("", -elapsed)
             elif event:
-                self._counts.setdefault(name, Counter())[event] += 1
+                self._counts[name][event] += 1
             else:
                 seconds[process] = seconds.get(process, 0.0) + float(match[1])
 
@@ -120,8 +120,9 @@ class StartLog:
         parts = [] if self._imports is None else [StartPart("imports", self._imports)]
         for name in dict.fromkeys(name for name, _, _ in LINES):
             if name in self._seconds:
-                slowest = max(self._seconds[name].values(), default=None)
-                parts.append(StartPart(name, slowest, dict(self._counts.get(name, {}))))
+                ended = [each for each in self._seconds[name].values() if each >= 0]
+                slowest = max(ended, default=None)
+                parts.append(StartPart(name, slowest, dict(self._counts[name])))
         if self._stamps:
             total = (self._stamps[-1] - self._stamps[0]).total_seconds()
             parts.append(StartPart("from the first line to the last", total))
