@@ -54,9 +54,6 @@ def cells(*names: str, primary: tuple[Metric, ...] = ("tpot",)) -> list[Workload
 
 
 POINTS = ("128/128 c1", "1024/1024 c1", "8192/1024 c1", "1024/1024 c8", "1024/1024 c32")
-LADDER = tuple(f"1024/1024 c{users}" for users in (1, 2, 4, 8, 16, 32, 64))
-
-
 def _legs(
     workloads: Sequence[WorkloadCell], blocks: Sequence[int], sides: tuple[Side, ...], chance: random.Random,
     speed: float, slower: float, noise: float,
@@ -121,7 +118,7 @@ def bench(
     *names: str, speed: float = 0.024, quantization: str = "NVFP4", blocks: int = 4, seed: int = 1, **changes: Any
 ) -> Result:  # fmt: skip
     """Return a bench's result of the workloads *names*, with *changes* of its fields."""
-    workloads = cells(*(names or LADDER), primary=())
+    workloads = cells(*(names or POINTS), primary=())
     legs = tuple(
         _legs(workloads, range(blocks), ("candidate",), random.Random(seed), speed, 0.0, 0.004)
     )
@@ -134,15 +131,6 @@ def bench(
         began=BEGAN, seconds=912.0,
     )  # fmt: skip
     return replace(result, **changes)
-
-
-def spoiled() -> Result:
-    """Return a gate whose servers died in each measurement."""
-    result = gate(*POINTS[:2])
-    reason = Reason("server-died", "the server ended with signal 9")
-    legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
-    results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None)
-    return replace(result, state="invalid", legs=legs, cells=results)
 
 
 def hostile() -> Result:
@@ -162,8 +150,6 @@ def hostile() -> Result:
 
 
 EXAMPLES: dict[str, Callable[[], Result]] = {
-    "pass": lambda: gate(slower=-0.012), "fail": lambda: gate(slower=0.06), "undecided": lambda: gate(noise=0.02),
-    "invalid": spoiled, "hostile": hostile, "nvfp4": bench, "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
-    "once": lambda: bench(speed=0.05, quantization="FP8", blocks=1),
+    "fail": lambda: gate(slower=0.06), "hostile": hostile, "bench": bench,
     "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
 }  # fmt: skip

@@ -185,28 +185,3 @@ def test_the_bench_of_effects_finds_the_true_ratio_and_prints_lines_for_the_file
     assert time.ratio == pytest.approx(2, rel=0.25)
     assert (time.count, time.wheel == time.baseline) == (3, False)
     assert len((tmp_path / "out" / "waiting.jsonl").read_text().splitlines()) == 3
-
-
-def test_the_bench_of_effects_has_no_time_for_a_round_after_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="not measured: the budget is over"):
-        measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--budget", "0")
-
-
-def test_the_bench_of_effects_compares_no_answers_without_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It said that as many answers as are usual are equal. A model that is another in any file begins anew."""
-    measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--rounds", "1", prompts="w1 w2")
-    assert "greedy text: 1 answers" in capsys.readouterr().out
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
-    measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), "--rounds", "1", prompts="w1 w2")
-    assert len({json.loads(line)["key"] for line in (tmp_path / "out" / "graphs.jsonl").read_text().splitlines()}) == 2
-    with pytest.raises(SystemExit, match="has no prompts"):
-        measure(tmp_path, monkeypatch, "graphs", Behaviour(), Behaviour(), prompts="")
-
-
-def test_tokens_that_share_a_number_have_one_digest_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rehearsals sorted by the number alone, or not at all, and vLLM's patch refused what they made."""
-    monkeypatch.syspath_prepend(str(ROOT / "ci" / "bench"))
-    identity = importlib.import_module("draft_vocabulary").identity
-    assert identity({"b": 1, "a": 1, "c": 0}) == identity({"c": 0, "a": 1, "b": 1})
-    for program in ("lookup.py", "models.py"):
-        assert "draft_vocabulary.identity(words)" in (ROOT / "ci" / "rehearsal" / program).read_text("utf-8")

@@ -6,17 +6,14 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.refusals import refusal
 from tests.support import processes
 
-from sparkwright.bench.machine import monitor, probe, watchdog
+from sparkwright.bench.machine import probe, watchdog
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.probe import ProbeError
 from sparkwright.bench.machine.state_checks import (
@@ -57,21 +54,6 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 def references(reasons: tuple[Reason, ...]) -> list[str]:
     return [reason.reference for reason in reasons]
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"floor": 0}, ""), ({"band": 0}, "probe"), ({"readings": 2}, "probe"), ({"min_ratio": 1.0}, "probe"),
-        ({"max_other_load": 1.5}, ""), ({"discards": -1}, ""),
-        ({"unknown": 1}, ""),
-    ],
-)  # fmt: skip
-def test_policy_without_sense_is_refused(changes: dict[str, Any], part: str) -> None:
-    data = msgspec.to_builtins(POLICY)
-    (data[part] if part else data).update(changes)
-    with refusal("file-invalid"):
-        strict_yaml.parse(strict_yaml.dump(data), MachinePolicy, "machine.yaml")
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -168,15 +150,6 @@ def test_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     other = machine(tmp_path)
     assert other.policy.floor == POLICY.discrete_floor
     assert (other.snapshot().temperature, other.snapshot().throttle_reasons) == (None, ())
-
-
-def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the one processor that we may use, 70 % are busy, and 50 % are ours; the time of ended children counts."""
-    own = iter([(0.0,) * 5, (0.1, 0.1, 0.05, 0.0, 99.0)])
-    monkeypatch.setattr(psutil, "cpu_percent", lambda _, percpu: [100.0, 70.0])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
-    ours = SimpleNamespace(cpu_times=lambda: next(own))
-    assert monitor._other_load([ours]) == pytest.approx(0.2)  # type: ignore[list-item]  # as a process
 
 
 def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Recipes, workloads and preflight: the reviewed files, launches for each release, and refusals."""
+"""Recipes, workloads, preflight and known traps: the reviewed files, launches for each release, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import re
 import shutil
 import textwrap
-import tomllib
 import venv
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, traps, workloads
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.traps import ModelFacts
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
@@ -167,13 +167,6 @@ def test_recipe_of_the_guide_has_ten_lines_and_is_sound(tmp_path: Path) -> None:
     (tmp_path / "ci" / "recipes" / f"{name}.yaml").write_text(text)
     assert len(text.splitlines()) == 10
     assert preflight.findings(recipe.load(tmp_path, name), WORKLOADS, SPARK) == []
-
-
-def test_recipe_for_a_spark_states_its_class() -> None:
-    """And every class has a recipe."""
-    classes = {path.stem for path in (ROOT / "ci" / "recipes" / "classes").glob("*.yaml")}
-    assert all(recipe.load(ROOT, name).inherits for name in recipe.names(ROOT))
-    assert {recipe.load(ROOT, name).inherits for name in NAMES} - {""} == classes
 
 
 def served(*arguments: str) -> dict[str, Any]:
@@ -405,15 +398,6 @@ def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
     assert caught is None or caught.value.details[0].startswith(reference)
 
 
-def test_triton_that_is_refused_is_that_of_the_release_that_is_named() -> None:
-    """A stack with another Triton or vLLM has to look at the rule again."""
-    lock = tomllib.loads((ROOT / "build" / "2026.11" / "pylock.toml").read_text("utf-8"))
-    assert {package["version"] for package in lock["packages"] if package["name"] == "triton"} == {"3.8.0"}
-    stack = yaml.safe_load((ROOT / "forks" / "2026.11" / "stack.yaml").read_text("utf-8"))
-    (condition,) = (trap.when for trap in traps.load() if trap.id == "mxfp4-triton")
-    assert condition.vllm == f">={stack['forks']['vllm']['sources']['sdist']['version']}"
-
-
 @pytest.mark.parametrize(("total", "fits", "two"), [(4, False, False), (8, True, False), (16, True, True)])
 def test_recipe_that_does_not_fit_is_refused(total: float, fits: bool, two: bool, tmp_path: Path) -> None:
     toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
@@ -446,12 +430,6 @@ def test_name_of_no_workload_is_refused(name: str) -> None:
         WORKLOADS.cells(name)
 
 
-def test_workloads_join_without_repeating_a_cell() -> None:
-    primary, found = WORKLOADS.cells("primary"), WORKLOADS.cells("primary", "ladder", "64/64 c2")
-    assert len({cell.name for cell in found}) == len(found)
-    assert (found[: len(primary)], found[-1]) == (primary, WorkloadCell(64, 64, 2))
-
-
 CELL = {"prompt": 1, "answer": 1}
 
 
@@ -463,3 +441,78 @@ def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
     document = {"rule": msgspec.to_builtins(RULE), "texts": {}, "workloads": {"a": {"why": "w", "source": "s", "cells": cells}}}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(document, Workloads)
+
+
+DRAFTS = '--speculative-config={"method":"mtp","num_speculative_tokens":2%s}'
+FACTS = ModelFacts("qwen3_next", "NVFP4 (modelopt)", 128, 256, drafts=True)
+GPT = ModelFacts("gpt_oss", "MXFP4", 32, 64, drafts=False)
+
+#: Trap → arguments, release and facts that meet it, and the same but for one, which does not.
+CASES: dict[str, list[tuple[list[str], str, ModelFacts, bool]]] = {
+    "mxfp4-triton": [
+        (["--moe-backend=triton"], "0.33.0+spark.2026.11.p0.cu130", GPT, True),
+        (["--moe_backend", "triton_unfused"], "0.40.0", GPT, True),
+        (["--moe-backend=triton"], "0.32.1", GPT, False),
+        (["--moe-backend=triton"], "", GPT, False),
+        (["--moe-backend=triton"], "0.33.0", FACTS, False),
+        (["--moe-backend=triton", "--moe-backend=marlin"], "0.33.0", GPT, False),
+    ],
+    "b12x-experts": [
+        (["--moe-backend=flashinfer_b12x"], "0.33.0", ModelFacts(experts=512), True),
+        (["--moe-backend=flashinfer_b12x"], "0.33.0", ModelFacts(experts=256), False),
+        (["--moe-backend=marlin"], "0.33.0", ModelFacts(experts=512), False),
+    ],
+    "draft-b12x": [
+        ([DRAFTS % "", "--moe-backend=b12x"], "0.33.0", FACTS, True),
+        (["--spec-model=a/b", "--moe-backend=b12x"], "0.33.0", FACTS, True),
+        ([DRAFTS % ',"moe_backend":"triton"', "--moe-backend=b12x"], "0.33.0", FACTS, False),
+        (["--speculative-config.method=ngram", "--moe-backend=b12x"], "0.33.0", FACTS, False),
+    ],
+    "speculation-headless": [
+        ([DRAFTS % ""], "0.33.0", ModelFacts(drafts=False), True),
+        ([DRAFTS % ""], "0.33.0", ModelFacts(), False),
+        ([DRAFTS % ',"model":"a/b"'], "0.33.0", ModelFacts(drafts=False), False),
+    ],
+    "nvfp4-kv-head-64": [
+        (["--kv-cache-dtype=nvfp4"], "0.33.0", ModelFacts("llama", head_size=64), True),
+        (["--kv-cache-dtype=nvfp4"], "0.33.0", ModelFacts("llama", head_size=128), False),
+        (["--kv-cache-dtype=fp8"], "0.33.0", ModelFacts("llama", head_size=64), False),
+    ],
+    "nvfp4-kv-sinks": [
+        (["--kv-cache-dtype", "nvfp4"], "0.33.0", ModelFacts("gpt_oss"), True),
+        (["--kv-cache-dtype", "nvfp4"], "0.33.0", FACTS, False),
+    ],
+    "mla-projection": [
+        ([], "0.23.0", ModelFacts("glm4_moe_lite", "INT (compressed-tensors)"), True),
+        ([], "0.33.0", ModelFacts("glm4_moe_lite", "INT (compressed-tensors)"), False),
+        ([], "0.23.0", ModelFacts("glm4_moe_lite", "NVFP4 (modelopt)"), False),
+    ],
+    "draft-head-gemma": [
+        ([DRAFTS % ',"draft_lm_head_quantization":"fp8"'], "0.33.0", ModelFacts("gemma4_text"), True),
+        ([DRAFTS % ',"draft_lm_head_quantization":"fp8"'], "0.33.0", FACTS, False),
+    ],
+    "draft-head-method": [
+        (['--speculative-config={"method":"dflash","model":"a/b","draft_lm_head_quantization":"fp8"}'], "0.33.0", FACTS, True),
+        (['--speculative-config={"method":"eagle3","model":"a/b","draft_lm_head_quantization":"fp8"}'], "0.33.0", FACTS, False),
+        ([DRAFTS % ',"draft_lm_head_quantization":"nvfp4"'], "0.33.0", FACTS, False),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", traps.load(), ids=lambda trap: trap.id)
+def test_trap_holds_for_what_it_describes_and_nothing_beside(trap: traps.Trap) -> None:
+    cases = CASES[trap.id]
+    assert {met for *_, met in cases} == {True, False}
+    for words, vllm, facts, met in cases:
+        assert (trap.id in {each.reference for each in traps.find(words, vllm, facts)}) == met, words
+
+
+def test_recipes_meet_no_trap() -> None:
+    """With the arguments of each release that a recipe knows."""
+    for name in recipe.names(ROOT):
+        spec = recipe.load(ROOT, name)
+        facts = ModelFacts(spec.model.architecture, spec.model.quantization, drafts=spec.model.drafts is not False)
+        for version in ("0.20.1", "0.23.0", "0.33.0"):
+            if variant := spec.find_variant(version):
+                words = [*variant.flags, f"--speculative-config={msgspec.json.encode(spec.drafting(variant)).decode()}"]
+                assert not [trap.reference for trap in traps.find(words, version, facts)], name

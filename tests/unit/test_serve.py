@@ -293,13 +293,6 @@ def test_values_of_a_line_are_counted_without_its_colour_and_those_without_end_a
     assert (lines.count, len(lines.values)) == (10_000, MOST_LINES)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_progress_bar_hides_no_line_and_the_last_one_needs_no_end(end: str, tmp_path: Path) -> None:
-    data = "x" * 50 + "\r" + LINE.replace("\n", end) + "KV cache size: 1,024 tokens" + end + LINE.rstrip()
-    assert values(data.encode(), tmp_path / "log").count == 2
-    assert scan(tmp_path / "log", BOTH)["size"].values == {"1,024": 1}
-
-
 def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path) -> None:
     data = LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,26 +1,29 @@
-"""A warm pack is made of a start, refused unless it is the signed one for this machine, and given to a server as a copy of its own."""
+"""Starts: what each part took, and warm packs, which are made of a start, refused unless signed for this machine, and given as a copy."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.refusals import refusal
 from tests.support import mounts, packs, standin, wheels
 from tests.support.packs import KEY
+from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.server import warm_pack
+from sparkwright.bench.server import start_parts, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.warm_pack import PackInvalid
 from sparkwright.builder import host_info
+from sparkwright.cli import main
 from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
@@ -104,23 +107,6 @@ def test_a_bomb_ends_at_the_stated_size(tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == {"a": b"x" * 8}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"driver": "580.82"}, "driver: 580.95.05, here 580.82"),
-        ({"gpu": "NVIDIA H200 (SM 9.0)"}, "gpu: NVIDIA GB10 (SM 12.1), here NVIDIA H200 (SM 9.0)"),
-        ({"model": "e" * 64}, f"model: {'d' * 64}, here {'e' * 64}"),
-        ({"python": "3.12"}, "python: 3.11, here 3.12"),
-        ({"wheels": {"vllm": "b" * 64}}, "wheel of vllm"),
-        ({"settings": ()}, "pack: --dtype=float32"),
-        ({"settings": (*KEY.settings, "--seed=1")}, "here: --seed=1"),
-    ],
-)
-def test_a_pack_of_another_machine_model_or_command_says_which_part_differs(changes: dict[str, Any], said: str) -> None:
-    assert KEY.differences(msgspec.structs.replace(KEY, **changes)) == [said]
-    assert KEY.differences(KEY) == []
-
-
 def test_the_key_has_what_may_change_a_graph_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),))
     flags = ("--kv-cache-memory-bytes=1", "--dtype", "float32", "--tool-call-parser=hermes", "--hf-token=geheim")
@@ -143,15 +129,6 @@ def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pa
     warm_pack.prepare(release, packed)
     assert warm_pack.additions(overlay) == (2, 1)
     assert tree(release / CACHES / PACKS) == before
-
-
-def test_a_changed_byte_of_an_installed_pack_is_noticed_at_each_use(tmp_path: Path, packed: WarmPack) -> None:
-    archive = tmp_path / "release" / CACHES / PACKS / packed.sha256
-    for damage in (lambda: archive.write_bytes(archive.read_bytes()[:-1] + b"\0"), archive.unlink):
-        damage()
-        with pytest.raises(PackInvalid, match="not the one that was signed"):
-            warm_pack.prepare(tmp_path / "release", packed)
-    assert not list((tmp_path / "release" / CACHES / "warm").glob("[!.]*"))
 
 
 #: Prepares an overlay and kills itself before its k-th change of the folder; 0 for never.
@@ -220,19 +197,6 @@ def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
     assert [line for line in done.stdout.split() if line != ".lock"] == []
 
 
-def test_a_pack_is_made_of_a_cold_start_and_shown_by_a_second_one(tmp_path: Path) -> None:
-    """The stand-in compiles a graph unless its cache holds it; the record says what the second start still made."""
-    plan = LaunchPlan(standin.environment(tmp_path / "venv"), standin.model(tmp_path / "toy"), (), {}, "toy", 60, grace=0.5)
-    archive = tmp_path / "x.pack.tar.zst"
-    began = time.monotonic()
-    pack = warm_pack.make(plan, KEY, archive, tmp_path / "logs")
-    assert (pack.compiled, pack.tuned, pack.tables) == (0, 0, 0)
-    assert 0 < pack.warm_s < pack.cold_s < time.monotonic() - began
-    warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
-    assert list(tree(tmp_path / "out")) == [packs.GRAPH]
-    assert not list(tmp_path.glob("warm-*"))
-
-
 def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path) -> None:
     """Beside the verdicts; a night without a pass leaves none."""
     environment, model = tmp_path / "prefix" / "releases" / "spark.1", standin.model(tmp_path / "toy")
@@ -250,3 +214,71 @@ def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path)
     (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
     assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
     assert sha256_file(record.with_name(pack.name)) == pack.sha256
+
+
+__all__ = ["_machine", "_standin"]
+
+#: Lines of 0.33.0: two workers, a graph that is found and one that is not, over the turn of a year.
+LOG = """\
+(APIServer pid=1) INFO 12-31 23:59:30 [api_utils.py:286] non-default args: {'model': 'x'}
+(EngineCore pid=2) INFO 12-31 23:59:40 [core.py:133] Initializing a V1 LLM engine (v0.33.0) with config: x
+(Worker_TP0 pid=3) INFO 12-31 23:59:41 [model_runner.py:428] Model loading took 3.2 GiB memory and 20.500000 seconds
+(Worker_TP1 pid=4) INFO 12-31 23:59:41 [model_runner.py:428] Model loading took 3.2 GiB memory and 21.500000 seconds
+(Worker_TP0 pid=3) INFO 12-31 23:59:42 [decorators.py:326] [backbone] Directly load AOT compilation from path /a/model
+(Worker_TP0 pid=3) INFO 12-31 23:59:42 [monitor.py:80] [backbone] torch.compile took 0.40 s in total
+(Worker_TP0 pid=3) WARNING 12-31 23:59:43 [decorators.py:340] [eagle_head] Compiling model again due to a load failure from /a/model, reason: x
+(Worker_TP0 pid=3) INFO 12-31 23:59:50 [decorators.py:752] [eagle_head] saved AOT compiled function to /a/model
+(Worker_TP0 pid=3) INFO 12-31 23:59:50 [monitor.py:80] [eagle_head] torch.compile took 7.00 s in total
+(Worker_TP0 pid=3) INFO 12-31 23:59:51 [autotuner.py:1048] [Autotuner]: Autotuning process starts ...
+(Worker_TP0 pid=3) INFO 12-31 23:59:52 [autotuner.py:2064] [Autotuner]: Config cache hit for fp4_gemm (runner=x, source=managed cache)
+(Worker_TP0 pid=3) INFO 12-31 23:59:56 [autotuner.py:1071] [Autotuner]: Autotuning process ends
+(Worker_TP0 pid=3) INFO 12-31 23:59:57 [kernel_warmup.py:190] JIT kernel warmup finished in 1.25s.
+(Worker_TP0 pid=3) INFO 12-31 23:59:59 [model_runner.py:1163] Graph capturing finished in 12 secs, took 0.70 GiB
+(EngineCore pid=2) INFO 12-31 23:59:59 [core.py:402] init engine (profile, create kv cache, warmup model) took 30.10 s (compilation: 7.40 s)
+INFO:     Application startup complete.
+(Worker_TP0 pid=3) INFO 01-01 00:10:00 [monitor.py:80] [x] torch.compile took 999.00 s in total
+"""
+
+
+def test_parts_of_a_start_are_those_of_the_slowest_process_with_what_was_cached(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG)
+    parts = {part.name: (part.seconds, part.counts) for part in start_parts.read(tmp_path / "log").parts()}
+    assert parts == {
+        "engine's imports": (10, {}),
+        "weights": (21.5, {}),
+        "torch.compile": (7.4, {"loaded": 1, "compiled": 1, "that could not be loaded": 1}),
+        "tuning": (5, {"found": 1}),
+        "JIT warm-up": (1.25, {}),
+        "graph capture": (12, {}),
+        "engine": (30.1, {}),
+        "from the first line to the last": (29, {}),
+    }
+
+
+def test_a_log_without_a_line_of_vllm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\0\xff" * 100_000)
+    for name in ("log", "none"):
+        with refusal("file-invalid"):
+            start_parts.read(tmp_path / name)
+
+
+def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(machine: Machine) -> None:
+    """The server still has the pid that was started, and gets its signals; what it prints behind the table is seen, too."""
+    child = machine.start("--explain-start")
+    machine.until_healthy()
+    assert machine.told()["pids"][0] == child.pid
+    child.send_signal(signal.SIGTERM)
+    printed = child.communicate(timeout=60)[0]
+    assert child.returncode == -signal.SIGTERM
+    ready, table = printed.index(start_parts.READY), printed.index("part of the start")
+    assert printed.index("Initializing a V1 LLM engine") < ready < table
+    assert "imports" in printed[table:]
+
+
+def test_a_stored_log_is_explained_as_a_table_and_as_a_document(machine: Machine) -> None:
+    log = machine.folder / "server.log"
+    log.write_text(LOG)
+    assert "21.5" in machine.verb("serve", f"--explain-start={log}").stdout
+    parts = json.loads(machine.verb("serve", f"--explain-start={log}", "--json").stdout)["parts"]
+    assert {"name": "graph capture", "seconds": 12.0, "counts": {}} in parts
+    assert main.main(["serve", "--explain-start", str(machine.folder / "none")]) == 1

@@ -1,11 +1,14 @@
-"""A model by its files: headers, sound and hostile, and the module audit, on sparse files of real models' shapes without a weight."""
+"""A model by its files: headers, sound and hostile, from a folder or a hub; the audit of its modules, mixtures of formats, and the speed that follows."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.refusals import allowed, refusal
+from tests.support.badserver import Listener, Say, endless, head, silent, whole
 from tests.support.checkpoints import Told, write
+from tests.support.mixtures import MIXTURES, Mixture
+from tests.support.model_hub import COMMIT, ModelHub, statement
+from tests.unit.conftest import Cli, Mini
 
-from sparkwright.bench.model import checkpoint, modules, prediction
-from sparkwright.bench.model.checkpoint import Tensor
+from sparkwright.bench.model import checkpoint, hub, modules, prediction
+from sparkwright.bench.model.checkpoint import Checkpoint, Tensor
 from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.model.prediction import ACCEPTANCE, GB10, Serving
+from sparkwright.bench.model.slim import Slimming
+from sparkwright.core.store import Store
 
 
 def plain(name: str, rows: int, columns: int) -> list[Told]:
@@ -410,3 +421,345 @@ def test_a_config_that_is_huge_or_no_json_is_refused(tmp_path: Path, text: bytes
     (folder / "config.json").write_bytes(text)
     with refusal("checkpoint-invalid"):
         checkpoint.read(folder)
+
+
+@pytest.mark.parametrize("root", ["model.", "model.language_model.", "backbone."])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_is_refused_exactly_if_vllm_would_load_it_wrongly(tmp_path: Path, name: str, root: str) -> None:
+    mixture = MIXTURES[name]
+    folder = write(tmp_path / "m", mixture.config(root), mixture.tensors(root))
+    with refusal(mixture.refused) if mixture.refused else contextlib.nullcontext():
+        assert modules.audit(checkpoint.read(folder)).bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a part of attention left in BF16", ["q_proj is FP8 with a scale for a row", "v_proj is not quantised"]),
+        ("side layers in a checkpoint of NVFP4", ["declared as NVFP4"]),
+        ("head not declared", ["lm_head is FP8", "declared as nothing"]),
+        ("static FP8 without the scale of its inputs", ["o_proj has no input_scale"]),
+    ],
+)
+def test_the_verb_names_the_layer_and_what_differs(mini: Mini, cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:
+    folder = write(tmp_path / "m", MIXTURES[name].config("model."), MIXTURES[name].tensors("model."))
+    done = cli("model", "inspect", *mini.words, folder)
+    assert done.returncode == 1
+    assert all(word in " ".join(done.stderr.split()) for word in (MIXTURES[name].refused, *words)), done.stderr
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},  # the layers are in hf_quant_config.json
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["re:(a+)+$"]}}},
+        {"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"], "group_size": 16}},
+    ],
+)
+def test_a_config_that_declares_no_layers_is_not_guessed_at(tmp_path: Path, quantization: dict[str, Any]) -> None:
+    mixture = MIXTURES["experts declared as one"]
+    folder = write(tmp_path / "m", {**mixture.config("model."), "quantization_config": quantization}, mixture.tensors("model."))
+    assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
+
+
+@pytest.mark.parametrize("shards", [2, 0])
+def test_a_published_mixture_is_accepted(tmp_path: Path, shards: int) -> None:
+    """
+    As NVIDIA stores Qwen3.8-Flash-Next: NVFP4 experts, FP8 experts that draft, and a table in FP8 with one scale for all shards, by the
+    description in sglang #38121.
+    """
+    mixture, table, root = MIXTURES["experts declared as one"], "layers.1.ple.ple_embedding.ngram_embedding", "model.language_model."
+    config = mixture.config(root)
+    layers = {root + table: "FP8", "mtp.layers.0.mlp.experts": "FP8_BLOCK_SCALES"}
+    config["quantization_config"]["quantized_layers"] |= {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
+    names = [f"{root}{table}.shard_{number}" for number in range(shards)] or [root + table]
+    tensors = [*((f"{name}.weight", "F8_E4M3", [64, 16]) for name in names), (f"{root}{table}.weight_scale", "BF16", [])]
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"mtp.layers.0.mlp.experts.0.{part}"
+        tensors += [(f"{name}.weight", "F8_E4M3", [128, 128]), (f"{name}.weight_scale_inv", "F32", [1, 1])]
+    folder = write(tmp_path / "m", config, [*mixture.tensors(root), *tensors])
+    assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
+
+
+@pytest.mark.parametrize("wrong", [{"ignore": "lm_head"}, {"quantized_layers": {"a": 1}}, {"quantization": [1]}])
+def test_a_declaration_of_an_impossible_form_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    mixture = MIXTURES["experts declared as one"]
+    config = mixture.config("model.")
+    folder = write(tmp_path / "m", {**config, "quantization_config": {**config["quantization_config"], **wrong}}, mixture.tensors("model."))
+    with refusal("checkpoint-invalid"):
+        modules.audit(checkpoint.read(folder))
+
+
+def test_large_and_hostile_declarations_are_judged_in_linear_time(tmp_path: Path) -> None:
+    """Four times as many layers, patterns and dots take no more than some eight times as long."""
+
+    def seconds(count: int) -> float:
+        names = [f"layers.{number % 90}.mlp.experts.{number // 90}.up_proj" for number in range(count)]
+        declared = {**dict.fromkeys(names, "NVFP4"), "." * count: "FP8", "a." * count + "z": "FP8"}
+        ignored = ("b" * count, *(f"{'c' * (number % 50)}*" for number in range(1, count)), *("*" * 5 + f"{number}" for number in range(count)))
+        mixture = Mixture(dict.fromkeys(names, "NVFP4"), declared, ignored)
+        tensors = [tensor for name in names for tensor in ((f"model.{name}.weight", "U8", [2, 8]), (f"model.{name}.weight_scale", "F8_E4M3", [2, 1]))]
+        folder = write(tmp_path / f"{count}", {**mixture.config("model."), "num_hidden_layers": 90}, tensors)
+        found = checkpoint.read(folder)
+        start = time.perf_counter()
+        modules.audit(found)
+        return time.perf_counter() - start
+
+    few, many = (min(seconds(count) for _ in range(2)) for count in (1000, 4000))
+    assert many < 8 * few + 1.0
+
+
+STATE = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+
+
+def of(folder: Path, config: dict[str, Any], tensors: list[Told]) -> Checkpoint:
+    return checkpoint.read(write(folder, config, tensors))
+
+
+def drafting(folder: Path) -> Checkpoint:
+    """Return four layers of Qwen3.6 with 16 experts, of which a token takes two, and a layer that drafts with as many."""
+    config, tensors = qwen(4, 16, 2, 100_000)
+    tensors += plain("mtp.fc", 2048, 4096)
+    for expert in range(16):
+        tensors += mlp(f"mtp.layers.0.mlp.experts.{expert}", 2048, 512)
+    return of(folder, {**config, **STATE, "vocab_size": 100_000}, tensors)
+
+
+@pytest.mark.parametrize(("every", "taken", "tokens"), [(4, 2, 1), (4, 2, 3), (5, 1, 4), (4, 3, 2)])
+def test_tokens_read_as_many_experts_as_an_even_router_picks(tmp_path: Path, every: int, taken: int, tokens: int) -> None:
+    """The mean of all routings, each enumerated."""
+    config, told = {**small(), "num_experts_per_tok": taken}, list[Told]()
+    for expert in range(every):
+        told += plain(f"model.layers.0.mlp.experts.{expert}.up_proj", 32, 32)
+    model = prediction.read(of(tmp_path / "m", config, told))
+    routes = itertools.combinations(range(every), taken)
+    sizes = [len(set().union(*route)) for route in itertools.product([*routes], repeat=tokens)]
+    step = model.step(Serving(requests=tokens, context=0))
+    assert step.weights == pytest.approx(32 * 32 * 2 * sum(sizes) / len(sizes))
+
+
+def test_a_step_reads_weights_cache_and_drafts(tmp_path: Path) -> None:
+    """Of one request without context and drafts it is the audit's; each part by hand for four requests with two drafts."""
+    source = drafting(tmp_path / "m")
+    model = prediction.read(source)
+    assert model.step(Serving(context=0)).weights == pytest.approx(model.audit.weights)
+    rows = {(row.group, row.modules): row for row in model.audit.rows}
+    step = model.step(Serving(requests=4, drafts=2, context=1000, cache="fp8", head="fp8", vocabulary=25_000))
+    key, state = 2 * 2 * 256, 3 * 32 * 128 * 128 * 8
+    assert step.cache == 4 * (1000 * key + state)
+    experts = sum(row.bytes for (group, name), row in rows.items() if group == "mtp" and "experts" in name)
+    head = 100_000 * 2048 * 2 / 4 / 2
+    assert step.drafts == pytest.approx(2 * (experts * (1 - (14 / 16) ** 4) + 2048 * 4096 * 2 + head + 4 * 1000 * key))
+    assert model.step(Serving(requests=4, drafts=0)).drafts == 0
+    alone = model.step(Serving(requests=12, context=1000, cache="fp8")).weights
+    assert step.weights == pytest.approx(alone)
+
+
+def test_speed_follows_bytes_bandwidth_and_acceptance(tmp_path: Path) -> None:
+    model = prediction.read(drafting(tmp_path / "m"))
+    serving = Serving(drafts=2)
+    rate = model.rate(serving, (200.0, 240.0), (0.5, 0.8))
+    step, rows = model.step(serving).total, [row for row in model.audit.rows if row.group == "experts"]
+    apart = sum(row.bytes for row in rows) * ((1 - (14 / 16) ** 3) - 2 / 16)
+    assert (rate.low, rate.high) == pytest.approx((prediction.SHARE * 200e9 / step * 1.75, 240e9 / (step - apart) * 2.44))
+
+
+def test_a_published_speed_is_in_the_interval(tmp_path: Path) -> None:
+    """Seed report 003's 44.32 tok/s of Qwen3.6 without drafts, by the shapes of transformers' defaults, 200 tokens."""
+    config, tensors = qwen(40, 256, 8, 248320)
+    model = prediction.read(of(tmp_path / "m", {**config, **STATE}, tensors))
+    rate = model.rate(Serving(context=200), GB10, ACCEPTANCE)
+    assert rate.low < 44.32 < rate.high < 1.35 * 44.32
+
+
+METHODS = {"modelopt": "yes", "compressed-tensors": "yes", "awq": "no: awq has one format", None: "yes"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_levers_say_what_is_saved_and_what_loads(tmp_path: Path, method: str | None) -> None:
+    """Each gain is that of a step with fewer bytes; the largest comes first."""
+    source = drafting(tmp_path / "m")
+    stated = source.config if method is None else {**source.config, "quantization_config": {"quant_method": method}}
+    if method is None:
+        stated = {name: value for name, value in stated.items() if name != "quantization_config"}
+    source = Checkpoint(stated, source.tensors)
+    found = {lever.change: lever for lever in prediction.levers(prediction.read(source), Serving(drafts=2), ACCEPTANCE, "0.33.0", [prediction.VOCABULARY_PATCH])}
+    gains = [lever.gain for lever in found.values()]
+    assert gains == sorted(gains, reverse=True)
+    side = 3 * (12288 * 2048 + 2048 * 4096 - 4 * (12288 + 2048))
+    assert found["side layers in FP8"].saved == side
+    assert found["side layers in FP8"].loads.startswith(METHODS[method])
+    before = prediction.read(source).step(Serving(drafts=2)).total
+    assert found["side layers in FP8"].gain == pytest.approx(before / (before - side) - 1)
+    assert found["draft head in FP8"].saved == 2 * 100_000 * 2048
+    assert found["cache in FP8"].saved == pytest.approx(3 * 4096 * 2 * 2 * 256)
+    assert {name: found[name].loads.partition(":")[0] for name in found if "draft head" in name or "vocabulary" in name or "NVFP4" in name} == {
+        "draft head in FP8": "yes", "draft head in NVFP4": "yes", "draft vocabulary of 32,768": "yes", "cache in NVFP4": "yes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "word"),
+    [({"head_dim": 64}, "0.33.0", "nvfp4-kv-head-64"), ({"model_type": "gpt_oss"}, "0.33.0", "nvfp4-kv-sinks"), ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "0.33.0", "latent"), ({}, "0.23.0", "0.33")],
+)
+def test_what_the_stack_cannot_load_says_why(tmp_path: Path, config: dict[str, Any], version: str, word: str) -> None:
+    source = drafting(tmp_path / "m")
+    model = prediction.read(replace(source, config={**source.config, **config}))
+    levers = prediction.levers(model, Serving(drafts=1), ACCEPTANCE, version, [])
+    loads = {lever.change: lever.loads for lever in levers}
+    assert word in loads["cache in NVFP4"]
+    assert loads["draft vocabulary of 32,768"] == "no: without our patch"
+
+
+DEEPSEEK = [
+    ("embed.weight", "BF16", [64, 256]), ("head.weight", "BF16", [64, 256]),
+    ("layers.0.attn.wq_a.weight", "F8_E4M3", [128, 256]), ("layers.0.attn.wq_a.scale", "F8_E8M0", [1, 2]),
+    *((f"layers.0.ffn.experts.{expert}.w1.{name}", kind, [32, size]) for expert in range(2) for name, kind, size in [("weight", "I8", 128), ("scale", "F8_E8M0", 8)]),
+]  # fmt: skip
+
+
+def test_layouts_of_other_makers_are_read(tmp_path: Path) -> None:
+    """DeepSeek-V4's scales (faults.md C2), and Mistral's params.json (C4)."""
+    audit = modules.audit(of(tmp_path / "d", small(), DEEPSEEK))
+    assert {row.group: row.scheme for row in audit.rows} == {"embeddings": "BF16", "lm_head": "BF16", "layers": "FP8", "experts": "MXFP4 (modelopt)"}
+    folder = write(tmp_path / "m", {}, [*plain("output", 64, 256), *plain("layers.0.experts.0.w1", 32, 256), *plain("layers.0.experts.1.w1", 32, 256)])
+    (folder / "config.json").rename(folder / "consolidated.config")
+    (folder / "params.json").write_text(json.dumps({"n_layers": 1, "dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "moe": {"num_experts_per_tok": 1}}))
+    model = prediction.read(checkpoint.read(folder))
+    assert (model.audit.layers, model.audit.experts, model.shape(Serving()).token) == (1, (2, 1), 2 * 2 * 64 * 2)
+    with refusal("model-missing", match=r"config\.json"):
+        Slimming(folder, "fp8")
+
+
+FIRST_SHARD, SECOND_SHARD = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Iterator[ModelHub]:
+    with ModelHub(tmp_path / "hub") as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def folder(models: ModelHub, shards: int = 2) -> Path:
+    """Write a model of 200 layers, whose headers are longer than the first range."""
+    tensors = [tensor for layer in range(700) for part in "qkvo" for tensor in plain(f"model.layers.{layer}.self_attn.{part}_proj", 64, 256)]
+    return write(models.root / "org/toy", {**small(), "num_hidden_layers": 700}, tensors, shards)
+
+
+def fetched(server: ModelHub | Listener, store: Store, *, offline: bool = False, seconds: float = 20, **variables: str) -> checkpoint.Checkpoint:
+    source = hub.Hub({"HF_ENDPOINT": server.url, **variables}, offline=offline, seconds=seconds)
+    found = source.headers(store, "org/toy", "main")
+    return checkpoint.join("org/toy", found.config, found.index, found.shards.items())
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_headers_come_without_weights_and_once(models: ModelHub, store: Store, ranges: bool) -> None:
+    """The model is the one in the folder; a second time, and without the hub, the store has it."""
+    local = checkpoint.read(folder(models))
+    models.ranges = ranges
+    assert fetched(models, store) == local
+    asked = models.headers_asked
+    assert sorted(set(asked)) == [FIRST_SHARD, SECOND_SHARD]
+    assert len(asked) == 4
+    if ranges:
+        assert models.sent < 700_000 < sum(tensor.bytes for tensor in local.tensors.values())
+    assert fetched(models, store) == local
+    assert models.headers_asked == asked
+    assert fetched(models, store, offline=True) == local
+    assert fetched(models, store, HF_ENDPOINT="http://127.0.0.1:1", seconds=2) == local
+
+
+def test_an_interrupted_run_goes_on_with_the_shard_that_is_missing(models: ModelHub, store: Store) -> None:
+    path = folder(models)
+    local, aside = checkpoint.read(path), path / "aside"
+    (path / SECOND_SHARD).rename(aside)
+    (path / SECOND_SHARD).write_bytes(struct.pack("<Q", 1 << 63))
+    with refusal("checkpoint-invalid", match=SECOND_SHARD):
+        fetched(models, store)
+    aside.replace(path / SECOND_SHARD)
+    models.asked.clear()
+    assert fetched(models, store) == local
+    assert set(models.headers_asked) == {SECOND_SHARD}
+
+
+def test_a_token_goes_to_the_hub_alone(models: ModelHub, store: Store, tmp_path: Path) -> None:
+    """Files are redirected to another host, which gets none, and no message shows it."""
+    folder(models)
+    models.token = "hf_geheim"
+    with refusal("hub-refused", match="without HF_TOKEN"):
+        fetched(models, store)
+    with refusal("hub-refused", match="with this HF_TOKEN") as caught:
+        fetched(models, store, HF_TOKEN="hf_wrong")
+    assert "hf_wrong" not in str(caught.value.document())
+    with ModelHub(models.root) as storage:
+        models.storage = storage.url.replace("127.0.0.1", "localhost")
+        assert fetched(models, store, HF_TOKEN="hf_geheim").tensors
+        assert {authorization for _, authorization, _ in storage.asked} == {""}
+    assert {authorization for _, authorization, _ in models.asked[2:]} == {"Bearer hf_geheim"}
+
+
+STATED = json.dumps(statement([FIRST_SHARD])).encode()
+
+
+def answering(shard: bytes | Say) -> Say:
+    """Return a hub whose only shard is answered by *shard*."""
+
+    def say(connection: object, path: str) -> None:
+        if path.endswith(".safetensors") and callable(shard):
+            return shard(connection, path)  # type: ignore[arg-type]  # a socket
+        index = {"weight_map": {"a": FIRST_SHARD}}
+        reply = {"api": whole(STATED), "config.json": whole(small()), "index.json": whole(index), "safetensors": shard}
+        data = next(body for name, body in reply.items() if name in path)
+        connection.sendall(data)  # type: ignore[attr-defined]
+        return None
+
+    return say
+
+
+def part(data: bytes, of: int | str) -> bytes:
+    return head("x/y", len(data), "206 Partial Content", f"content-range: bytes 0-{len(data) - 1}/{of}") + data
+
+
+FAILURES: dict[str, tuple[Say, str]] = {
+    "a header of 2^63 bytes": (answering(part(struct.pack("<Q", 1 << 63), 1 << 40)), "checkpoint-invalid"),
+    "a header that never comes": (answering(part(struct.pack("<Q", 90_000_000), 1 << 40)), "hub-unreachable"),
+    "no length of the file": (answering(part(b"12345678", "*")), "hub-unreachable"),
+    "another range": (answering(part(b"12345678", 8).replace(b"bytes 0-7", b"bytes 8-15")), "hub-unreachable"),
+    "a file without end": (answering(endless(b"x" * 4096, head("x/y"))), "hub-unreachable"),
+    "silence": (silent, "hub-unreachable"),
+    "a redirect to itself": (lambda connection, path: connection.sendall(head(length=0, status="302 Found") [:-2] + f"location: {path}\r\n\r\n".encode()), "hub-unreachable"),
+    "a page": (lambda connection, _: connection.sendall(whole(b"<html>")), "hub-unreachable"),
+    "an odd commit": (lambda connection, _: connection.sendall(whole({"sha": "../../etc"})), "hub-unreachable"),
+    "no model": (lambda connection, _: connection.sendall(whole({}, "404 Not Found")), "hub-missing"),
+    "no safetensors": (lambda connection, _: connection.sendall(whole({"sha": COMMIT, "siblings": [{"rfilename": "x.gguf"}]})), "model-missing"),
+    "a shard that is not there": (answering(whole({}, "404 Not Found")), "hub-missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_hub_that_fails_or_lies_is_refused_in_time(name: str, store: Store, listen: Callable[[Say], Listener]) -> None:
+    say, reference = FAILURES[name]
+    with refusal(reference):
+        fetched(listen(say), store, seconds=2)
+
+
+# The verb.
+
+
+def test_the_verb_predicts_a_model_that_is_not_here(models: ModelHub, mini: Mini, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, by the file that it saved, and by the folder: one document."""
+    path = write(models.root / "org/toy", *qwen(4, 16, 2, 1000), 3)
+    monkeypatch.setenv("HF_ENDPOINT", models.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    saved = tmp_path / "toy.headers"
+    shown = cli("model", "inspect", *mini.words, "--json", "--save", saved, "org/toy")
+    documents = [json.loads(cli("model", "inspect", *mini.words, "--json", where).stdout) for where in ("org/toy", saved, path)]
+    assert documents == [json.loads(shown.stdout)] * 3
+    lines = cli("model", "inspect", *mini.words, saved).stdout.splitlines()
+    assert max(map(len, lines)) <= 100
