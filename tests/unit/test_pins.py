@@ -1,8 +1,8 @@
-"""Pins: releases that exclude each other are named before anything large is fetched, at an index that serves ranges of real wheels."""
+"""Pins: releases that exclude each other are named before anything large is fetched, at an index that serves METADATA of real wheels."""
 
 from __future__ import annotations
 
-import gzip
+import dataclasses
 import http.server
 import os
 import platform
@@ -10,10 +10,11 @@ import re
 import shutil
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.refusals import refusal
@@ -24,6 +25,7 @@ from sparkwright.builder import pins
 from sparkwright.cli import main, patch, stages
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
+from sparkwright.core.git import REGULAR
 from sparkwright.demo import upstreams
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.stack import render_lock
@@ -41,32 +43,12 @@ RELEASES = {
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """
-    Serves the files below a folder, and, if *ranges* is set, ranges of them; *sent* has the bytes of each reply but pages, and
-    *instead* what is served in place of a file, nothing for 403.
-    """
+    """Serves the files below a folder, and notes the size of each reply."""
 
-    ranges, sent, instead = True, list[int](), dict[str, bytes]()
+    sent: ClassVar = list[int]()
 
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        match = re.fullmatch(r"bytes=([0-9]*)-([0-9]*)", self.headers.get("Range", ""))
-        if not path.is_file():
-            super().do_GET()
-            return
-        data = self.instead.get(path.name, path.read_bytes())
-        if not data:
-            self.send_error(403)
-            return
-        start, end = match.groups() if match and self.ranges else ("0", "")
-        first = int(start) if start else max(0, len(data) - int(end))
-        part = data[first : int(end) + 1 if start and end else None]
-        self.send_response(206 if match and self.ranges else 200)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
-        self.end_headers()
-        self.wfile.write(part)
-        self.sent.append(len(part))
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        self.sent.append(outputfile.write(source.read()))
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -83,6 +65,8 @@ def _locked(locked_mini: Mini, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for version, requires in releases.items():
             tag, size = (TAG, SIZE) if fork == "vllm" else ("py3-none-any", 0)
             path = wheels.plain(index, project, version, requires=requires, tag=tag, size=size)
+            with zipfile.ZipFile(path) as opened:
+                (index / f"{path.name}.metadata").write_bytes(next(opened.read(name) for name in opened.namelist() if name.endswith("/METADATA")))
             source = index / f"mini_{fork}-{version}.tar.gz"
             later = {"docs/taken.txt": b"taken\n", "docs/other.txt": b"theirs\n"} if version == "0.34.0" else {}
             write_sdist(source, upstreams.files(fork) | later)
@@ -113,13 +97,12 @@ def _pinned(locked: tuple[Mini, str], tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copytree(locked[0].root.parent, made.root.parent, ignore=shutil.ignore_patterns(made.cache.name))
     monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", locked[1])
     monkeypatch.setattr(Server, "sent", [])
-    monkeypatch.setattr(Server, "instead", {})
     return made
 
 
 TORCH = ("build/demo/requirements.in", "torch==2.14.0", "torch==2.15.0")
 NEEDLESS = ("build/demo/environment.yaml", "    package: mini_vllm\n", '    package: mini_vllm\n    requires: {mini-flashinfer: "mini-flashinfer==0.7.1"}\n')
-OFFICIAL, SDIST = f"mini_vllm-0.33.0-{TAG}.whl names", "CMakeLists.txt of mini_vllm-0.33.0.tar.gz"
+OFFICIAL = f"mini_vllm-0.33.0-{TAG}.whl names"
 
 
 @pytest.mark.parametrize(
@@ -134,14 +117,13 @@ OFFICIAL, SDIST = f"mini_vllm-0.33.0-{TAG}.whl names", "CMakeLists.txt of mini_v
             f"mini_flashinfer-0.7.4-py3-none-any.whl names apache-tvm-ffi>=0.2, {OFFICIAL.removesuffix(' names')} apache-tvm-ffi==0.1.9",
             "mini_flashinfer-0.7.4-py3-none-any.whl names apache-tvm-ffi>=0.2, build/demo/requirements.in apache-tvm-ffi<0.2,>=0.1.9",
         ]),
-        ("patch bump --fork cutlass --to 4.8.0", None, [f"forks/demo/stack.yaml names mini-cutlass==4.8.0, {SDIST} mini-cutlass==4.7.1"]),
     ],
-    ids=["plan", "build", "lock", "requires", "bump", "bump of a needed fork"],
+    ids=["plan", "build", "lock", "requires", "bump"],
 )  # fmt: skip
 def test_releases_that_exclude_each_other_are_named_before_a_download(
     pinned: Mini, words: str, edit: tuple[str, str, str] | None, lines: list[str]
 ) -> None:
-    """What the official wheel, its sources and the tools require counts; parts of two files are read, and nothing is written."""
+    """What the official wheel and the tools require counts; METADATA alone is read, and nothing is written."""
     # A release that was accepted in place of the one that upstream pins fits.
     accepted = 'cutlass.git", ref: "v4.7.2"}\n      upstream: "v4.7.1"\n      accepted: "it compiles"\n'
     pinned.edit("forks/demo/stack.yaml", 'cutlass.git", ref: "v4.7.1"}\n', accepted)
@@ -156,56 +138,35 @@ def test_releases_that_exclude_each_other_are_named_before_a_download(
     assert {path: path.read_bytes() for path in pinned.root.rglob("*") if path.is_file()} == before
 
 
-def test_what_was_read_of_a_locked_file_is_known_without_a_network(pinned: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is kept by the hash of the file; from a server that would send a large wheel whole, nothing is taken, and the run says so."""
+def test_what_the_index_does_not_give_is_said_and_read_of_the_wheel_in_the_store(pinned: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was read once is known without a network."""
     pinned.edit(*TORCH)
-    Server.ranges = False
-    try:
-        with refusal("source-unreachable"):
-            main.run(["plan", *pinned.words, "--source", "sdist"])
-    finally:
-        Server.ranges = True
-    assert "not all pins of vllm were compared" in capsys.readouterr().err
-    for words in ([], ["--offline"]):
-        with refusal("pins-disagree"):
-            main.run(["plan", *pinned.words, *words])
-
-
-OTHER_CUTLASS = ("forks/demo/stack.yaml", 'cutlass.git", ref: "v4.7.1"', 'cutlass.git", ref: "v4.7.2"')
-
-
-@pytest.mark.parametrize("answer", [b"", b"no archive", gzip.compress(b"no tar")], ids=["403", "other bytes", "no tar"])
-def test_an_answer_that_is_no_archive_is_not_kept_as_no_pins(pinned: Mini, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run says that it compared less, and the next one reads the pins."""
-    pinned.edit(*OTHER_CUTLASS)
-    Server.instead["mini_vllm-0.33.0.tar.gz"] = answer
-    assert pins.disagreements(pinned.context()) == []
-    assert "not all pins of vllm were compared" in capsys.readouterr().err
-    Server.instead.clear()
-    assert pins.disagreements(pinned.context()) == [f"forks/demo/stack.yaml names mini-cutlass==4.7.2, {SDIST} mini-cutlass==4.7.1"]
-
-
-def test_a_part_of_a_file_counts_until_the_whole_is_there(pinned: Mini, tmp_path: Path) -> None:
-    """The index served another wheel under the locked name: what was read of it does not outlive the one with the locked hash."""
-    context = pinned.context()
-    locked = context.lock.forks["vllm"].bases[platform.machine()]
-    other = wheels.plain(tmp_path, "mini-vllm", "0.33.0", requires=["torch==2.15.0"], tag=TAG, size=100)
-    Server.instead[locked.filename] = other.read_bytes()
-    assert [line.rpartition(" ")[2] for line in pins.disagreements(context)] == ["torch==2.14.0"]
-    Server.instead.clear()
-    package_index.obtain(context.store, locked.name, locked.filename, locked.sha256)
+    context = dataclasses.replace(pinned.context(), offline=True)
     assert pins.disagreements(context) == []
+    assert "not all pins of vllm were compared" in capsys.readouterr().err
+    base = context.lock.forks["vllm"].bases[platform.machine()]
+    path = package_index.obtain(context.store, base.name, base.filename, base.sha256)
+    assert len(pins.disagreements(context)) == 1
+    path.unlink()
+    assert len(pins.disagreements(pinned.context())) == len(pins.disagreements(context)) == 1
 
 
-def test_a_pin_by_commit_is_compared_with_no_release(pinned: Mini, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pinned.edit(*OTHER_CUTLASS)
-    files, commit = upstreams.files("vllm"), "57e3cfb47a2d9e0d46eb6335c3dc411498efa198"
+def test_the_release_that_a_fork_of_the_stack_asks_for_is_compared(pinned: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    """By CMakeLists.txt of the locked tree, which is in the store; a commit is no release."""
+    pinned.edit("forks/demo/stack.yaml", 'cutlass.git", ref: "v4.7.1"', 'cutlass.git", ref: "v4.7.2"')
+    context, files = pinned.context(), upstreams.files("vllm")
+    sdist = context.lock.forks["vllm"].sdist
+    assert sdist
+    tree = sdist.tree
+    assert context.objects.store_files((path, REGULAR, data) for path, data in files.items()) == tree
+    assert pins.disagreements(context) == ["forks/demo/stack.yaml names mini-cutlass==4.7.2, CMakeLists.txt of vllm mini-cutlass==4.7.1"]
+    commit = "57e3cfb47a2d9e0d46eb6335c3dc411498efa198"
     cmake = re.sub(rb'(CUTLASS_REVISION) "[^"]*"', rb'\1 "%s"' % commit.encode(), files["CMakeLists.txt"])
-    assert commit.encode() in cmake
-    write_sdist(tmp_path / "other.tar.gz", files | {"CMakeLists.txt": cmake})
-    Server.instead["mini_vllm-0.33.0.tar.gz"] = (tmp_path / "other.tar.gz").read_bytes()
+    other = context.objects.store_files((path, REGULAR, data) for path, data in {**files, "CMakeLists.txt": cmake}.items())
+    lock = context.project.lock_file
+    lock.write_text(lock.read_text().replace(f"tree: {tree}", f"tree: {other}"))
     assert pins.disagreements(pinned.context()) == []
-    assert f"names no release of cutlass: {commit}" in capsys.readouterr().err
+    assert f"vllm names no release of cutlass: {commit}" in capsys.readouterr().err
 
 
 def test_an_archive_that_the_lock_does_not_have_yet_is_named(pinned: Mini) -> None:
