@@ -189,40 +189,29 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
         assert caught.value.details == ("architectures: 12.1f, 9.0a",)
 
 
-def test_auto_takes_git_if_the_commit_is_here_or_reachable(host: Host, commit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    The commit decides, not the name of its tag. It comes with `lock`, its files with `fetch`; those that are left out need not come. The
-    reason for the sdist is said.
-    """
-
-    def choice(run: RunContext) -> str:
-        return fetch.choose(run, host.fork, run.lock.forks[host.fork])[0]
-
-    host.lock(SDIST, ref="v7", without=("a.txt",))
-    bare = without_host(host, host.context())
-    assert choice(bare) == "sdist"
-    assert re.search(r"widget: taking the sdist \(.*git again\): .* does not answer", capsys.readouterr().err)
-    host.lock(SDIST, ref="v7")
+def test_auto_takes_git_if_it_can_be_had(host: Host, commit: str, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commit decides, not the name of its tag; what is in the store needs no host. The reason for the sdist is said."""
+    path = offered.release("1", {"a.txt": b"1\r\n"})
+    sdist = msgspec.structs.replace(SDIST, sha256=sha256_file(path), tree=host.work.tree())
+    host.lock(sdist, ref="v7")
     run = host.context()
     gone = without_host(host, run)
-    assert (choice(run), choice(gone)) == ("git", "sdist")
-    run.mirror(host.url).commit(commit)
-    assert (choice(gone), choice(bare)) == ("sdist", "git")
-    fetch.fetch(run, host.fork)
-    assert choice(gone) == "git"
+    empty = dataclasses.replace(gone, store=Store(host.root / "empty"))
+    kinds = [(source.kind, source.git_error) for source in (fetch.fetch(each, host.fork) for each in (run, gone, empty))]
+    assert kinds == [("git", ""), ("git", ""), ("sdist", "source-unreachable")]
+    assert "taking the sdist, because the git source fails (source-unreachable;" in " ".join(capsys.readouterr().err.split())
     for pin, why in (("1" * 40, "does not offer commit 1111"), (commit[:9], "the lock does not resolve git")):
-        host.lock(SDIST, commit=pin)
-        assert choice(host.context()) == "sdist"
+        host.lock(sdist, commit=pin)
+        assert fetched_by(host).kind == "sdist"
         assert why in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
 def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
-    """Without an upstream host, every fork has an archive of the package index to be taken in place of git."""
+    """Every fork has an archive of the package index to be taken in place of git."""
     run = RunContext(Project(Path(__file__).parents[2], stack), store, (), Path(), offline=True)
-
-    kinds = {fork: fetch.choose(run, fork, locked)[0] for fork, locked in run.lock.forks.items()}
-    assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
+    archives = {fork: [kind for kind in locked.kinds if kind != "git"] for fork, locked in run.lock.forks.items()}
+    assert archives == {"cutlass": ["wheel"], "flashinfer": ["sdist"], "vllm": ["sdist"]}
 
 
 # Locking.
@@ -279,7 +268,7 @@ def test_a_proof_compares_modes_and_wants_a_file_that_is_not_generated(
 
 @pytest.fixture(name="whole")
 def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
-    """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source, last seen on another day."""
+    """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source."""
     path = offered.release("1", {"a.txt": b"1\n", "third/party/party.txt": b"party\n"})
     base = offered.add(wheels.plain(offered.root, "widget-kit", "1").name)
     host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path)), generated=("PKG-INFO",))
@@ -292,31 +281,22 @@ def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
     lock = resolve.resolve(context, Lock(1, host.stack, {host.fork: fork}))
     fork = lock.forks[host.fork]
     assert (fork.proof, base.name) == (SourceProof(equal=2, absent=6), fork.bases["aarch64"].filename)
-    days = dict.fromkeys(fork.seen, "2026-11-01")
-    lock = Lock(1, host.stack, {host.fork: msgspec.structs.replace(fork, seen=days)})
     context.project.lock_file.write_text(render_lock(lock))
     return lock
 
 
 def test_lock_keeps_what_it_cannot_see(host: Host, whole: Lock, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
     """
-    Entries of silent hosts stay to the letter, with what was read from them and the proof, and the day on which they were last seen; an index
-    that answers every address with a page of its own is silent. Only what another stack.yaml names is unresolved.
+    Entries of silent hosts stay to the letter, with what was read from them and the proof; an index that answers every address with a page of its
+    own is silent. Only what another stack.yaml names is unresolved.
     """
-    run, earlier = host.context(), whole.forks[host.fork]
-    assert set(earlier.seen) == {
-        "git", "sdist", "bases/aarch64", "vendored/parts", "vendored/parts/deps/inner", "vendored/third/party", "vendored/third/party/deps/inner",
-    }  # fmt: skip
-    again = resolve.resolve(run, whole).forks[host.fork]
-    assert (again.pins, {*again.seen.values()} & {*earlier.seen.values()}) == (earlier.pins, set())
+    run = host.context()
+    assert resolve.resolve(run, whole) == whole
     offered.page.write_text('<!DOCTYPE html><a href="/login">Sign in to the network</a>\n')
     silent = dataclasses.replace(without_host(host, run), store=Store(host.root / "empty"))
-    some = resolve.resolve(silent, whole).forks[host.fork]
-    parts = {"vendored/parts", "vendored/parts/deps/inner"}
-    assert some.pins == earlier.pins
-    assert {name for name, day in some.seen.items() if day != earlier.seen[name]} == parts
+    assert resolve.resolve(silent, whole) == whole
     said = capsys.readouterr().err
-    assert "bases/aarch64: kept as locked, last seen 2026-11-01" in said
+    assert {entry for entry in ("git", "sdist", "bases/aarch64", "vendored/parts") if f"{entry}: kept as locked" in said} == {"git", "sdist", "bases/aarch64"}
     assert "lists no file of 'widget-kit'" in said
     for url in (PARTY, INNER):
         silent = without_host(host, silent, url)

@@ -14,9 +14,6 @@ from sparkwright.core import words
 #: Scripts for ``sh``. A line above moves a hunk; no repository has the file of digits.
 SAID = {
     "HUNK_MOVED": "git init -q; seq 9 >a; git add a; seq 8 >a; git diff >p; (echo new; seq 9) >a; git apply -v p",
-    "FILE_NOT_OFFERED": """
-        git init -q; git config uploadpack.allowAnySHA1InWant true; echo x >a; git add a; git -c user.name=a -c user.email=a@b commit -qm x
-        git init -q other; git -C other fetch "file://$PWD" 0123456789012345678901234567890123456789""",
     "NAME_UNKNOWN": "echo 'namespace a {} int b = a::c(d);' >driver.cpp; g++ -c driver.cpp",
     "JSON_CUT_OFF": "\"$PYTHON\" -c 'import msgspec; msgspec.json.decode(b\"{\\\"a\\\": [1, \")'",
     "ENGINE_FULL": "cp /etc/passwd /dev/full",

@@ -127,7 +127,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     settings = toolchain.settings(context, fork)
     # The build record lists them in this order.
     parts: dict[str, object] = {
-        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name].pins for name in concerned
+        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
     for name in concerned:
         parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))
@@ -405,7 +405,7 @@ def _graft(
             context, source, base, workspace.build, members, omissions, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
-        symbols.check(context, compiled, workspace.build, workspace.source, base)
+        symbols.check(context, compiled, workspace.build, base)
         files = dist_info(
             context,
             source,

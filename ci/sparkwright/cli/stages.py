@@ -115,18 +115,17 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Write ``lock.yaml``, and with --tools, or if they do not satisfy ``requirements.in``,
-    ``pylock.toml`` and the lock of G6's harness; report unresolved sources. Fail if an archive does
-    not prove its commit, once all else is written.
+    ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
     """
     context = options.checkout(arguments)
     if context.offline:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
-    project, refused = context.project, list[SourceError]()
+    project = context.project
     with project.editing():
         pins.check(context, every=True, force=arguments.force_pin)
-        locked = resolve.resolve(context, earlier_lock(project), refused)
+        locked = resolve.resolve(context, earlier_lock(project))
         context.store.write(project.lock_file, render_lock(locked).encode())
         pylock.lock(context.store, project.build_folder, again=arguments.tools)
         excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
@@ -148,8 +147,6 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     unresolved = resolve.unresolved(project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
-    if refused:
-        raise refused[0]
     return {"lock": written, "unresolved": unresolved}
 
 
@@ -224,9 +221,8 @@ def _pinned(
         for name, entry in locked.vendored.items()
         if (top := name.split("/")[0]) not in locked.fetched or top not in gone
     }
-    seen = dict(locked.seen)
     for declaration in changed:
-        pinned, days = resolve.pin(
+        entries |= resolve.pin(
             context,
             spec,
             declaration.name,
@@ -239,11 +235,7 @@ def _pinned(
                 modules=declaration.modules,
             ),
         )
-        entries |= pinned
-        seen |= days
-    return msgspec.structs.replace(
-        locked, vendored=dict(sorted(entries.items())), seen=dict(sorted(seen.items()))
-    )
+    return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
 
 
 def fetch(arguments: argparse.Namespace) -> dict[str, Any]:

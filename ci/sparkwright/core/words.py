@@ -14,10 +14,6 @@ import re
 #: and its status is 0 in both cases.
 HUNK_MOVED = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
 
-#: git fetch: the host does not have this one of the files that were asked for. The status is that
-#: of a broken connection, and git asks for none of the others.
-FILE_NOT_OFFERED = re.compile(r"not our ref ([0-9a-f]{40})")
-
 #: GCC and Clang: a program of ours names what the source file does not have. Errors of compilers
 #: have no numbers, and the status of all of them is 1.
 NAME_UNKNOWN = re.compile(

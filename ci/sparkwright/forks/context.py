@@ -91,8 +91,7 @@ class RunContext:
             *list_folder(project.series_folder(fork)),
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
-        pins = self.lock.forks[fork].pins
-        return content_key("source-tree", (fork, self.source, pins, digests))
+        return content_key("source-tree", (fork, self.source, self.lock.forks[fork], digests))
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

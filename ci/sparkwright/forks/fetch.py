@@ -29,8 +29,8 @@ from sparkwright.forks.stack import (
     VendoredLock,
 )
 
-#: Raise it when `FetchedSource` changes: 5 says of a silent host, too, why it is no git source.
-FORM = 5
+#: Raise it when `FetchedSource` changes.
+FORM = 6
 #: A host that does not answer and one that may not be asked leave the same wheel.
 SILENT = "source-unreachable"
 
@@ -91,37 +91,49 @@ def fetch(
         if not (again and in_place):
             return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        others = [other for other in locked.kinds if other != "git"]
-        kind = locked.kinds[0]
         try:
-            kind, git_error = choose(context, fork, locked)
-            fetched = (
-                _from_git(context, fork, spec, locked)
-                if kind == "git"
-                else _from_archive(context, fork, kind, locked)
-            )
+            fetched = _fetch(context, fork, spec, locked)
         except GitError as error:
             error.details = (*error.details, f"object database: {context.objects.path}")
             raise
-        except SourceError as error:
-            if kind != "git" or not others:
-                raise
-            if context.source == "git":
-                error.todo += f" Or take the locked archive: --source {others[0]}."
-                raise
-            why = " · ".join([error.what, *error.details[:3]])
-            console.warn(
-                f"{fork}: taking the {others[0]}, because the git source fails "
-                f"({error.reference}; `sparkwright fetch` tries it again): {why}"
-            )
-            fetched = _from_archive(context, fork, others[0], locked)
-            silent = isinstance(error, SourceUnreachable)
-            git_error = SILENT if silent else error.reference
-        fetched = msgspec.structs.replace(fetched, git_error=git_error)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", _key(context, fork, locked), fetched)
     return fetched
+
+
+def _fetch(context: RunContext, fork: str, spec: ForkSpec, locked: ForkLock) -> FetchedSource:
+    """
+    Return the source of the kind that the run asks for, if the fork has it, else git; or the
+    archive if that fails, or if the lock does not resolve git and no archive proves it.
+    """
+    kind = context.source if context.source in locked.kinds else locked.kinds[0]
+    archives = [other for other in locked.kinds if other != "git"]
+    trusted = context.source == "git" or locked.is_resolved or spec.sources.proof
+    if kind == "git" and archives and not trusted:
+        console.note(f"{fork}: taking the {archives[0]}: the lock does not resolve git")
+        kind = archives[0]
+    if kind != "git":
+        return _from_archive(context, fork, kind, locked)
+    try:
+        return _from_git(context, fork, spec, locked)
+    except SourceError as error:
+        if not archives:
+            raise
+        if context.source == "git":
+            error.todo += f" Or take the locked archive: --source {archives[0]}."
+            raise
+        why = " · ".join([error.what, *error.details[:3]])
+        console.warn(
+            f"{fork}: taking the {archives[0]}, because the git source fails "
+            f"({error.reference}; `sparkwright fetch` tries it again): {why}"
+        )
+        fetched = _from_archive(context, fork, archives[0], locked)
+        git_error = error.reference
+        if isinstance(error, SourceUnreachable):
+            # An archive that determines the files gives the same wheel with and without the host.
+            git_error = "" if spec.sources.pinned_by_archive else SILENT
+        return msgspec.structs.replace(fetched, git_error=git_error)
 
 
 def recorded(
@@ -137,7 +149,7 @@ def _key(context: RunContext, fork: str, locked: ForkLock) -> str:
     return content_key(
         "source",
         {
-            "lock": locked.pins,
+            "lock": locked,
             "source": context.source,
             "mirrors": dict(context.mirrors),
             "ignored": sorted(spec.ignored),
@@ -235,47 +247,6 @@ def deviation(project: Project, source: FetchedSource) -> str:
     if source.git_error:
         text = f"{text or source.fork}; from {source.origin} in place of git ({source.git_error})"
     return text
-
-
-def choose(context: RunContext, fork: str, locked: ForkLock) -> tuple[SourceKind, str]:
-    """
-    Return the kind of source to take: the one that the run asks for, if the fork has it, else git
-    when its host answers, and its commit and tree are locked or provable by an archive. Print why
-    not, and return it as `FetchedSource.git_error` if the tree of the archive may be another.
-    """
-    if context.source in locked.kinds:
-        return context.source, ""
-    sources = context.project.fork(fork).sources
-    if not locked.git or len(locked.kinds) == 1 or _proved(sources, locked):
-        return locked.kinds[0], ""
-    if not (locked.is_resolved or sources.proof):
-        console.note(f"{fork}: taking the {locked.kinds[1]}: the lock does not resolve git")
-        return locked.kinds[1], ""
-    try:
-        _ask(context, locked.git)
-    except SourceUnreachable as error:
-        words = f"{fork}: taking the {locked.kinds[1]} (`sparkwright fetch` tries git again): "
-        if sources.pinned_by_archive:
-            console.note(words + error.what)
-            return locked.kinds[1], ""
-        console.warn(words + error.what)
-        return locked.kinds[1], SILENT
-    return "git", ""
-
-
-def _ask(context: RunContext, locked: GitLock) -> None:
-    """Raise `offline` or `source-unreachable` if a source is not here, and its host is silent."""
-    objects, commit = context.objects, f"{locked.commit}^{{commit}}"
-    if objects.has(commit):
-        # `lock` brings commits without their files.
-        tree = objects.resolve(f"{locked.commit}^{{tree}}")
-        if objects.is_complete(objects.without_paths(tree, locked.without)):
-            return
-    mirror = context.mirror(locked.url)
-    mirror.ref(locked.ref)
-    # A host may have the commit without the tag.
-    if len(locked.commit) == 40:
-        mirror.commit(locked.commit)
 
 
 def vendored_tree(

@@ -23,14 +23,10 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
-from sparkwright.core.words import FILE_NOT_OFFERED
 from sparkwright.forks.stack import SourceError, SourceUnreachable
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
-
-#: Files that a host may lack until no further ones are looked for.
-MOST_ABSENT = 20
 
 #: The settings of a partial clone, in which missing files are no error (git-clone(1), --filter).
 #: They are given on the command line and not in the mirror's own configuration, with which every
@@ -140,49 +136,18 @@ class Mirror:
         words = ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"]
         return self._git(words, check=False)[1].decode().strip() or None
 
-    def files(self, ids: Collection[str], paths: Mapping[str, str] | None = None) -> None:
+    def files(self, ids: Collection[str]) -> None:
         """
         Fetch the file contents (blobs) *ids* that the store lacks, in one request.
 
-        Args:
-            paths: Their paths, by id, to name those that the host lacks.
-
         Raises:
-            offline, source-unreachable: As `commit`; the latter, too, where the host lacks files.
+            offline, source-unreachable: As `commit`; the latter, too, where the host lacks a file.
         """
-        missing, absent = self._objects.missing(ids), list[str]()
-        while missing:
+        if missing := self._objects.missing(ids):
             wanted = "".join(f"{name}\n" for name in missing).encode()
-            try:
-                with self._held():
-                    self._fetch(
-                        [],
-                        f"offer {len(missing)} files of its own commits",
-                        "--stdin",
-                        stdin=wanted,
-                    )
-                break
-            except SourceUnreachable as error:
-                # git names the first that is not there, and asks for none of the others.
-                absent += {*missing}.intersection(
-                    FILE_NOT_OFFERED.findall("\n".join(error.details))
-                )
-                left = [name for name in missing if name not in absent]
-                if len(left) == len(missing):
-                    raise
-                missing = left if len(absent) < MOST_ABSENT else []
-        if absent:
-            raise SourceUnreachable(
-                "source-unreachable",
-                f"{redact_credentials(self.address)} lacks {len(absent)} files of its own commits.",
-                details=[
-                    *sorted((paths or {}).get(name, name) for name in absent),
-                    *(["and perhaps more"] if len(absent) >= MOST_ABSENT else []),
-                ],
-                todo="Give a mirror that has them (--mirror). If no build reads them, name them or "
-                "their folder under `without` of the git source in stack.yaml, and run "
-                "`sparkwright lock`.",
-            )
+            what = f"offer {len(missing)} files of its own commits"
+            with self._held():
+                self._fetch([], what, "--stdin", stdin=wanted)
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
@@ -198,8 +163,7 @@ class Mirror:
             paths = self._objects.paths(reduced)
         except GitError as error:
             raise self._damaged(error.details) from error
-        blobs = {blob: path for path, (mode, blob) in paths.items() if mode != git.SUBMODULE}
-        self.files(blobs, blobs)
+        self.files({blob for mode, blob in paths.values() if mode != git.SUBMODULE})
         return reduced
 
     def _git(self, words: Sequence[str], **options: Any) -> tuple[int, bytes, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import posixpath
 import re
 from collections.abc import Collection
@@ -44,9 +43,7 @@ _LONGEST = 2048
 SHOWN = 20
 
 
-def resolve(
-    context: RunContext, earlier: Lock | None = None, refused: list[SourceError] | None = None
-) -> Lock:
+def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
     """
     Return the lock of the stack, in which the forks of the run are as the upstreams stand now.
 
@@ -57,33 +54,27 @@ def resolve(
     Args:
         earlier: Also names the sources that FetchContent downloads, which only a configure can tell
             (`sparkwright.cli.stages`); they are pinned again.
-        refused: Takes the error of each archive that does not prove its commit, whose git source
-            is left unresolved then, so that one fork does not strand the others.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
-        sdist-differs: See `prove`; without *refused*.
+        sdist-differs: See `prove`.
     """
     locked, spec = dict[str, ForkLock](), context.project.spec
     with context.store.lock("objects"):
         for name, fork in spec.forks.items():
             entry = earlier.forks.get(name) if earlier else None
             if entry is None or name in context.forks:
-                entry = resolve_fork(context, name, fork, entry, refused)
+                entry = resolve_fork(context, name, fork, entry)
             locked[name] = entry
     return Lock(1, spec.stack, locked)
 
 
 def resolve_fork(
-    context: RunContext,
-    name: str,
-    fork: ForkSpec,
-    earlier: ForkLock | None = None,
-    refused: list[SourceError] | None = None,
+    context: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None
 ) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
-        return _Resolver(context, fork, earlier or ForkLock()).resolve(name, refused)
+        return _Resolver(context, fork, earlier or ForkLock()).resolve(name)
 
 
 def pin_commit(
@@ -103,20 +94,16 @@ def pin_commit(
 
 
 def pin(
-    context: RunContext,
-    fork: ForkSpec,
-    name: str,
-    source: VendoredLock,
-) -> tuple[dict[str, VendoredLock], dict[str, str]]:
+    context: RunContext, fork: ForkSpec, name: str, source: VendoredLock
+) -> dict[str, VendoredLock]:
     """
     Return the lock of the vendored source *name*, and of the submodules below it, unresolved where
-    a host does not answer; and when they were seen, as `ForkLock.seen`.
+    a host does not answer.
 
     Args:
         source: Its kind, address, ref and submodules; commit and tree are asked for.
     """
-    resolver = _Resolver(context, fork, ForkLock())
-    return resolver.vendored(name, source), resolver.seen
+    return _Resolver(context, fork, ForkLock()).vendored(name, source)
 
 
 class _Resolver:
@@ -125,9 +112,6 @@ class _Resolver:
 
     Args:
         strict: Whether a git source that cannot be seen is an error.
-
-    Attributes:
-        seen: As in `ForkLock`.
     """
 
     def __init__(
@@ -135,11 +119,9 @@ class _Resolver:
     ) -> None:
         self._context, self._fork, self._earlier = context, fork, earlier
         self._strict = strict
-        self._today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        self.seen = dict[str, str]()
 
-    def resolve(self, name: str, refused: list[SourceError] | None) -> ForkLock:
-        """Return the lock of the fork, which is called *name*; *refused* is that of `resolve`."""
+    def resolve(self, name: str) -> ForkLock:
+        """Return the lock of the fork, which is called *name*."""
         specs, earlier, bases = self._fork.sources, self._earlier, dict[str, FileLock]()
         git = self._git("git", specs.git, earlier.git) if specs.git else None
         sdist = self._file("sdist", specs.sdist, earlier.sdist) if specs.sdist else None
@@ -156,27 +138,10 @@ class _Resolver:
         if specs.proof and locked.is_resolved:
             trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
             proof = earlier.proof if _same_content(locked, earlier) else None
-            try:
-                if not self._context.objects.missing(trees):
-                    proof = prove(self._context, name, locked, specs)
-            except SourceError as error:
-                if refused is None or error.reference != "sdist-differs":
-                    raise
-                refused.append(error)
-                words = " · ".join([error.what, *error.details[:3]])
-                console.warn(f"{name}: git is left unresolved ({error.reference}): {words}")
-                assert git
-                assert specs.git
-                commit, submodules = specs.git.commit or UNRESOLVED, locked.submodules
-                proof, git = None, msgspec.structs.replace(git, commit=commit, tree=UNRESOLVED)
-                sources = {
-                    path: entry for path, entry in locked.vendored.items() if path not in submodules
-                }
-                locked = msgspec.structs.replace(locked, git=git, vendored=sources)
-                for entry_name in ("git", *(f"vendored/{path}" for path in submodules)):
-                    self.seen.pop(entry_name, None)
+            if not self._context.objects.missing(trees):
+                proof = prove(self._context, name, locked, specs)
             locked = msgspec.structs.replace(locked, proof=proof)
-        return msgspec.structs.replace(locked, seen=dict(sorted(self.seen.items())))
+        return locked
 
     def vendored(self, name: str, source: VendoredLock) -> dict[str, VendoredLock]:
         """Return the locks of the vendored source *name* and of the submodules below it."""
@@ -230,14 +195,13 @@ class _Resolver:
         locked = earlier.vendored if parent else earlier.submodules
         below = {path: entry for path, entry in locked.items() if path.startswith(parent)}
         for path in below:
-            self._keep(f"vendored/{path}", "the tree that names it was not seen")
+            console.warn(f"{path}: kept as locked: the tree that names it was not seen")
         return git, below
 
     def _git(self, entry: str, spec: GitSpec, earlier: GitLock | None) -> GitLock:
-        """Return the lock of a git source, called *entry* in `seen`."""
+        """Return the lock of a git source, called *entry* for people."""
         try:
             commit, tree = self._look_up(spec)
-            self.seen[entry] = self._today
             console.note(f"{spec.ref}: commit {commit}, tree {tree}")
         except SourceUnreachable as error:
             if self._strict:
@@ -252,7 +216,7 @@ class _Resolver:
                 and earlier.commit.startswith(spec.commit)
             ):
                 commit, tree = earlier.commit, earlier.tree
-                self._keep(entry, why)
+                console.warn(f"{entry}: kept as locked: {why}")
             else:
                 console.warn(f"left unresolved: {why}")
         return GitLock(spec.url, spec.ref, commit, tree, spec.without)
@@ -284,7 +248,7 @@ class _Resolver:
 
     def _file(self, entry: str, spec: SdistSpec | WheelSpec, earlier: FileLock | None) -> FileLock:
         """
-        Return the lock of a file of the package index, called *entry* in `seen`.
+        Return the lock of a file of the package index, called *entry* for people.
 
         Raises:
             source-unreachable: The index does not answer or offer it, and *earlier* is another.
@@ -306,9 +270,8 @@ class _Resolver:
         except SourceUnreachable as error:
             if not earlier:
                 raise
-            self._keep(entry, error.what)
+            console.warn(f"{entry}: kept as locked: {error.what}")
             return earlier
-        self.seen[entry] = self._today
         tree = f", tree {file.tree}" if file.tree else ""
         console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{tree}")
         return file
@@ -330,12 +293,6 @@ class _Resolver:
             tree = package_index.import_file(self._context, file)
             file = msgspec.structs.replace(file, tree=tree)
         return file
-
-    def _keep(self, entry: str, why: str) -> None:
-        """Keep the day of *entry*, which was not seen now, and say so."""
-        day = self._earlier.seen.get(entry, "")
-        self.seen |= {entry: day} if day else {}
-        console.warn(f"{entry}: kept as locked, last seen {day or 'on an unknown day'}: {why}")
 
 
 def _same_content(locked: ForkLock, earlier: ForkLock) -> bool:

@@ -392,10 +392,6 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """
     The locked sources of a fork, by kind, the bases of its graft, by machine, the sources that it
     vendors, by name, and the proof that the archive is the commit.
-
-    Attributes:
-        seen: The day on which `lock` last saw each entry at its host or on the index, by its place
-            in this record (``git``, ``vendored/NAME``).
     """
 
     git: GitLock | None = None
@@ -404,12 +400,6 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     bases: dict[str, FileLock] = {}
     vendored: dict[str, VendoredLock] = {}
     proof: SourceProof | None = None
-    seen: dict[str, str] = {}
-
-    @property
-    def pins(self) -> ForkLock:
-        """The lock without days, for digests."""
-        return msgspec.structs.replace(self, seen={})
 
     @property
     def kinds(self) -> list[SourceKind]:

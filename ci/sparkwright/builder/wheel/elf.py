@@ -43,8 +43,8 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types without bytes in the file: NOBITS, and a GPU's global, local, shared and reserved
 #: shared memory (SHT_CUDA_GLOBAL, _LOCAL, _SHARED, _RESERVED_SHARED; seen with CUDA 11.8 to 13.2).
 NO_BYTES = frozenset((8, 0x70000007, 0x70000009, 0x7000000A, 0x70000015))
-#: Section type: symbols of an object file. Segment types: loaded, dynamic.
-_SYMBOLS, _LOAD, _DYNAMIC = 2, 1, 2
+#: Segment types: loaded, dynamic.
+_LOAD, _DYNAMIC = 1, 2
 #: Entries of the dynamic segment: strings and their size, names, paths; symbols, the version of
 #: each, the versions that the library needs; two tables of hashes; relocations and their sizes.
 _STRTAB, _STRSZ, _NEEDED, _PATHS = 5, 10, 1, (15, 29)
@@ -94,7 +94,6 @@ class ElfSection(msgspec.Struct, frozen=True):
     kind: int
     offset: int
     size: int
-    link: int
 
 
 class SharedObject(msgspec.Struct, frozen=True):
@@ -173,8 +172,8 @@ def sections(data: Buffer) -> tuple[ElfSection, ...]:
     begin, length = entries[names][4:6]
     strings = _Strings(data, begin, length, "the table of section names")
     listed = []
-    for name, kind, _, _, offset, size, link, _, _, _ in entries:
-        section = ElfSection(strings.name(name) if length else "", kind, offset, size, link)
+    for name, kind, _, _, offset, size, *_ in entries:
+        section = ElfSection(strings.name(name) if length else "", kind, offset, size)
         # The first entry is empty but for the numbers that do not fit into the header.
         if kind and kind not in NO_BYTES:
             _check_bounds(data, offset, size, f"section {section.name[:80]}")
@@ -239,27 +238,6 @@ def shared_object(data: Buffer) -> SharedObject:
         symbols=frozenset(symbols),
         imports={name: tuple(sorted(texts)) for name, texts in imports.items()},
     )
-
-
-def object_symbols(data: Buffer) -> dict[str, bool]:
-    """
-    Return the symbols of the object file in *data*: whether it defines them for others, or requires
-    them.
-
-    Raises:
-        ElfUnreadable: As `shared_object`.
-    """
-    listed, symbols = sections(data), dict[str, bool]()
-    for section in listed:
-        if section.kind == _SYMBOLS:
-            if section.link >= len(listed):
-                raise ElfUnreadable("the names of its symbols are in no section")
-            table = listed[section.link]
-            strings = _Strings(data, table.offset, table.size, "the table of symbol names")
-            count = section.size // _SYMBOL.size
-            for _, name, defined in _symbols(data, section.offset, count, strings):
-                symbols[name] = defined
-    return symbols
 
 
 def version_key(version: str) -> tuple[int, ...]:

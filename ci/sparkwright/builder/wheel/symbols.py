@@ -53,7 +53,6 @@ _CXX = {
 _TORCH = re.compile(r"(?<!\d)(?:2at|3c10|5torch)(?=\d)|^(?:aoti_)?torch_")
 #: Symbols of a library that a message names, and letters of each; symbols that an error explains.
 SHOWN, _LONGEST, _MOST_EXPLAINED = 5, 300, 20
-_SOURCES = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx"))
 
 Libraries = Mapping[str, SharedObject]
 
@@ -142,27 +141,9 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
             one that is loaded.
         linked: As `linked_libraries` returns them.
     """
-    names = [Path(member).name for member in wheel]
-    beside = [name for name in linked if name not in set(names)]
-    libraries = [*wheel.values(), *(linked[name] for name in beside)]
-    # A set of libraries is a number with a bit for each; more bits are for what is in no set.
-    unknown, patterns = 1 << len(libraries), DRIVER | _CXX
-    outside = {name: unknown << index for index, name in enumerate(patterns, 1)}
-    bits = dict(outside)
-    for index, name in enumerate((*names, *beside)):
-        bits[name] = bits.get(name, 0) | 1 << index
-    reached = list[int]()
-    for index, library in enumerate(libraries):
-        row = 0
-        for name in (*library.needed, *_LOADED_FOR_ALL):
-            row |= bits.get(name, 0)
-        foreign = (name for name in library.needed if name not in bits)
-        if index < len(wheel) and not all(map(_SYSTEM.fullmatch, foreign)):
-            row |= unknown
-        reached.append(row)
-    for index in range(len(libraries)):
-        bit, row = 1 << index, reached[index]
-        reached = [each | row if each & bit else each for each in reached]
+    own, outside = dict[str, list[SharedObject]](), DRIVER | _CXX
+    for member, library in wheel.items():
+        own.setdefault(Path(member).name, []).append(library)
     # A library that was linked without naming libc has no versions for its symbols.
     system = {
         symbol
@@ -170,28 +151,40 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
         for symbol, versions in library.imports.items()
         if any(version.startswith("GLIBC_") for version in versions)
     }
-
-    def elsewhere(row: int, symbol: str) -> bool:
-        """Return whether *symbol* may be, or is, of a library of *row* that is in neither set."""
-        matches = (row & bit and patterns[name].fullmatch(symbol) for name, bit in outside.items())
-        return bool(row & unknown) or any(matches)
-
     faults = dict[str, list[str]]()
-    for member, library, row in zip(wheel, libraries, reached, strict=False):
+    for member, library in wheel.items():
         lacking = {
             symbol
             for symbol, versions in library.imports.items()
             # Python's are compared with its limited API elsewhere.
             if not symbol.startswith(("Py", "_Py"))
             and not all(map(_SYSTEM_VERSION.match, versions))
-            and (_TORCH.search(symbol) or not elsewhere(row, symbol))
-        }
-        lacking -= system
-        for index, provider in enumerate(libraries):
-            if row >> index & 1:
+        } - system
+        reached, asked = set[str](), {*library.needed}
+        waiting = [*library.needed, *_LOADED_FOR_ALL]
+        while waiting:
+            name = waiting.pop()
+            if name in reached:
+                continue
+            reached.add(name)
+            providers = own.get(name, [])
+            asked.update(*(provider.needed for provider in providers))
+            if name in linked and not providers:
+                providers = [linked[name]]
+            for provider in providers:
                 lacking -= provider.symbols
-        if lacking:
-            faults[member] = sorted(lacking)
+                waiting += provider.needed
+        missing = asked - own.keys() - linked.keys() - outside.keys()
+        foreign = not all(map(_SYSTEM.fullmatch, missing))
+        patterns = [outside[name] for name in outside.keys() & reached]
+        faulty = [
+            symbol
+            for symbol in lacking
+            if _TORCH.search(symbol)
+            or not (foreign or any(pattern.fullmatch(symbol) for pattern in patterns))
+        ]
+        if faulty:
+            faults[member] = sorted(faulty)
     return faults
 
 
@@ -217,11 +210,7 @@ def listed(symbols: Sequence[str]) -> str:
 
 
 def check(
-    context: RunContext,
-    compiled: Mapping[str, bytes],
-    build: Path,
-    source: Path,
-    base: Path | None = None,
+    context: RunContext, compiled: Mapping[str, bytes], build: Path, base: Path | None = None
 ) -> None:
     """
     Check that every symbol that the libraries of a wheel need is defined, or `inherited`.
@@ -229,12 +218,10 @@ def check(
     Args:
         compiled: The bytes of the libraries that were compiled here, by member.
         build: The folder with the objects that they were linked of.
-        source: The folder of the sources.
         base: The official wheel, whose other libraries stay.
 
     Raises:
-        undefined-symbol: One is not defined; the details name it, the units that need it, and what
-            would define it.
+        undefined-symbol: One is not defined; the details name it, and the units that name it.
     """
     official = _read(base) if base else {}
     members = official | {name: elf.shared_object(data) for name, data in compiled.items()}
@@ -248,38 +235,20 @@ def check(
         raise BuildError(
             "undefined-symbol",
             f"{len(faults)} symbols that the wheel's libraries need are defined nowhere.",
-            details=_explanations(faults[:_MOST_EXPLAINED], build, source),
+            details=[
+                f"{member}: {listed([symbol])}; named by {_units(build, symbol)}"
+                for member, symbol in faults[:_MOST_EXPLAINED]
+            ],
         )
 
 
-def _explanations(faults: Sequence[tuple[str, str]], build: Path, source: Path) -> list[str]:
-    """Return each member and symbol of *faults* with the units that need it or have it."""
-    units, details = dict[str, dict[str, bool]](), []
+def _units(build: Path, symbol: str) -> str:
+    """Return the first units in the folder *build* whose objects name *symbol*."""
+    units = list[str]()
     for path in sorted(build.rglob("*.o")):
-        folder, _, unit = str(path.relative_to(build)).partition(".dir/")
-        target = folder.rpartition("CMakeFiles/")[2]
         with elf.mapped(path) as data:
-            name = f"{unit.removesuffix('.o')} (target {target})" if unit else folder
-            units[name] = elf.object_symbols(data)
-    for member, symbol in faults:
-        text = listed([symbol])
-        needing, defining = (
-            ", ".join([name for name, names in units.items() if names.get(symbol) is has][:SHOWN])
-            for has in (False, True)
-        )
-        # A definition in a source: the last part of the name, arguments in parentheses, a block.
-        function = re.escape(re.split(r"[\s:]", re.split(r"[(<]", text)[0])[-1])
-        pattern = re.compile(rf"\b{function}\s*\([^;{{}}]*\)[^;{{}}()]*\{{".encode())
-        files = [] if defining or _TORCH.search(symbol) else sorted(source.rglob("*"))
-        sources = [
-            str(path.relative_to(source))
-            for path in files
-            if path.suffix in _SOURCES and path.is_file() and pattern.search(path.read_bytes())
-        ]
-        parts = [
-            f"needed by {needing}" if needing else "",
-            f"{defining} defines it, and is not linked" if defining else "",
-            f"{', '.join(sources[:SHOWN])} would define it, and no unit has it" if sources else "",
-        ]
-        details.append("; ".join(filter(None, [f"{member}: {text}", *parts])))
-    return details
+            if data.find(symbol.encode() + b"\0") >= 0:
+                folder, _, unit = str(path.relative_to(build)).partition(".dir/")
+                target = folder.rpartition("CMakeFiles/")[2]
+                units.append(f"{unit.removesuffix('.o')} (target {target})")
+    return ", ".join(units[:SHOWN]) or "no unit"
