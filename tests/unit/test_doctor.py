@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from msgspec.structs import replace
 from tests.support.serving_facts import SERVING
 
 from sparkwright.bench.machine import probe
-from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
 from sparkwright.cli.doctor import MachineCheck
@@ -37,8 +33,6 @@ SPARK: dict[str, Any] = {
     "ccache": "4.9.1",
     "docker": "28.2.2",
     "aarch64-linux-gnu-g++": "",
-    "package index": True,
-    "upstream host": True,
 }
 
 
@@ -66,8 +60,6 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
         ({"g++": ""}, "g++", "missing", "plan, build and demo"),
         ({"ccache": ""}, "ccache", "look", "reuse of units"),
         ({"Python headers": ""}, "Python headers", "missing", "plan and build"),
-        ({"package_index": False}, "package index", "look", "cache directory"),
-        ({"upstream_host": False}, "upstream host", "look", "--mirror"),
     ],
 )
 def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: str, words: str) -> None:
@@ -77,43 +69,6 @@ def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: st
     assert (check.state, words in check.meaning) == (state, True)
     if subject in doctor.PROGRAMS:
         assert check.remedy.endswith(f"apt-get install -y {packages.get(subject, subject)}")
-
-
-def test_a_host_that_was_not_asked_is_told_from_one_that_does_not_answer(tmp_path: Path) -> None:
-    facts = doctor.inventory(tmp_path, "", "")
-    assert (facts["package index"], facts["upstream host"]) == (None, None)
-    checks = states(package_index=None, upstream_host=False)
-    assert [checks[name].observed for name in ("package index", "upstream host")] == ["not asked", "no answer"]
-
-
-def test_a_host_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        began = time.monotonic()
-        facts = doctor.inventory(tmp_path, address, f"{address}vllm.git")
-
-        assert time.monotonic() - began < 2 * host_info.PATIENCE + 3
-    assert facts.keys() == SPARK.keys()
-    assert facts["git"][0].isdigit()
-    assert not facts["package index"]
-    assert not facts["upstream host"]
-
-
-def test_a_name_that_is_never_resolved_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A firewall drops the questions to the name server, whose answer no timeout of a connection bounds."""
-    over = threading.Event()
-
-    def resolve(*_: object, **__: object) -> list[object]:
-        over.wait(30)
-        return []
-
-    monkeypatch.setattr(host_info, "PATIENCE", 0.2)
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    began = time.monotonic()
-
-    assert not doctor.inventory(tmp_path, "http://index.invalid/simple/", "")["package index"]
-    over.set()
-    assert time.monotonic() - began < 10
 
 
 # Serving.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -280,7 +279,7 @@ def test_picks_come_first_also_from_a_store_that_lost_a_part(host: Host, lost: s
 
 
 def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None:
-    """apply names base, patch, hunk, both sides, upstream's commits, the three tests and the two commands, in text and as data."""
+    """apply names base, patch, hunk, both sides, upstream's commits, the three tests and the two commands."""
     later = edited((35, "line XXXV\n"))
     host.work.commit({"a.txt": TEXT}, "Begin")
     host.lock()
@@ -292,7 +291,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
     with refusal("patch-conflict", match=r"ours\.patch does not apply to widget: a\.txt") as caught:
         applied_by(host)
     text = "\n".join(caught.value.details)
-    report = json.loads(msgspec.json.encode(caught.value.document()))["conflict"]
 
     for wanted in (
         "base: https://github.com/acme/widget.git @ ",
@@ -300,6 +298,7 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
         "a.txt: conflict",
         "    wants: line XXXV",
         "    finds: line 35",
+        " Last\nalready upstream by ancestor: ",
         "  the patch builds on, and the base lacks: ",
         "already upstream by ancestor: could not be tested, the patch is ours",
         "already upstream by patch-id: no, ",
@@ -308,8 +307,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
         "to go on: sparkwright patch export --stack test --fork widget",
     ):
         assert wanted in text
-    assert [commit["subject"] for commit in report["files"][0]["base_lacks"]] == ["Last"]
-    assert report["evidence"][0]["test"] == "ancestor"
 
 
 def test_a_submodule_in_a_pick_is_named_as_one(host: Host) -> None:

@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,13 +23,12 @@ from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
 from sparkwright.client.environment import Prefix
-from sparkwright.core import config, http, memory, process
+from sparkwright.core import config, memory, process
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import list_folder, read_json
-from sparkwright.core.http import HttpFailure
 from sparkwright.core.memory import FLOOR, MachineMemory
-from sparkwright.forks import package_index, resolve
+from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.serving import guard, health, models
@@ -51,8 +49,6 @@ CUDA13_DRIVER = 580
 BROKEN_KERNELS = re.compile(r"7\.0\.0-(1019|31)\b")
 #: Models that are named.
 SHOWN = 5
-#: What is shown of a host by whether it answers; None: it was not asked.
-ANSWERS: Mapping[bool | None, str] = {True: "answers", False: "no answer", None: "not asked"}
 #: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
 TOOLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("git", "g++", "aarch64-linux-gnu-g++", "ccache"), ("--version",)),
@@ -107,15 +103,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def machine(context: RunContext) -> dict[str, Any]:
     """Print and return the checks of this machine for the stack of *context*, and its facts."""
-    index = upstream = ""
-    if not context.offline:
-        # Without the part `full`, the index has no address.
-        with contextlib.suppress(ModuleNotFoundError):
-            index = package_index.index_url()
-        # One repository stands for all upstream hosts.
-        git = (fork.sources.git for fork in context.project.spec.forks.values())
-        upstream = next((context.mirrored(source.url) for source in git if source), "")
-    facts = inventory(context.store.root, index, upstream)
+    facts = inventory(context.store.root)
     results = [*checks(facts, context.project)]
     _show(f"Building stack {context.project.stack}", results)
     return {"machine": facts, "stack": context.project.stack, "checks": results}
@@ -129,23 +117,15 @@ def _show(title: str, results: Sequence[MachineCheck]) -> None:
     console.table(title, ("check", "state", ""), rows, result=True)
 
 
-def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
+def inventory(cache: Path) -> dict[str, Any]:
     """
-    Return facts about this machine by name: its processor, memory and disk, the versions of
-    programs (empty if one is not installed), and whether hosts answer (None if they are not asked).
-    Sizes are in bytes. No program or host is waited for longer than `host_info.PATIENCE`.
-
-    Args:
-        cache: The cache directory.
-        index: Address of the package index; empty to ask none.
-        upstream: Address of an upstream git repository; empty to ask none.
+    Return facts about this machine by name: its processor, memory and disk (with the *cache*
+    directory), in bytes, and the versions of programs; empty if one is not installed.
     """
     libc, version = platform.libc_ver()
     header = Path(sysconfig.get_path("include"), "Python.h")
     return {
         **{name: _tool_version(name) for name in TOOLS},
-        "package index": _index_answers(index) if index else None,
-        "upstream host": _repository_answers(upstream) if upstream else None,
         "machine": platform.machine(),
         "glibc": version if libc == "glibc" else "",
         "cores": len(os.sched_getaffinity(0)),
@@ -160,36 +140,6 @@ def inventory(cache: Path, index: str, upstream: str) -> dict[str, Any]:
 def _tool_version(name: str) -> str:
     match = re.search(r"\d+(?:\.\d+)+", host_info.command_output(name, *TOOLS[name]))
     return match[0] if match else ""
-
-
-def _index_answers(url: str) -> bool:
-    """Return whether the index at *url* has the page of a small project that every index has."""
-    page, seconds, answers = f"{url.rstrip('/')}/packaging/", host_info.PATIENCE, list[bool]()
-
-    def ask() -> None:
-        with (
-            contextlib.suppress(HttpFailure),
-            http.exchange("HEAD", page, redirects=True, seconds=seconds) as reply,
-        ):
-            answers.append(reply.status < 400)
-
-    # Nothing else bounds the resolution of a name.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return any(answers)
-
-
-def _repository_answers(url: str) -> bool:
-    """Return whether the git repository at *url* has a HEAD, without the user's configuration."""
-    head = host_info.command_output(
-        *("git", "ls-remote", "--", url, "HEAD"),
-        GIT_TERMINAL_PROMPT="0",
-        GIT_CONFIG_GLOBAL=os.devnull,
-        GIT_CONFIG_NOSYSTEM="1",
-        GIT_SSH_COMMAND="ssh -oBatchMode=yes",
-    )
-    return bool(head)
 
 
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]:
@@ -243,18 +193,6 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]
             "builds take another kind of source, or the commit that the source distribution proves",
             f"sparkwright lock --stack {project.stack}",
         )
-    yield _check(
-        "package index",
-        facts["package index"],
-        ANSWERS[facts["package index"]],
-        "fetch, plan, build, audit and demo use what the cache directory holds",
-    )
-    yield _check(
-        "upstream host",
-        facts["upstream host"],
-        ANSWERS[facts["upstream host"]],
-        "git sources only through --mirror",
-    )
 
 
 def serving_facts(prefix: Prefix, here: MachineMemory) -> dict[str, Any]:

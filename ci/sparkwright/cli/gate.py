@@ -15,7 +15,6 @@ import pwd
 import re
 import signal
 import stat
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import UNRESOLVED
 from sparkwright.builder import host_info, toolchain
-from sparkwright.cli import evidence, options
+from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
@@ -232,7 +231,6 @@ def _default_task(context: RunContext, names: str) -> str:
 def _spend_night(
     context: RunContext, arguments: argparse.Namespace, gate_options: GateOptions
 ) -> None:
-    began = time.time()
     with context.store.lock("night", wait=False):
         night, wheel = _prepare(context, arguments, gate_options), gate_options.wheel
         assert wheel
@@ -251,16 +249,12 @@ def _spend_night(
         # That of an original says nothing of its copy.
         reference = None if gate_options.original else night.reference
         canary.write(context.store, context.output, night.ladder, reference, gate_options.profile)
-        stem = report.wheel.removesuffix(".whl")
-        files = [night.page, *list_folder(context.output, f"{stem}.*.json*")]
-        bundle = night.page.with_suffix(".tar.gz")
-        evidence.pack(context.store, bundle, files, began)
     ladder.show(night.ladder)
     console.result(report.answer)
     console.result(f"page: {night.page}")
-    console.result(f"evidence, which you may send: {bundle}")
-    documents = {"answer": report.answer, "page": str(night.page), "evidence": str(bundle)}
-    console.document({"ladder": ladder.document(night.ladder), **documents})
+    ladder_document = ladder.document(night.ladder)
+    document = {"ladder": ladder_document, "answer": report.answer, "page": str(night.page)}
+    console.document(document)
     ladder.raise_for_state(night.ladder)
 
 
