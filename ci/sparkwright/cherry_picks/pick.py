@@ -194,8 +194,9 @@ def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: Pu
             fresh = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
             same = fresh.patch_id == old.patch_id
             details.append("the diff is the same as before" if same else "the diff is another one")
-        what = f"The {name} of #{old.number} moved since it was pinned."
-        raise PatchError("pick-moved", what, details=details)
+        raise PatchError(
+            "pick-moved", f"The {name} of #{old.number} moved since it was pinned.", details=details
+        )
 
 
 def pin(

@@ -102,8 +102,11 @@ def bench(arguments: argparse.Namespace) -> None:
     path = throughput.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
-        what = f"{result.model} was not measured to the end."
-        raise GateError("measurement-invalid", what, details=[result.says])
+        raise GateError(
+            "measurement-invalid",
+            f"{result.model} was not measured to the end.",
+            details=[result.says],
+        )
 
 
 def _texts(
@@ -193,8 +196,9 @@ def quick(
         try:
             look = quick_look.quick_look(generator, load)
         except LoadError as error:
-            what = f"{name} was not measured."
-            raise GateError("measurement-invalid", what, details=[str(error)]) from error
+            raise GateError(
+                "measurement-invalid", f"{name} was not measured.", details=[str(error)]
+            ) from error
         change = counter_change(counters, _counters(client))
     for warning in warnings:
         console.warn(warning)

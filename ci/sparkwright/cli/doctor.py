@@ -253,8 +253,13 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
         "end what you do not need",
     )
     if machine.failure:
-        text = "nvidia-smi fails; a server is judged by the rules of unified memory all the same"
-        yield MachineCheck("nvidia-smi", "look", machine.failure, text, "sudo reboot")
+        yield MachineCheck(
+            "nvidia-smi",
+            "look",
+            machine.failure,
+            "nvidia-smi fails; a server is judged by the rules of unified memory all the same",
+            "sudo reboot",
+        )
     for gpu in facts["gpus"]:
         current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
         yield _check(
@@ -266,8 +271,12 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
             otherwise="missing",
         )
     if not machine.gpus:
-        text = "a release serves nothing without one; of the gates, only G0 and G1 can run"
-        yield MachineCheck("GPU", "not-run", "none", text)
+        yield MachineCheck(
+            "GPU",
+            "not-run",
+            "none",
+            "a release serves nothing without one; of the gates, only G0 and G1 can run",
+        )
     observed, fault = facts["load"]
     state: CheckState = "look" if observed else "not-run"
     yield _check("GPU under load", not fault, observed or "not tried", fault, otherwise=state)
@@ -305,13 +314,21 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
 def servers() -> Iterator[MachineCheck]:
     """Yield which servers of `serve` run, and without a guard; and which ones it ended lately."""
     for server in health.running():
-        text = "its guard was killed: nothing ends it before the machine stops"
-        yield _check(f"server {server.pid}", _guarded(server.pid), "serves", text, "restart it")
+        yield _check(
+            f"server {server.pid}",
+            _guarded(server.pid),
+            "serves",
+            "its guard was killed: nothing ends it before the machine stops",
+            "restart it",
+        )
     for record in guard.records().glob("*.json"):
         with contextlib.suppress(FileError, OSError):
             if time.time() - record.stat().st_mtime < REMEMBERED:
-                message = str(read_json(record, dict[str, Any])["message"])
-                yield MachineCheck(f"server {record.stem}", "look", message)
+                yield MachineCheck(
+                    f"server {record.stem}",
+                    "look",
+                    str(read_json(record, dict[str, Any])["message"]),
+                )
 
 
 def _guarded(server: int) -> bool:

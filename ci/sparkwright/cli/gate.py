@@ -319,8 +319,11 @@ def _prepare(
             lambda: vllm_bench.obtain(root, rules.generator, store, offline=offline),
         )
     if lacking:
-        what = f"The night of {recipe.name} lacks {len(lacking)} thing(s)."
-        raise GateError("gate-unprepared", what, details=lacking)
+        raise GateError(
+            "gate-unprepared",
+            f"The night of {recipe.name} lacks {len(lacking)} thing(s).",
+            details=lacking,
+        )
     wheel = gate_options.wheel
     assert wheel
     python, stock_python = arguments.python, arguments.baseline_python
@@ -352,8 +355,12 @@ def _model_folder(recipe: recipes.Recipe, folder: Path | None) -> Path:
     try:
         return models.find(name, "" if revision == UNRESOLVED else revision, variables).path
     except ModelError as error:
-        todo = f"Name its folder with --model-folder DIR, or fetch it: hf download {name}."
-        raise ModelError(error.reference, error.what, details=error.details, todo=todo) from error
+        raise ModelError(
+            error.reference,
+            error.what,
+            details=error.details,
+            todo=f"Name its folder with --model-folder DIR, or fetch it: hf download {name}.",
+        ) from error
 
 
 def _machine(arguments: argparse.Namespace) -> dict[str, Any]:

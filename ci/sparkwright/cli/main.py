@@ -140,8 +140,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     own, others = options.split(parser, words) if name in VLLM_COMMANDS else (words, ())
     if others and name != "serve":
         flags = " ".join(redact([f"--flag={word}" for word in others]))
-        what = f"{name} has no option {others[0].partition('=')[0]:.80}."
-        raise UsageError("usage", what, todo=f"An argument of vLLM is given as: {flags}")
+        raise UsageError(
+            "usage",
+            f"{name} has no option {others[0].partition('=')[0]:.80}.",
+            todo=f"An argument of vLLM is given as: {flags}",
+        )
     arguments = parser.parse_args(own, namespace)
     if others:
         arguments.flag = [*arguments.flag, *others]

@@ -213,9 +213,11 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     source = context.project.fork("vllm").sources.git
     release = source.ref.removeprefix("v") if source else ""
     if Version(environment.vllm).base_version != release:
-        what = f"{python} has vLLM {environment.vllm}, and stack {context.project.stack} {release}."
-        todo = "Name the Python of an environment with that release with --python."
-        raise PythonError("environment-unusable", what, todo=todo)
+        raise PythonError(
+            "environment-unusable",
+            f"{python} has vLLM {environment.vllm}, and stack {context.project.stack} {release}.",
+            todo="Name the Python of an environment with that release with --python.",
+        )
     words, variables = tuple(arguments.flag), dict(arguments.variable)
     if arguments.model in recipes.files(context.project.root):
         recipe = recipes.load(context.project.root, arguments.model)
@@ -230,9 +232,11 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     _show_selection(selection, drafts=bool(flags.speculation(words)))
     if held_traps or selection.refused:
         refused = f"{selection.line} of vLLM refuses it: {selection.refused}"
-        details = [*held_traps, *([refused] if selection.refused else [])]
-        what = f"vLLM {environment.vllm} does not serve {arguments.model} well on a Spark."
-        raise ServeError("serve-unfit", what, details=details)
+        raise ServeError(
+            "serve-unfit",
+            f"vLLM {environment.vllm} does not serve {arguments.model} well on a Spark.",
+            details=[*held_traps, *([refused] if selection.refused else [])],
+        )
     return {"selection": selection, "facts": facts}
 
 
@@ -251,8 +255,7 @@ def _show_selection(selection: Selection, *, drafts: bool) -> None:
         rows.append(["all", f"{selection.line} {selection.unresolved}", "", "unresolved"])
     if drafts:
         rows.append(["drafts", "vLLM chooses when it loads them", "", "unresolved"])
-    columns = ["layers", "kernels", ">count", "state"]
-    console.table(", ".join(versions), columns, rows, result=True)
+    console.table(", ".join(versions), ["layers", "kernels", ">count", "state"], rows, result=True)
     if selection.lacks:
         console.warn(f"the environment lacks {', '.join(selection.lacks)}; a release may differ")
     if selection.questions:
@@ -290,9 +293,19 @@ def _show_modules(model: StoredModel, every: Sequence[Serving]) -> list[list[flo
         reads.append(read)
         megabytes = [f"{count / 1e6:,.0f}" for count in (row.bytes, *read)]
         rows.append([row.group, row.modules, row.scheme, f"{row.count:,}", *megabytes])
-    requests = [f">at {each.requests}" for each in every]
-    columns = ["group", "modules", "stored as", ">count", ">MB stored", *requests]
-    console.table(title, columns, rows, result=True)
+    console.table(
+        title,
+        [
+            "group",
+            "modules",
+            "stored as",
+            ">count",
+            ">MB stored",
+            *[f">at {each.requests}" for each in every],
+        ],
+        rows,
+        result=True,
+    )
     console.result(f"a token reads {size(audit.weights)} of weights")
     return reads
 
@@ -303,8 +316,15 @@ def _show_cache(caches: Mapping[str, CacheShape]) -> None:
     for index, kind in enumerate(caches["auto"].kinds):
         tokens = [f"{shape.kinds[index].token:,.0f}" for shape in caches.values()]
         window = f"{kind.window:,}" if kind.name == "sliding" else ""
-        state = f"{kind.state / 1e6:,.1f}" if kind.state else ""
-        rows.append([kind.name, str(kind.layers), *tokens, window, state])
+        rows.append(
+            [
+                kind.name,
+                str(kind.layers),
+                *tokens,
+                window,
+                f"{kind.state / 1e6:,.1f}" if kind.state else "",
+            ]
+        )
     columns = ["cache", ">layers", *(f">{form}" for form in caches), ">window", ">MB of state"]
     if rows:
         console.table("bytes of a token of context", columns, rows, result=True)
@@ -324,8 +344,12 @@ def _show_rates(rates: Sequence[Rate], serving: Serving, acceptance: tuple[float
     if serving.drafts:
         low, high = acceptance
         title += f", {serving.drafts} drafts of which {low:.0%} to {high:.0%} are accepted"
-    columns = [">requests", ">weights", ">cache", ">drafts", ">bytes", ">tok/s each", ">together"]
-    console.table(title, columns, rows, result=True)
+    console.table(
+        title,
+        [">requests", ">weights", ">cache", ">drafts", ">bytes", ">tok/s each", ">together"],
+        rows,
+        result=True,
+    )
 
 
 def _show_levers(levers: Sequence[Lever]) -> None:
@@ -334,9 +358,12 @@ def _show_levers(levers: Sequence[Lever]) -> None:
     for lever in levers:
         saved = f"{'-' * (lever.saved < 0)}{size(abs(lever.saved))}"
         rows.append([lever.change, saved, f"+{lever.gain:.1%}", lever.loads])
-    columns = ["change", ">saved a step", ">tok/s", "can the stack load it"]
-    title = "what makes one request faster, if as many drafts are accepted"
-    console.table(title, columns, rows, result=True)
+    console.table(
+        "what makes one request faster, if as many drafts are accepted",
+        ["change", ">saved a step", ">tok/s", "can the stack load it"],
+        rows,
+        result=True,
+    )
 
 
 def _show_fits(model: StoredModel, serving: Serving) -> dict[str, Any]:

@@ -259,8 +259,9 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
     root, names = root.absolute(), stack_names(root)
     output = (getattr(arguments, "output", None) or root / "dist").absolute()
     if not is_utf8(output):
-        todo = "Name another --output or --root."
-        raise UsageError("usage", f"{output} is not UTF-8.", todo=todo)
+        raise UsageError(
+            "usage", f"{output} is not UTF-8.", todo="Name another --output or --root."
+        )
     # A checkout of other stacks: the last one is the default.
     default = DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
     project = Project(root, arguments.stack or default, arguments.arch)

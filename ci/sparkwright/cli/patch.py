@@ -150,8 +150,12 @@ def run_status(arguments: argparse.Namespace) -> Document:
             patch = line.name.removesuffix(".patch")
             row = [patch, line.fork, age, line.needed, line.superseded, line.reason]
             rows.append(row[:shown])
-        columns = ["patch", "fork", ">age", "still needed?", "superseded by", "why"][:shown]
-        console.table(f"stack {name}", columns, rows, result=True)
+        console.table(
+            f"stack {name}",
+            ["patch", "fork", ">age", "still needed?", "superseded by", "why"][:shown],
+            rows,
+            result=True,
+        )
     if not arguments.verbose:
         console.note("--verbose shows why each is carried, and what superseded it")
     return {"stacks": stacks}
@@ -327,8 +331,12 @@ def _show_drift(report: drift.Drift) -> None:
         console.note(f"{report.fork}: no patches, or nothing later than the locked source")
         return
     # Names of patches are too long for a column of their own.
-    title = f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"
-    console.table("", [title], rows, result=True)
+    console.table(
+        "",
+        [f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"],
+        rows,
+        result=True,
+    )
 
 
 def run_bump(arguments: argparse.Namespace) -> Document:
@@ -359,8 +367,12 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         for trial in plan.trials
     ]
     if rows:
-        columns = ["patch", "on the new base it", "so it is dropped"]
-        console.table(f"{fork} to {version}", columns, rows, result=True)
+        console.table(
+            f"{fork} to {version}",
+            ["patch", "on the new base it", "so it is dropped"],
+            rows,
+            result=True,
+        )
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     changed = rebase.export(context, fork)
     console.result("\n".join(changed))

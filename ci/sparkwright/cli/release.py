@@ -242,8 +242,12 @@ def _show_keys(index: IndexFolder) -> dict[str, Any]:
         for role, holder in holders.items()
         for keyid in holder.keyids
     ]
-    title = f"root {index.root.signed.version}; fingerprint of the index: {index.fingerprint}"
-    console.table(title, ["role", "threshold", "expires", "key"], rows, result=True)
+    console.table(
+        f"root {index.root.signed.version}; fingerprint of the index: {index.fingerprint}",
+        ["role", "threshold", "expires", "key"],
+        rows,
+        result=True,
+    )
     roles = {role: list(holder.keyids) for role, holder in holders.items()}
     return {"fingerprint": index.fingerprint, "roles": roles}
 

@@ -226,9 +226,11 @@ def serve(arguments: argparse.Namespace) -> int:
     if not arguments.python and not python.exists():
         python = Path(os.environ.get("VIRTUAL_ENV") or default_prefix(), "bin", "python")
         if not python.exists():
-            what = f"There is no release in {default_prefix()}, so there is nothing to serve with."
-            todo = "Run `sparkwright install`, or name the Python of another vLLM with --python."
-            raise ClientError("nothing-installed", what, todo=todo)
+            raise ClientError(
+                "nothing-installed",
+                f"There is no release in {default_prefix()}, so there is nothing to serve with.",
+                todo="Run `sparkwright install`, or name the Python of another vLLM with --python.",
+            )
     own = tuple(map(str, _OPTIONS))
     plan = launch.plan(request, python, config.root(arguments.root), options=own)
     if arguments.unit:
@@ -311,8 +313,12 @@ def _list() -> int:
         held = sum(tenant.gib for tenant in machine.tenants if tenant.pid in own)
         names = (str(server.pid), server.release, server.recipe or server.model, server.url)
         rows.append((*names, f"{held:.1f}", f"{server.needed_gib:.1f}"))
-    columns = ("pid", "release", "recipe", "address", ">GiB now", ">planned")
-    console.table("Servers", columns, rows, result=True)
+    console.table(
+        "Servers",
+        ("pid", "release", "recipe", "address", ">GiB now", ">planned"),
+        rows,
+        result=True,
+    )
     console.result(f"{machine.free:.1f} of {machine.total:.1f} GiB are free")
     console.document({"servers": servers, "free_gib": machine.free})
     return 0
@@ -441,8 +447,7 @@ def _show_parts(parts: Sequence[StartPart]) -> None:
         seconds = "" if part.seconds is None else f"{part.seconds:.1f}"
         counts = (f"{count} {event}" for event, count in part.counts.items())
         rows.append((part.name, seconds, ", ".join(counts)))
-    columns = ("part of the start", ">seconds", "by the log")
-    console.table("The start", columns, rows, result=True)
+    console.table("The start", ("part of the start", ">seconds", "by the log"), rows, result=True)
 
 
 def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:

@@ -188,8 +188,10 @@ def lock_vendored(context: RunContext, fork: str) -> None:
                 if locked == context.lock.forks[fork]:
                     raise
         forks = {**context.lock.forks, fork: locked}
-        text = render_lock(msgspec.structs.replace(context.lock, forks=forks))
-        context.store.write(context.project.lock_file, text.encode())
+        context.store.write(
+            context.project.lock_file,
+            render_lock(msgspec.structs.replace(context.lock, forks=forks)).encode(),
+        )
 
 
 def _pinned(

@@ -145,17 +145,26 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
                 similar = difflib.get_close_matches(argument.name, [*names, *options], 1, 0.7)
                 wrong.append(f"{flag:.80}: unknown" + "".join(f"; perhaps {s}" for s in similar))
         if wrong:
-            what = f"vLLM {self.vllm} does not take {len(wrong)} of these arguments."
-            raise FlagError("flag-unknown", what, details=wrong)
+            raise FlagError(
+                "flag-unknown",
+                f"vLLM {self.vllm} does not take {len(wrong)} of these arguments.",
+                details=wrong,
+            )
         loader = LOADERS.get(flags.value(words, "--load-format"), "")
         if loader and loader not in self.loaders:
-            what = f"The environment of vLLM {self.vllm} has no {loader}."
-            raise FlagError("loader-missing", what, details=[str(self.python)])
+            raise FlagError(
+                "loader-missing",
+                f"The environment of vLLM {self.vllm} has no {loader}.",
+                details=[str(self.python)],
+            )
         for backend in _attention(words):
             library = LIBRARIES.get(backend.upper(), "")
             if library and any(f"/{library}." in name for name in self.left_out):
-                what = f"This wheel of vLLM {self.vllm} holds no {library}, library left out."
-                raise FlagError("library-left-out", what, details=[f"asked for: {backend}"])
+                raise FlagError(
+                    "library-left-out",
+                    f"This wheel of vLLM {self.vllm} holds no {library}, library left out.",
+                    details=[f"asked for: {backend}"],
+                )
 
 
 def _attention(words: Sequence[str]) -> Iterator[str]:
@@ -199,8 +208,10 @@ def examine(python: Path) -> ServingEnvironment:
         raise PythonError("environment-unusable", failure, details=[str(error)]) from error
     if not environment.vllm or not environment.package.name:
         todo = "Install a release with `sparkwright install`, or name another Python with --python."
-        what = f"There is no vLLM in the environment of {python}."
         raise PythonError(
-            "environment-unusable", what, details=[str(environment.prefix)], todo=todo
+            "environment-unusable",
+            f"There is no vLLM in the environment of {python}.",
+            details=[str(environment.prefix)],
+            todo=todo,
         )
     return replace(environment, python=python, marker=installed_at(environment.prefix))

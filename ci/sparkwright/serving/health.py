@@ -82,9 +82,11 @@ def check(url: str, patience: float, key: str = "") -> Health:
         if error.status in DEAD or error.reason == "server-unreachable":
             return Health("dead", f"a request for {TOKENS} tokens: {error.message}")
         if 400 <= error.status < 500:
-            todo = "Set VLLM_API_KEY if it requires a key; else check the address."
-            what = f"{url} refuses requests: {error.message}"
-            raise UsageError("usage", what, todo=todo) from error
+            raise UsageError(
+                "usage",
+                f"{url} refuses requests: {error.message}",
+                todo="Set VLLM_API_KEY if it requires a key; else check the address.",
+            ) from error
         after = _counters(client)
         moved = [name for name, count in after.items() if count > before.get(name, count)]
         if moved and not error.status:
@@ -92,8 +94,10 @@ def check(url: str, patience: float, key: str = "") -> Health:
         return Health("stuck", f"{error.message}; no counter increases")
     # The argmax of logits that are not numbers is token 0, often an exclamation mark.
     if len(answer.tokens) >= TOKENS and set(answer.tokens) == {0}:
-        message = f"its answer is token 0 {len(answer.tokens)} times: its logits are not numbers"
-        return Health("garbage", message)
+        return Health(
+            "garbage",
+            f"its answer is token 0 {len(answer.tokens)} times: its logits are not numbers",
+        )
     return Health("serving", "an answer came")
 
 
@@ -170,8 +174,11 @@ def compare_with_canary(url: str, root: Path, key: str = "") -> str:
         differences = [*canary.differences(own, client, root, server.recipe)]
     except ServerInvalid as error:
         if error.reason not in WRONG:
-            what = f"The server at {url} did not answer the canary's questions."
-            raise ServeError("canary-not-run", what, details=[str(error)]) from error
+            raise ServeError(
+                "canary-not-run",
+                f"The server at {url} did not answer the canary's questions.",
+                details=[str(error)],
+            ) from error
         differences = [str(error)]
     if differences:
         what = f"The server at {url} does not answer as recorded for {name}."

@@ -161,8 +161,10 @@ def build(
             context, engine, base, platform, "serve-system", files
         )
         if python.machine != PLATFORMS[platform]:
-            what = f"{base} states {platform}, and its programs are for {python.machine}."
-            raise ContainerError("image-mismatch", what)
+            raise ContainerError(
+                "image-mismatch",
+                f"{base} states {platform}, and its programs are for {python.machine}.",
+            )
         inputs = Path(temporary)
         program = container.program_wheels(context, python, inputs, extra="")
         record = {

@@ -271,10 +271,14 @@ def _refusal(
     lines += [remedy.text for remedy in memory.remedies(server, machine)]
     if {fault.reference for fault in faults} == {"memory-held"}:
         lines += [f"process {t.pid}, {t.name}: {t.gib:.1f} GiB" for t in machine.tenants]
-        what = "There is not enough free memory for the server."
-        return ServeError("memory-held", what, details=lines)
-    what = f"{recipe.name if recipe else 'The model'} cannot be served here with these flags."
-    return ServeError("serve-unfit", what, details=lines)
+        return ServeError(
+            "memory-held", "There is not enough free memory for the server.", details=lines
+        )
+    return ServeError(
+        "serve-unfit",
+        f"{recipe.name if recipe else 'The model'} cannot be served here with these flags.",
+        details=lines,
+    )
 
 
 def _warnings(
@@ -327,18 +331,23 @@ def find_recipe(root: Path, text: str) -> Recipe:
     todo = "Name one of the recipes." if names else f"Choose from: {', '.join(offered)}."
     if "/" in text and not same:
         todo += f" Without a recipe: sparkwright serve --model {text:.200}"
-    details = [f"{name}, of {offered[name].model.repository}" for name in names]
-    what = f"No recipe is for {text!r:.80} alone."
-    raise UsageError("usage", what, details=details, todo=todo)
+    raise UsageError(
+        "usage",
+        f"No recipe is for {text!r:.80} alone.",
+        details=[f"{name}, of {offered[name].model.repository}" for name in names],
+        todo=todo,
+    )
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
     own = recipe.model.repository if recipe and recipe.model.repository != "any" else ""
     if name := request.model or own:
         return name
-    what = f"{recipe.name} needs a model." if recipe else "There is no model to serve."
-    todo = "Name a recipe, or a model with --model."
-    raise UsageError("usage", what, todo=todo)
+    raise UsageError(
+        "usage",
+        f"{recipe.name} needs a model." if recipe else "There is no model to serve.",
+        todo="Name a recipe, or a model with --model.",
+    )
 
 
 def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[str, str]) -> int:
@@ -436,11 +445,17 @@ def _parts(
     )
     parts, gpus = tensor * pipeline, max(1, machine.gpus) * max(nodes, hosts)
     if machine.gpus and parts * data > gpus:
-        what = f"{name} needs {parts * data} GPUs, and there are {gpus}."
-        raise UsageError("usage", what, todo="Take more machines (--nodes), or fewer parts.")
+        raise UsageError(
+            "usage",
+            f"{name} needs {parts * data} GPUs, and there are {gpus}.",
+            todo="Take more machines (--nodes), or fewer parts.",
+        )
     if machines and parts % nodes:
-        what = f"{tensor} x {pipeline} parts of {name} do not divide over {nodes} machines."
-        raise UsageError("usage", what, todo=f"Change {TENSOR}, {PIPELINE} or --nodes.")
+        raise UsageError(
+            "usage",
+            f"{tensor} x {pipeline} parts of {name} do not divide over {nodes} machines.",
+            todo=f"Change {TENSOR}, {PIPELINE} or --nodes.",
+        )
     return parts
 
 
@@ -502,5 +517,6 @@ def check_port(host: str, port: int) -> None:
             listener.listen(1)
     except (OSError, UnicodeError) as error:  # the latter for a host such as a..b
         reason = getattr(error, "strerror", "") or error
-        what = f"{host} port {port} cannot be listened on: {reason}."
-        raise ServeError("port-taken", what) from None
+        raise ServeError(
+            "port-taken", f"{host} port {port} cannot be listened on: {reason}."
+        ) from None

@@ -66,8 +66,9 @@ def find(
     try:
         return _find(text, revision, variables, download=download)
     except (OSError, RuntimeError) as error:  # the latter for the home of nobody
-        what = f"{text:.200} cannot be read."
-        raise ModelError("model-missing", what, details=[str(error)[:1000]]) from error
+        raise ModelError(
+            "model-missing", f"{text:.200} cannot be read.", details=[str(error)[:1000]]
+        ) from error
 
 
 def _find(text: str, revision: str, variables: Mapping[str, str], *, download: bool) -> LocalModel:
@@ -82,10 +83,12 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
     if download and (absent or partial):
         return LocalModel(Path(text), commit, _bytes_to_fetch(text, revision or "main", variables))
     if absent:
-        what = f"{text} is not in the model cache of this machine."
-        details = [f"folder: {folder}", f"revision: {revision or 'main'}"]
-        todo = "Add --download, and vLLM fetches it; --dry-run shows before what that takes."
-        raise ModelError("model-missing", what, details=details, todo=todo)
+        raise ModelError(
+            "model-missing",
+            f"{text} is not in the model cache of this machine.",
+            details=[f"folder: {folder}", f"revision: {revision or 'main'}"],
+            todo="Add --download, and vLLM fetches it; --dry-run shows before what that takes.",
+        )
     return _read(snapshot, commit)
 
 
@@ -110,8 +113,11 @@ def copy(model: Path, host: str) -> str:
         model-differs: The copy is not what it should be.
     """
     if not _HOST.fullmatch(host):
-        what = f"{host!r:.80} is no name of a host."
-        raise UsageError("usage", what, todo="Name it as ssh does: HOST or USER@HOST.")
+        raise UsageError(
+            "usage",
+            f"{host!r:.80} is no name of a host.",
+            todo="Name it as ssh does: HOST or USER@HOST.",
+        )
     cached = model.parent.name == "snapshots"
     folder = model.parents[1] if cached else model
     # The links of a cache lead to its own blobs.
@@ -125,8 +131,9 @@ def copy(model: Path, host: str) -> str:
         lines = process.output(compare, env=variables, timeout=COPYING).splitlines()
     # Times of folders may differ.
     if changed := [line for line in lines if not line.startswith(".d")]:
-        what = f"The copy of {folder} on {host} differs."
-        raise ServeError("model-differs", what, details=changed[:5])
+        raise ServeError(
+            "model-differs", f"The copy of {folder} on {host} differs.", details=changed[:5]
+        )
     return str(folder)
 
 
@@ -160,8 +167,11 @@ def _read(path: Path, commit: str = "") -> LocalModel:
     if partial and "model.safetensors.index.json" not in names:
         raise ModelError("model-missing", f"{path} is half downloaded.", details=partial[:5])
     if not {"config.json", "params.json"} & set(names):
-        what = f"{path} holds no model: there is no config.json."
-        raise ModelError("model-missing", what, details=[f"it holds: {', '.join(names[:8])}"])
+        raise ModelError(
+            "model-missing",
+            f"{path} holds no model: there is no config.json.",
+            details=[f"it holds: {', '.join(names[:8])}"],
+        )
     tensors = [path / name for name in names if name.endswith(".safetensors")]
     if "config.json" not in names:
         return LocalModel(path, commit, sum(file.stat().st_size for file in tensors))
