@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import email.utils
 import re
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -115,19 +113,6 @@ class Drift(msgspec.Struct, frozen=True):
         """The names of the patches."""
         return list(dict.fromkeys(trial.patch for trial in self.trials))
 
-    def absorption(self, patch: str) -> tuple[str, str]:
-        """
-        Return the first base that has the patch of that name, so that it applies to no later one,
-        and the proof; both are empty if there is none.
-        """
-        first = proof = ""
-        for trial in self.trials_of(patch):
-            if trial.applies:
-                first = proof = ""
-            elif not first and trial.state in ("already-upstream", "likely-upstream"):
-                first, proof = trial.base, trial.proof
-        return first, proof
-
 
 def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Trial]:
     """
@@ -172,45 +157,38 @@ class PatchStatus(msgspec.Struct, frozen=True):
     A patch or pick of a stack.
 
     Attributes:
-        age: Days since its author's date; for a pick, since the commit that has it; −1 if unknown.
         needed: Whether it is still needed, by the last drift.
-        superseded: What took its place, with the evidence; empty if nothing did.
         page: The page of a pull request.
     """
 
     fork: str
     name: str
     subject: str
-    age: int
     needed: str
-    superseded: str
     reason: str
     drop_when: str
     page: str = ""
 
 
-def status(context: RunContext, fork: str, today: datetime.date) -> list[PatchStatus]:
+def status(context: RunContext, fork: str) -> list[PatchStatus]:
     """
     Return a line per pick and patch of *fork*, in the order of application, by the last drift in
-    the store.
+    the store; that of another version of a patch does not count.
     """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = context.store.get("drift", _key(context, fork), Drift)
     carried = [_stored(context, ledger, record) for record in ledger.carried(stack)]
     carried += series.load(context.project.series_folder(fork))
-    return [
-        PatchStatus(
-            fork,
-            patch.name,
-            patch.subject,
-            _days_since(patch.date, today),
-            *_needed(drift, patch.name, patch.sha256),
-            patch.reason,
-            patch.drop_when,
-            ledger.page(patch.pick) if patch.pick else "",
-        )
-        for patch in carried
-    ]
+    lines = []
+    for patch in carried:
+        needed = "not looked at"
+        for trial in drift.trials_of(patch.name) if drift else ():
+            if trial.sha256 == patch.sha256:
+                needed = f"{MEANING[trial.state]} on {trial.base}"
+        page = ledger.page(patch.pick) if patch.pick else ""
+        texts = (patch.name, patch.subject, needed, patch.reason, patch.drop_when, page)
+        lines.append(PatchStatus(fork, *texts))
+    return lines
 
 
 def _stored(context: RunContext, ledger: Ledger, record: PickRecord) -> Patch:
@@ -219,27 +197,6 @@ def _stored(context: RunContext, ledger: Ledger, record: PickRecord) -> Patch:
         offline = dataclasses.replace(context, offline=True)
         return series.patch_of(offline, ledger, record, context.project.stack)
     return series.as_patch(record, b"")
-
-
-def _days_since(date: str, today: datetime.date) -> int:
-    try:
-        return (today - email.utils.parsedate_to_datetime(date).date()).days
-    except ValueError:
-        return (today - datetime.date.fromisoformat(date[:10])).days if date[:1].isdigit() else -1
-
-
-def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
-    """
-    Return whether a patch is still needed, and what superseded it; a drift of another version of it
-    does not count.
-    """
-    tried = [trial for trial in (drift.trials_of(name) if drift else ()) if trial.sha256 == sha256]
-    if not drift or not tried:
-        return "not looked at", ""
-    first, proof = drift.absorption(name)
-    if first:
-        return f"until {first}", f"{first}: {proof}"
-    return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""
 
 
 def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import functools
 import itertools
 import re
@@ -30,9 +29,6 @@ Document = dict[str, Any]
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
-    "patch status": {
-        "--verbose": {**options.FLAG, "help": "show why each is carried, and what superseded it"},
-    },
     "patch pick": {
         "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
         "--reason": {
@@ -138,26 +134,17 @@ def only_fork(context: RunContext) -> str:
 def run_status(arguments: argparse.Namespace) -> Document:
     """Show what every stack of the checkout, or the named one, carries."""
     context = options.checkout(arguments)
-    root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
-    stacks, shown = dict[str, list[drift.PatchStatus]](), 6 if arguments.verbose else 4
+    root, stacks = context.project.root, dict[str, list[drift.PatchStatus]]()
     for name in [arguments.stack] if arguments.stack else stack_names(root)[::-1]:
         own = dataclasses.replace(context, project=Project(root, name))
-        forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
-        stacks[name] = [line for fork in forks for line in drift.status(own, fork, today)]
-        rows = []
+        stacks[name], rows = [], []
+        for fork in own.project.spec.forks:
+            if fork in (arguments.fork or [fork]):
+                stacks[name] += drift.status(own, fork)
         for line in stacks[name]:
-            age = f"{line.age} d" if line.age >= 0 else "?"
-            patch = line.name.removesuffix(".patch")
-            row = [patch, line.fork, age, line.needed, line.superseded, line.reason]
-            rows.append(row[:shown])
-        console.table(
-            f"stack {name}",
-            ["patch", "fork", ">age", "still needed?", "superseded by", "why"][:shown],
-            rows,
-            result=True,
-        )
-    if not arguments.verbose:
-        console.note("--verbose shows why each is carried, and what superseded it")
+            rows.append([line.name.removesuffix(".patch"), line.fork, line.needed, line.reason])
+        columns = ["patch", "fork", "still needed?", "why"]
+        console.table(f"stack {name}", columns, rows, result=True)
     return {"stacks": stacks}
 
 
@@ -314,29 +301,23 @@ def _measure(
 
 
 def _show_drift(report: drift.Drift) -> None:
-    """Print the state of each patch on each base, and a proof that the first one has it."""
+    """Print the state of each patch on each base, and a proof that the newest one has it."""
     rows = []
     for name in report.patches:
-        states = []
-        for state, group in itertools.groupby(
-            report.trials_of(name), key=lambda trial: trial.state
-        ):
+        trials, states = report.trials_of(name), []
+        for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
             states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        if proof := report.absorption(name)[1].partition("; ")[0]:
-            states.append(proof)
+        if trials[-1].state in ("already-upstream", "likely-upstream"):
+            states.append(trials[-1].proof.partition("; ")[0])
         rows.append([f"{name.removesuffix('.patch')}: {'; '.join(states)}"])
     if not rows:
         console.note(f"{report.fork}: no patches, or nothing later than the locked source")
         return
     # Names of patches are too long for a column of their own.
-    console.table(
-        "",
-        [f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"],
-        rows,
-        result=True,
-    )
+    title = f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"
+    console.table("", [title], rows, result=True)
 
 
 def run_bump(arguments: argparse.Namespace) -> Document:
