@@ -15,6 +15,7 @@ import json
 import math
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -253,13 +254,15 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         folder = arguments.models / name
         model = prediction.read(checkpoint.read(folder))
         script = Path(__file__).with_name("decode_steps.py")
-        command = [str(arguments.python), str(script), str(folder), json.dumps(OPTIONS.get(name, {})), *map(str, counts)]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if ended.returncode:
-            rows.append([folder.name, "", "", "", "failed", ""])
-            results.append({"model": folder.name, "status": ended.returncode})
-            continue
-        found = json.loads(ended.stdout.splitlines()[-1])
+        with tempfile.TemporaryDirectory() as temporary:
+            out = Path(temporary) / "steps.json"
+            command = [str(arguments.python), str(script), str(out), str(folder), json.dumps(OPTIONS.get(name, {})), *map(str, counts)]
+            ended = subprocess.run(command, check=False)
+            if ended.returncode or not out.exists():
+                rows.append([folder.name, "", "", "", "failed", ""])
+                results.append({"model": folder.name, "status": ended.returncode})
+                continue
+            found = json.loads(out.read_text("utf-8"))
         for count in counts:
             step = model.step(Serving(requests=count, context=CONTEXT))
             speed, predicted = 1 / found["steps"][str(count)], found["bandwidth"] * 1e9 / step.total
@@ -289,6 +292,8 @@ def main() -> None:
     results = arguments.run(arguments)
     if arguments.output:
         arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+    if any("status" in each for each in results):
+        raise SystemExit("some models were not measured")
 
 
 if __name__ == "__main__":

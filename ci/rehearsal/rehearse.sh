@@ -65,7 +65,7 @@ case $step in
     # One start of each architecture, without weights
     rm -rf "$root/starts"
     VLLM_USE_FLASHINFER_SAMPLER=0 python candidate "$rehearsal/starts.py" 6 "$root/models/trained" "$root/starts" \
-      --enforce-eager --max-model-len=2048 --gpu-memory-utilization=0.14 ;;
+      --enforce-eager --max-model-len=2048 --kv-cache-memory-bytes=2G --gpu-memory-utilization=0.14 ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;
