@@ -97,8 +97,9 @@ def require(
         if unfit[name]:
             missing.append(_missing("G3", "recipe-unfit", unfit[name]))
         missing += _recipe(policy, recipes.load(root, name), models)
-    gpu = policy.file.gpu
-    if gpus is not None and gpu not in gpus and any(r.gpu for r in policy.file.gates.values()):
+    gpu, rules = policy.file.gpu, policy.file.gates
+    on_gpu = any(rules[gate].gpu for gate in policy.file.required)
+    if gpus is not None and gpu not in gpus and on_gpu:
         text = f"gates count from a GPU of SM {gpu}; the machine has {', '.join(gpus) or 'none'}"
         missing.append(_missing("G2", "machine-other", text))
     if not kernel_log and "G7" in policy.file.required:
