@@ -269,19 +269,6 @@ def test_uninstall_removes_a_release(both: User) -> None:
     assert str(both.run("uninstall").document["error"]["what"]).endswith("has no current release.")
 
 
-def test_verify_names_the_release_of_a_wheel(both: User, tmp_path: Path) -> None:
-    """A wheel file is known by its bytes alone."""
-    path = tmp_path / "renamed.whl"
-    path.write_bytes(wheel("demo", "1.1").data)
-    found = both.run("verify", path).document["wheels"][0]
-
-    assert (found["release"], found["wheel"]["name"]) == (TWO, "demo-1.1-py3-none-any.whl")
-    assert found["state"]["channel"] == "verified"
-    path.write_bytes(wheel("demo", "1.2").data)
-    assert both.run("verify", path).reference == "release-unknown"
-    assert both.run("verify", tmp_path / "nosuch.whl").reference == "wheel-invalid"
-
-
 def test_run_has_the_programs_and_caches_of_the_release(installed: User) -> None:
     """A program sees the environment of the current release, with a cache of its own for each JIT compiler."""
     folder = installed.prefix / "releases" / ONE
@@ -608,7 +595,6 @@ def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_p
         ("install", ""),
         ("list", ""),
         ("doctor", ""),
-        (f"verify {made}", "release-unknown"),
         ("rollback", "nothing-installed"),
         ("uninstall", ""),
     ):

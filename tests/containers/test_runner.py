@@ -25,9 +25,9 @@ from tests.support.lab_github import TOKEN, Hub
 from tests.support.processes import until
 
 from sparkwright.core.store import Store
-from sparkwright.lab import runner
 
-PACKAGES = "curl,dbus,e2fsprogs,jq,passwd,procps,systemd,uidmap,util-linux"
+PACKAGES = "curl,dbus,e2fsprogs,jq,passwd,procps,python3,systemd,uidmap,util-linux"
+UNIT = "sparkwright-runner.service"
 SHIPPED = ROOT / "ci" / "runner"
 #: GitHub's runner as far as it is seen from outside: it takes its configuration from this variable, here a script, and runs one job.
 STAND_IN = b"""#!/bin/bash
@@ -64,7 +64,8 @@ class Machine:
             info = tarfile.TarInfo("./run.sh")
             info.size, info.mode = len(STAND_IN), 0o755
             tar.addfile(info, io.BytesIO(STAND_IN))
-        settings = runner.variables(SHIPPED / "runner.env")
+        lines = re.findall(r"^([A-Z_0-9]+)=(.*)$", (SHIPPED / "runner.env").read_text(), re.MULTILINE)
+        settings = dict(lines)
         machine = {"aarch64": "arm64", "x86_64": "x64"}[os.uname().machine]
         (self.state / f"actions-runner-linux-{machine}-{settings['RUNNER_VERSION']}.tar.gz").write_bytes(archive.getvalue())
         digest = hashlib.sha256(archive.getvalue()).hexdigest()
@@ -158,8 +159,8 @@ def test_full_image_ends_only_the_job(machine: Machine) -> None:
 
 
 def test_job_has_no_right_and_sees_no_secret(machine: Machine) -> None:
-    job = f"""
-    env; cat {runner.CONFIG}/github-token /proc/1/environ; tr '\\0' ' ' </proc/1/cmdline
+    job = """
+    env; cat /etc/sparkwright/github-token /proc/1/environ; tr '\\0' ' ' </proc/1/cmdline
     grep -H . /proc/self/uid_map | sed 's/  */ /g'; grep NoNewPrivs /proc/self/status
     for path in /etc/x /usr/x /var/lib/sparkwright-runner/x; do touch $path && echo "wrote $path"; done
     mount -t tmpfs tmpfs /mnt && echo mounted; chroot /proc/1/root true && echo left
@@ -237,16 +238,13 @@ def test_token_goes_to_github_alone(machine: Machine) -> None:
 def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     if not shutil.which("systemd-nspawn"):
         missing("no systemd in a container: apt-get install systemd-container")
-    program = machine.root / "opt" / "sparkwright" / ".venv" / "bin" / "sparkwright"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy("/bin/true", program)
     units, log = machine.root / "etc" / "systemd" / "system", machine.root / "var" / "log" / "jobs"
-    shutil.copy(SHIPPED / runner.UNIT.name, units)
-    (units / f"{runner.UNIT.name}.d").mkdir(exist_ok=True)
-    (units / f"{runner.UNIT.name}.d" / "test.conf").write_text(
+    shutil.copy(SHIPPED / UNIT, units)
+    (units / f"{UNIT}.d").mkdir(exist_ok=True)
+    (units / f"{UNIT}.d" / "test.conf").write_text(
         f"[Service]\nEnvironment=SPARKWRIGHT_GITHUB_API={machine.hub.url}\nRestartSec=1\nStandardOutput=append:/var/log/jobs\nStandardError=inherit\n"
     )
-    subprocess.run(["systemctl", f"--root={machine.root}", "enable", runner.UNIT.name], check=True)
+    subprocess.run(["systemctl", f"--root={machine.root}", "enable", UNIT], check=True)
     machine.hub.jobs += [f"{LITTER} echo job {number}; touch /usr/x" for number in range(2)]
     devices = [f"--bind={path}" for path in Path("/dev").glob("loop*")]
     options: list[str | Path] = ["--quiet", "--register=no", "--keep-unit", "--capability=all", *devices, "--directory", machine.root, "--boot"]

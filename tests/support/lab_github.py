@@ -1,4 +1,4 @@
-"""GitHub's API as far as a runner and `lab runner check` need it: settings, workflow files, and configurations for one job."""
+"""GitHub's API as far as a runner and the check of its settings need it: settings, workflow files, and configurations for one job."""
 
 from __future__ import annotations
 

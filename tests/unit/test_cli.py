@@ -211,7 +211,6 @@ def test_the_part_full_is_named_where_it_is_not_installed(cli: Cli, mini: Mini, 
     ("words", "reference"),
     [
         (["install", "--index", "none"], "index-missing"),
-        (["verify", "none.whl", "--index", "none"], "index-missing"),
         (["run", "true"], "nothing-installed"),
         (["serve", "--health", "--patience", "1"], "server-dead"),
     ],

@@ -12,9 +12,8 @@ from tests.refusals import refusal
 from tests.support import githubapi
 from tests.support.githubapi import Answer, Handler, World, reply
 
-from sparkwright.core import github
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.github import GitHub, PullRequest, Repository, repository_of
+from sparkwright.core.github import GitHub, PullRequest, repository_of
 
 HEAD, MERGE = "0123456789" * 4, "abcdef0123" * 4
 TOKEN = "github_pat_11SECRETSECRETSECRET"
@@ -170,13 +169,6 @@ def test_server_cannot_make_messages_hold_the_token(
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "SECRET" not in everything(caught.value) + "".join(capsys.readouterr())
-
-
-def test_a_list_of_too_many_pages_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(github, "PAGES", 2)
-    world.answer = reply(200, json.dumps([1] * github.PAGE_SIZE))
-    with refusal("github-refused", match="more than 40 of acme's releases"):
-        list(Repository(GitHub(world.url), "acme/wheels").pages("/releases", int, "acme's releases"))
 
 
 @pytest.mark.parametrize(

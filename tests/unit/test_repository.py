@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
 
 #: From the bottom up, as CONTRIBUTING.md draws them.
-LAYERS = ("core", "client", "forks", "cherry_picks", "builder", "audit", "bench", "gates", "release", "serving", "lab", "cli")
+LAYERS = ("core", "client", "forks", "cherry_picks", "builder", "audit", "bench", "gates", "release", "serving", "cli")
 
 #: The demo's miniature upstreams lie in folders that are not packages: they are data.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if (path.parent / "__init__.py").exists() and "upstreams" not in path.parts)

@@ -43,6 +43,9 @@ def test_no_stranger_reaches_a_spark() -> None:
     """A job that asks for a machine of the lab is started by the schedule or by a person, on main of the lab's own repository."""
     asking = [(name, key) for name, key, job in STEPPED if "self-hosted" in str(job["runs-on"])]
     assert asking == [("pipeline", "ready"), ("pipeline", "build"), ("pipeline", "gate")]
+    # Any other has a machine of GitHub's.
+    others = {str(job["runs-on"]) for name, key, job in STEPPED if (name, key) not in asking}
+    assert others == {"ubuntu-24.04", "ubuntu-24.04-arm"}
     assert set(FLOWS["pipeline"][True]) == {"schedule", "workflow_dispatch"}
     guard = "github.repository == vars.LAB_REPOSITORY && github.ref == 'refs/heads/main'"
     assert (PIPELINE["gate"]["if"], PIPELINE["ready"]["if"]) == (guard, f"{guard} && inputs.channel == 'verified'")

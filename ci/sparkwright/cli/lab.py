@@ -1,10 +1,9 @@
-"""The commands of ``lab``: ``runner`` and ``image``."""
+"""The command ``lab image``."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sparkwright.cli import options
@@ -13,31 +12,10 @@ from sparkwright.client.index import open_index
 from sparkwright.client.main import add_index, nonempty
 from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
-from sparkwright.core.files import read_text
-from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.core.http import redact_credentials
-from sparkwright.lab import runner as runners
 
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
-    "lab runner": {
-        "action": {
-            "choices": ("check",),
-            "help": "check: read the repository's settings and workflows, and the machine's "
-            "configuration",
-        },
-        "--repository": {
-            "default": "",
-            "metavar": "OWNER/NAME",
-            "help": "repository whose jobs run on the lab's machines (default: that of runner.env)",
-        },
-        "--token": {
-            "type": Path,
-            "metavar": "FILE",
-            "help": "file of a token that may read Administration, Actions and Contents (default: "
-            "GITHUB_TOKEN)",
-        },
-    },
     "lab image": {
         "release": {
             "nargs": "?",
@@ -72,46 +50,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``lab``."""
     add_index(parsers["lab image"])
     functions = {
-        "lab runner": runner,
         "lab image": image,
     }
     options.define(parsers, functions, _OPTIONS)
-
-
-def runner(arguments: argparse.Namespace) -> dict[str, Any]:
-    """
-    Check that no stranger can start a job on a runner of the lab.
-
-    Raises:
-        runner-exposed: A setting or a workflow lets a stranger in.
-        runner-unfit: This machine is not set up as docs/howto/set-up-a-runner.md says.
-        not-provided: There is no checkout.
-        UsageError: The repository is not named.
-    """
-    context = options.checkout(arguments)
-    installed = runners.CONFIG / "runner.env"
-    shipped = context.project.root / "ci" / "runner" / installed.name
-    settings = runners.variables(installed if installed.is_file() else shipped)
-    name = arguments.repository or settings.get("REPOSITORY", "unresolved")
-    options.refuse((name == "unresolved", "lab runner check needs --repository OWNER/NAME."))
-    # A file, because variables of this process are inherited by the programs that it starts.
-    token = read_text(arguments.token, limit=4096).strip() if arguments.token else ""
-    github = GitHub.from_environment(context.mirrored(ADDRESS), token=token)
-    with console.step("check"):
-        outside = list(runners.settings_findings(Repository(github, name), settings))
-        inside = list(runners.machine_findings(context.project.root))
-    rows = [(finding.name, finding.state, finding.message) for finding in (*outside, *inside)]
-    console.table(f"Runners of {name}", ("", "state", ""), rows, result=True)
-    document = {"repository": name, "findings": [*outside, *inside]}
-    for reference, findings in (("runner-exposed", outside), ("runner-unfit", inside)):
-        if bad := [finding for finding in findings if finding.state == "bad"]:
-            raise runners.RunnerError(
-                reference,
-                f"{len(bad)} of {len(findings)} checks of {name} failed.",
-                details=[f"{finding.name}: {finding.message}" for finding in bad],
-                data=document,
-            )
-    return document
 
 
 def image(arguments: argparse.Namespace) -> dict[str, Any]:

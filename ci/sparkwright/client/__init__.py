@@ -6,7 +6,6 @@ COMMANDS = {
     "list": "list the releases of an index, and those that are installed",
     "rollback": "switch back to the previous release",
     "uninstall": "remove a release",
-    "verify": "show the release that holds a wheel file, and its evidence",
     "doctor": "show whether the installed releases are as they were made",
     "run": "run a program of the current release",
 }

@@ -28,13 +28,12 @@ from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleaseState,
-    ReleaseWheel,
     number,
     target_path,
 )
 from sparkwright.core import files, http
 from sparkwright.core.console import console
-from sparkwright.core.errors import StoreError, WheelError
+from sparkwright.core.errors import StoreError
 from sparkwright.core.store import write_file
 
 if TYPE_CHECKING:
@@ -235,25 +234,6 @@ class Index:
             index-damaged: It is missing, larger than *limit*, or not the file that is named.
         """
         return self._bytes(file.url or file.path, file.size, file.sha256, limit)
-
-    def find(self, wheel: Path) -> tuple[str, ReleaseWheel]:
-        """
-        Return the newest release that holds exactly the bytes of the file *wheel*, and its record
-        of it.
-
-        Raises:
-            release-unknown: None does. wheel-invalid: There is no such file.
-        """
-        if not wheel.is_file():
-            raise WheelError(
-                "wheel-invalid", f"{wheel} is no regular file.", todo="Name a wheel that exists."
-            )
-        sha256 = files.sha256_file(wheel)
-        for name in newest_first(self.states):
-            for record in self.release(name).wheels:
-                if record.sha256 == sha256:
-                    return name, record
-        raise ClientError("release-unknown", f"No release holds {wheel.name}.", details=[sha256])
 
     def _bytes(self, name: str, size: int, sha256: str, limit: int) -> bytes:
         url = self.join(name)

@@ -1,5 +1,5 @@
 """
-The commands on installations: ``install list rollback uninstall verify doctor run``.
+The commands on installations: ``install list rollback uninstall doctor run``.
 
 `add_arguments` adds their arguments for whichever program has them; `main` is the program of the
 distribution `sparkwright-install`.
@@ -113,7 +113,6 @@ _ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
         "name",
         {"type": nonempty, "nargs": "?", "metavar": "NAME", "help": "default: the current one"},
     ),
-    (("verify",), "wheels", {"nargs": "+", "type": Path, "metavar": "WHEEL", "help": "a file"}),
     (("doctor",), "--deep", {"action": "store_true", "help": "read every file"}),
     (
         ("run",),
@@ -134,7 +133,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "list": show_releases,
         "rollback": rollback,
         "uninstall": uninstall,
-        "verify": verify,
         "doctor": doctor,
         "run": run_program,
     }
@@ -271,24 +269,6 @@ def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
     name = installation.uninstall(Prefix(Path(arguments.prefix)), arguments.name or "")
     console.result(f"{name} is removed")
     return {"removed": name}
-
-
-def verify(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Show where wheel files are from."""
-    index = _open_index(arguments, Prefix(Path(arguments.prefix)))
-    wheels = []
-    for path in arguments.wheels:
-        name, wheel = index.find(path)
-        state, proof = index.states[name], wheel.proof
-        files = (proof.verdicts, proof.throughput, proof.canary, wheel.provenance, wheel.sbom)
-        evidence = [
-            http.redact_credentials(index.join(file.url or file.path)) for file in files if file
-        ]
-        lines = [f"yanked: {state.yanked}"] if state.yanked else []
-        lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
-        console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
-        wheels.append({"release": name, "state": state, "wheel": wheel, "evidence": evidence})
-    return {"wheels": wheels}
 
 
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """
-GitHub's REST API: pull requests, and the requests of one repository. The token comes from the
-environment.
+GitHub's REST API: pull requests. The token comes from the environment.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -285,65 +283,3 @@ class GitHub:
     def shown(self, text: str, limit: int) -> str:
         """Return *text* as `one_line`, without the token, which a server might send back."""
         return one_line(text, limit, self.token)
-
-
-class Repository:
-    """
-    One repository, by the API of *github*.
-
-    Args:
-        repository: ``OWNER/NAME``.
-
-    Raises:
-        github-refused: That cannot be a repository.
-    """
-
-    def __init__(self, github: GitHub, repository: str) -> None:
-        if not re.fullmatch(_REPOSITORY, repository):
-            raise GitHubError(
-                "github-refused",
-                f"{repository!r:.200} is no repository of GitHub.",
-                todo="Write it as OWNER/REPOSITORY.",
-            )
-        self.github, self.repository = github, repository
-
-    def path(self, path: str) -> str:
-        """Return *path* below the repository as one below the API's address."""
-        return f"/repos/{self.repository}{path}"
-
-    def request(self, method: str, path: str, kind: type[T], what: str, record: object = None) -> T:
-        """
-        Send a request, and return its reply as a record; raises as `GitHub.decode` and
-        `GitHub.send`.
-        """
-        return self.github.decode(
-            self.github.send(method, self.path(path), what, record), kind, what
-        )
-
-    def pages(
-        self, path: str, kind: type[T], what: str, query: str = "", *, key: str = ""
-    ) -> Iterator[T]:
-        """
-        Yield every record of a list that GitHub gives in pages.
-
-        Args:
-            query: Further parameters, encoded (``state=open``).
-            key: The field of each reply that holds the list; empty if the reply is the list.
-
-        Raises:
-            github-refused: The list is too long; and as `request`.
-        """
-        records_type: Any = list[kind]  # type: ignore[valid-type]
-        shape = msgspec.defstruct("Page", [(key, records_type)]) if key else records_type
-        for page in range(1, PAGES + 1):
-            address = f"{path}?{f'{query}&' if query else ''}per_page={PAGE_SIZE}&page={page}"
-            reply = self.request("GET", address, shape, what)
-            records: list[T] = getattr(reply, key) if key else reply
-            yield from records
-            if len(records) < PAGE_SIZE:
-                return
-        raise GitHubError(
-            "github-refused",
-            f"There are more than {PAGE_SIZE * PAGES} of {what}.",
-            todo="Delete those that are not needed.",
-        )

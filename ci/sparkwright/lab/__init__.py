@@ -1,1 +1,0 @@
-"""The lab: the check that no stranger reaches its runner."""
