@@ -160,9 +160,9 @@ def test_a_path_may_be_a_pipe_and_no_text(cli: Cli, tmp_path: Path) -> None:
     """A pipe without a writer is not waited for; a name of any bytes is escaped in the message, and the document stays UTF-8."""
     path = tmp_path / os.fsdecode(b"pipe-\xff")
     os.mkfifo(path)
-    done = cli("lab", "runner", "check", "--repository", "acme/lab", "--token", path, "--json")
+    done = cli("release", "verify", "--at", path, "--json")
     error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["reference"]) == (1, "file-invalid")
+    assert (done.returncode, error["reference"]) == (1, "index-damaged")
     assert ("pipe-?" in error["what"], r"pipe-\udcff" in done.stderr) == (True, True)
 
 
