@@ -757,6 +757,9 @@ def test_fail_of_the_official_wheel_counts_only_where_the_policy_names_it(
     narrow = {**faults, label: replace(faults[label], checks=("words-after",))}
     assert lacking(results, narrow) == ["G7 token-run"]
     assert lacking(without(results, label), faults) == ["G7 not-climbed"]
+    # Of another stack it excuses nothing, and asks for no night with its recipe.
+    others = {name: replace(fault, stack="2026.11") for name, fault in faults.items()}
+    assert lacking(without(results, label), others) == ["G7 worse-after-soak"]
     for wrong in ("G7 rehearsal-bf16", "G7", "G9 rehearsal-nvfp4-marlin"):
         with pytest.raises(ValueError, match="upstream_faults"):
             replace(rules.file, upstream_faults={wrong: faults[label]})

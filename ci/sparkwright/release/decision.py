@@ -221,6 +221,7 @@ def decide(
         verdict-foreign: The results are about other bytes.
         verdict-hollow: A pass does not have the checks or the measurements that it rests on.
     """
+    policy = policy.of_stack(wheel.stack)
     _require_subject(wheel, results)
     ladder, throughput = results.ladder, results.throughput
     verdicts = ladder.verdicts if ladder else ()

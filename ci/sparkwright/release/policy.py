@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
@@ -154,10 +155,12 @@ class UpstreamFault(_Record, frozen=True):
     A fault of the official wheel.
 
     Attributes:
+        stack: Whose official wheel has it.
         checks: What fails.
         reason: What it is, and how that was seen.
     """
 
+    stack: Text
     checks: Texts
     reason: Text
 
@@ -248,6 +251,15 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """The sha256 of the policy, those of the gates included."""
         return sha256_bytes(canonical(self))
+
+    def of_stack(self, stack: str) -> ReleasePolicy:
+        """Return the policy with the faults of the official wheel of *stack* alone."""
+        faults = {
+            label: fault
+            for label, fault in self.file.upstream_faults.items()
+            if fault.stack == stack
+        }
+        return replace(self, file=replace(self.file, upstream_faults=faults))
 
     def expected_digest(self, gate: str, stack: str, recipe: str) -> str:
         """Return the sha256 of the policy of *gate*; empty if any policy will do."""
