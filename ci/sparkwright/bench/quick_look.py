@@ -12,9 +12,9 @@ from sparkwright.bench.records import COUNTED, FIGURES
 from sparkwright.bench.results import LoadFigure, load_figure
 from sparkwright.core.console import console
 
-#: Seconds from the ready server to the result, and of requests at a rate.
+#: Seconds that a quick look takes once the server is ready, and for which `--rate` sends requests.
 BUDGET_S, RUN_S = 110.0, 10.0
-#: Fewest runs of a result, and runs after which more would narrow the interval little.
+#: The fewest and the most runs of a result; more would narrow its interval little.
 MIN_RUNS, MAX_RUNS = 2, 8
 #: The most output tokens of an answer, and requests at a rate; a slow server (4 tok/s) has three
 #: runs in the time.

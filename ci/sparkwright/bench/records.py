@@ -26,7 +26,7 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "drafts": ("tokens per step with drafts", "tokens", 1.0, True),
 }
 
-#: The same of figures that are shown beside them, and never decide.
+#: The same for figures that are only shown beside the metrics, and never decide.
 SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "tpot_p90": ("time per token, p90", "ms", 1000.0, False),
     "ttft_p90": ("time to first token, p90", "ms", 1000.0, False),
@@ -35,10 +35,10 @@ SHOWN: dict[str, tuple[str, str, float, bool]] = {
     "requests_per_second": ("requests", "1/s", 1.0, True),
 }
 
-#: Both.
+#: Every figure that has a title: those that may decide, and those that are only shown.
 FIGURES: dict[str, tuple[str, str, float, bool]] = dict([*METRICS.items(), *SHOWN.items()])
 
-#: Those that a load by itself does not have, but counters of the server.
+#: Metrics that come from counters of the server, and not from the load generator.
 COUNTED = ("drafts",)
 
 

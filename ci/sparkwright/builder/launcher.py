@@ -62,7 +62,7 @@ def main() -> int:
     if os.path.exists(statistics):
         with open(statistics, encoding="utf-8", errors="replace") as stream:
             hit = "_cache_hit\n" in stream.read()
-        os.unlink(statistics)  # ccache would add to it for the next process of this number
+        os.unlink(statistics)  # ccache would append to the file of a later process with the same id
     call = {
         "unit": command[command.index("-c") + 1],
         "seconds": round(used.ru_utime + used.ru_stime, 2),

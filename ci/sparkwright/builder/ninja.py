@@ -65,7 +65,7 @@ SCHEDULE = "sparkwright.ninja"
 SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
 #: Units above so many megabytes get the pool ``heavy``.
 HEAVY = 2000
-#: What every other unit may take, in megabytes.
+#: Megabytes that are reserved for every unit outside of the pool.
 LIGHT = 1000
 
 #: A line with its continuations; a dollar escapes what follows it.
@@ -260,7 +260,7 @@ def memory_budget(memory: int) -> int:
 
 def install_launcher(folder: Path) -> Path:
     """Copy the compiler launcher to *folder* and return its path there."""
-    # The commands name it: under another name ninja would compile everything again.
+    # The compile commands hold this path; with another one ninja would compile everything again.
     return Path(shutil.copyfile(launcher.__file__, folder / "launch.py"))
 
 
@@ -294,7 +294,7 @@ class BuildFolder:
             **cache_variables(context, env, None if sandbox.mounts else context.store.root),
             "NINJA_STATUS": "[%f/%t] ",
             "SPARKWRIGHT_CALLS": str(self._launch / CALLS),
-            # Not into a /tmp that may be memory; and the next run finds and removes them here.
+            # /tmp may be memory, and the next run removes here what a killed one left.
             "TMPDIR": str(self._launch / "tmp"),
         }
 
@@ -313,7 +313,7 @@ class BuildFolder:
             build-downloads: A build step asked for a host.
         """
         with translate_disk_full(self._path):
-            # The calls and temporary files of a run that was killed.
+            # Remove the calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
             (self._launch / CALLS).unlink(missing_ok=True)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
@@ -388,7 +388,7 @@ class BuildFolder:
                 failed = self._failed_edges("\n".join([*lines, ""]))
                 if error.reference != "compile-failed" or not failed:
                     raise
-                # An error that happened meanwhile shows again when its unit is compiled alone.
+                # A unit that failed for another reason fails again when it is compiled alone.
                 out_of_memory = launcher.memory_kills() != kills
                 killed = {call.unit: call.killed for call in self._calls()}
                 for edge in failed:

@@ -125,7 +125,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     concerned = (fork, *project.fork(fork).needs)
     fetched = {name: fetch.recorded(context, name) for name in concerned}
     settings = toolchain.settings(context, fork)
-    # The build record lists them in this order.
+    # The build record lists the inputs in this order.
     parts: dict[str, object] = {
         f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
@@ -133,7 +133,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
     parts |= {
-        # Targets make the same wheel whether stack.yaml or an option names them.
+        # The targets are an input whether stack.yaml or an option names them.
         f"forks/{stack}/stack.yaml": (
             project.spec.arch,
             project.spec.label,

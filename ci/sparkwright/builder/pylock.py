@@ -72,7 +72,7 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
         for name in (f"manylinux_2_{minor}", LEGACY_TAGS.get(minor))
         if name
     ]
-    # Of a wheel that was built for one machine.
+    # The tag of a wheel that was built on a Linux machine, without a version of glibc.
     platforms.append(f"linux_{machine}")
     return [
         *cpython_tags(python, platforms=platforms),
@@ -131,7 +131,7 @@ def lock(store: Store, folder: Path, *options: str, again: bool = False) -> None
     or *again*; raises and takes *options* as `resolve`.
     """
     source, path = folder / "requirements.in", folder / "pylock.toml"
-    # A checkout with stacks alone has no gates.
+    # A checkout may have stacks and no policies of gates.
     if source.exists() and (again or not _satisfied(source, path)):
         with console.step(f"lock {path}"):
             store.write(path, resolve(store, source, *options).encode())
@@ -190,7 +190,7 @@ def resolve(store: Store, source: Path, *options: str) -> str:
                 f"{package['name']} {package['version']} has no wheel for Linux on "
                 f"{' or '.join(MACHINES)}.",
             )
-        # A string of JSON is one of TOML.
+        # A JSON string is also a valid TOML string.
         marker = msgspec.json.encode(package.get("marker")).decode()
         lines += [
             "\n[[packages]]",

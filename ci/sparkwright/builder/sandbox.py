@@ -46,7 +46,7 @@ status=0; "$@" || status=$?
 cat /proc/net/snmp /proc/net/snmp6 > "$0" || true
 exit "$status"
 """
-#: Stands before a path that begins there: an option's letters, or the address of a file.
+#: What may stand directly before an absolute path: blanks, an option's letters, or ``file://``.
 _BEFORE = r"((?:^|[\s\"'=:;,(@])(?://)?[^/\s\"'=:;,(@]*)"
 #: The kernel's counters of the network of this process. The twelfth of IPv4 is OutNoRoutes; the
 #: second of UDP is NoPorts, which tells of a name that is asked of a server at an own address.
@@ -166,7 +166,7 @@ class Sandbox(msgspec.Struct, frozen=True):
         attempts = _unanswered(counters)
         counters.unlink(missing_ok=True)
         if wanted or attempts:
-            lines = log.read_text("utf-8", "replace").splitlines()[1:]  # less the command
+            lines = log.read_text("utf-8", "replace").splitlines()[1:]  # the first is the command
             matches = {line.strip(): _UNREACHED.search(line) for line in lines}
             wanted += [match["host"] for match in matches.values() if match and match["host"]]
             hosts = list(dict.fromkeys(wanted))

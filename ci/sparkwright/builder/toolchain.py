@@ -231,7 +231,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     for name, external in own.external.items():
         if unresolved := locked.unresolved(external.sources):
             unlocked[name] = f"the lock does not resolve {', '.join(unresolved)}"
-            # A core target is compiled without the external project, too.
+            # A target that belongs to the core as well is compiled without the external project.
             if required := named.intersection(external.targets).difference(own.core_targets):
                 raise SourceError(
                     "source-unresolved",
@@ -367,7 +367,7 @@ class Toolchain(msgspec.Struct, frozen=True):
             "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),
-            # nvcc would take another compiler than CMake.
+            # nvcc would choose a host compiler by itself, and not the one that CMake uses.
             "CUDAHOSTCXX": command[0] if len(command) == 1 else "",
         }
         return process.clean_environment(**{**own, **extra})

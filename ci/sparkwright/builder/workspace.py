@@ -53,14 +53,14 @@ class Workspace:
         variant: str = "build",
     ) -> None:
         self._context, self._tools, self._fork = context, tools, fork
-        #: Those of the fork for this run.
+        #: The settings of the fork for this run.
         self.settings = toolchain.settings(context, fork)
         self.variant = f"vendored-{variant}" if self.settings.needs_upstream_cmake else variant
         self.folder = self._folder(fork, context.qualified(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
-        #: The tools, with the libraries of the machine that wheels are made for.
+        #: The tools of this machine, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
-        #: The folder, its needs and the tools, under the same names on every machine.
+        #: Folder → the name by which a build sees it, which is the same on every machine.
         self._names = {
             self.folder: fork,
             **self.target.mounts,

@@ -108,7 +108,8 @@ def _apply(git: Git, patch: bytes, *options: str) -> tuple[bool, str]:
     """
     words = ["apply", "--cached", "--numstat", "-z", "--verbose", "--whitespace=nowarn"]
     status, names, output = git([*words, *options, "-"], stdin=patch, check=False)
-    # The status is that of the rest if git leaves out a binary hunk that is cut off.
+    # git leaves out a binary hunk that is cut off and may still end with 0, so the files are
+    # counted.
     return not status and names.count(b"\0") >= len(re.findall(rb"(?m)^diff --git ", patch)), output
 
 
@@ -146,7 +147,7 @@ def patched_tree(
     ]
     trees = [base, *(step.tree for step in steps)]
     modes, wrong = objects.paths(trees[-1]) if steps else {}, list[str]()
-    # git finds a diff behind any text, also where `sections` sees none.
+    # git finds diffs behind text where `sections` sees none, so both lists of paths are compared.
     for patch, (before, after) in zip(patches, itertools.pairwise(trees), strict=True):
         named = {path for part in sections(patch.data) for path in (part.old, part.new)}
         for path in objects.changes(before, after):
@@ -192,7 +193,7 @@ def evaluate(
             tree = outcomes[-1].tree
             if strict and outcomes[-1].status != "applied":
                 break
-        # The last patch may take everything back.
+        # Trees in between are packed, too, as the last patch may bring back the base.
         if trees := [outcome.tree for outcome in outcomes if outcome.tree != base]:
             wanted = "\n".join([*trees, "--not", base, ""]).encode()
             words = ["pack-objects", "--revs", "--stdout", "--quiet"]
@@ -214,14 +215,14 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
         return Outcome(
             "already-upstream", before, says=("the tree is the same with it as without",)
         )
-    # The patch may fit again if no hunk shows which of both states a file has.
+    # A patch that is applied may fit once more if no hunk shows whether the file is old or new.
     clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
     if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
         return Outcome("applied", after)
     if after != before:
         git(["read-tree", before])
     reverts, messages = _apply(git, patch.data, "--reverse", "--check")
-    # A patch that fits at its own lines is not there already because similar lines are elsewhere.
+    # That its result is found at other lines proves nothing if the patch fits at its own.
     elsewhere = HUNK_MOVED.search(messages) and not (movable and (moved or not fits))
     if reverts and not elsewhere and not any(_joined_lines(git, patch, done=True)):
         return Outcome(
@@ -237,7 +238,7 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
 def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool) -> list[str]:
     """Return why the patch is a conflict; nothing if it is none."""
     if not fits:
-        # "while searching for" is followed by lines of the patch, which the report has.
+        # Behind "while searching for" git repeats lines of the patch, which the report shows.
         lines = [line for line in output.splitlines() if "while searching for" not in line]
         errors = [line for line in lines if line.startswith("error:")]
         return errors or lines[-5:] or ["git apply was killed"]

@@ -43,8 +43,8 @@ from sparkwright.forks.stack import (
     render_lock,
 )
 
-#: Share of its added lines that are in a base on which a patch conflicts, from which on the base
-#: most likely has it.
+#: If a patch conflicts and the base has at least this share of its added lines, the base most
+#: likely has the patch.
 LIKELY = 0.8
 
 TrialState = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]

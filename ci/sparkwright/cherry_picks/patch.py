@@ -172,7 +172,7 @@ class Hunk(msgspec.Struct, frozen=True):
         wanted, fits, at = b"".join(self.after if done else self.before), list[int](), 0
         first = (self.new_start if done else self.start) == 1
         for number, line in enumerate(lines_of(text) if wanted else (), 1):
-            # The comparison of bytes keeps a long file of equal lines from taking hours.
+            # Bytes are compared before lines: a long file of equal lines would take hours.
             if text.startswith(wanted, at) and not (first and at):
                 end = at + len(wanted)
                 if end == len(text) or (wanted.endswith(b"\n") and not self.last):
@@ -326,7 +326,7 @@ def _decoded(header: str) -> str:
     """
     with contextlib.suppress(HeaderParseError, LookupError, ValueError):
         header = str(make_header(decode_header(header)))
-    # Some encodings that a header may name have surrogates, which are no text.
+    # Some encodings that a header may name decode to surrogates, which cannot be written as UTF-8.
     return " ".join(header.encode("utf-8", "replace").decode().split())
 
 
@@ -459,7 +459,8 @@ def _section(data: bytes) -> Section:
                 "patch-invalid",
                 f"A patch names a path outside the tree, or none in plain UTF-8: {name!r}",
             )
-    # Without a body it changes a mode, a name, or an empty file; git takes what is left of others.
+    # A section without hunks changes a mode, a name, or an empty file; else its hunks were cut off,
+    # which git accepts.
     whole = (
         all(_EMPTY.match(index[side]) for side in (1, 2))
         if index

@@ -108,7 +108,7 @@ def record(
     """
     base, tip = _base(context, ledger, pull, number), pull.merge or pull.head
     data, previous = series.diff_between(context, ledger, base, tip), ledger.by_number.get(number)
-    # git alone may not know what an earlier record does.
+    # Fields that GitHub alone can tell are taken from the earlier record.
     old = {
         field: getattr(previous, field)
         for field in ("title", "author", "state", "head")
@@ -189,7 +189,8 @@ def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: Pu
             f"now:    {now}",
             f"difference: {page}/compare/{pinned}..{now}",
         ]
-        # The new commits may be out of reach, or their base unclear.
+        # The new commits may not be fetched, or their base not be found; the message then names
+        # less.
         with contextlib.suppress(SparkwrightError):
             fresh = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
             same = fresh.patch_id == old.patch_id

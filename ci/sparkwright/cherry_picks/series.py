@@ -27,7 +27,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceUnreachable
 
-#: The strip level behind a name in quilt's list, where it is the one that we use.
+#: An option of quilt behind the name of a patch that says how we strip paths anyway.
 _LEVEL = re.compile(r"\s+-p(1|ab)\Z")
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 

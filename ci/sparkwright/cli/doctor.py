@@ -47,7 +47,7 @@ CUDA13_DRIVER = 580
 #: Kernels that keep memory for a successor (KHO), so that none is left to register for RDMA:
 #: DeepSeek-v4.1-Flash-DGX-Sparks#14, DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#259.
 BROKEN_KERNELS = re.compile(r"7\.0\.0-(1019|31)\b")
-#: Models that are named.
+#: The most models of the cache that are named.
 SHOWN = 5
 #: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
 TOOLS: Mapping[str, tuple[str, ...]] = {
@@ -131,7 +131,7 @@ def inventory(cache: Path) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory": process.memory_limit(),
         "disk": shutil.disk_usage(cache).free,
-        # One package stands for all of them.
+        # pypi-simple stands for all packages of the extra `full`.
         "part full": importlib.util.find_spec("pypi_simple") is not None,
         "Python headers": platform.python_version() if header.exists() else "",
     }

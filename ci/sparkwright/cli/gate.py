@@ -161,7 +161,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             for path in (arguments.wheel, arguments.serve, arguments.model_folder)
         ),
     )
-    # Who ends a gate from outside gives it a verdict, as with Ctrl-C; nohup ignores SIGHUP.
+    # SIGTERM and SIGHUP interrupt a gate as Ctrl-C does, so that it writes its verdict; nohup
+    # ignores SIGHUP.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end_session)
@@ -236,7 +237,8 @@ def _spend_night(
         assert wheel
         night.show_plan()
         stock = arguments.baseline
-        # Made before any gate, so that somebody is still there if one cannot be installed.
+        # Both environments are made before any gate, so that a failure shows while the user still
+        # looks.
         if not arguments.python:
             with console.step("the environment of the built wheel"):
                 staging.environment(context, "ours", wheel)
@@ -246,7 +248,7 @@ def _spend_night(
         report = night.run(stock)
         if pack := night.make_pack():
             console.result(f"warm pack: {pack.text}")
-        # That of an original says nothing of its copy.
+        # The reference of an original model says nothing about a slimmer copy.
         reference = None if gate_options.original else night.reference
         canary.write(context.store, context.output, night.ladder, reference, gate_options.profile)
     ladder.show(night.ladder)
@@ -277,7 +279,7 @@ def _prepare(
         try:
             return get()
         except SparkwrightError as error:
-            # A dry run fetches nothing.
+            # A dry run fetches nothing, so what it cannot find is not missing yet.
             if not (arguments.dry_run and error.reference == "offline"):
                 texts = (f"{what}: {error.reference}: {error.what}", *error.details[:2], error.todo)
                 lacking.append(" ".join(texts))
@@ -420,7 +422,7 @@ def _newest_wheel(context: RunContext) -> Path | None:
     """
     grafts = [fork for fork in context.forks if context.project.fork(fork).build == "graft"]
     files = [path for fork in grafts for path in list_folder(context.output, f"*{fork}-*.whl")]
-    # A label of another architecture begins alike.
+    # The label of a build for another architecture begins with the same text.
     label, machine = re.escape(context.project.spec.label), re.escape(context.machine)
     own = re.compile(rf"[^-]+-[^-]+\+{label}\.p[0-9a-f]+\..*[-_](any|{machine})\.whl")
     wheels = [path for path in files if own.fullmatch(path.name)]

@@ -367,7 +367,7 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         if not wanted or wanted != first:
             root = _first_root(url, wanted, {first, *trusted.values()}, until - time.monotonic())
             wanted = files.sha256_bytes(root)
-        if wanted == first:  # a mirror's, too: keys that were replaced since count no more
+        if wanted == first:  # its keys may be replaced since; also for a mirror
             root = CARRIED_ROOT.read_bytes()
         index = Index(url, root, wanted, own_folder(folder, wanted[:32]), until - time.monotonic())
         if trusted.get(shown) != wanted:

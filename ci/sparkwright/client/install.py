@@ -318,7 +318,7 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
                 with replacing(folder / pack.sha256) as temporary:
                     shutil.copyfile(path, temporary)
                     flush(temporary)
-                # Last: without its record it is none.
+                # The record is written last: without it the archive does not count.
                 write_file(folder / f"{pack.sha256}.json", msgspec.json.encode(pack))
     return packs
 

@@ -269,7 +269,7 @@ class Console:
             wrapped.append([_wrap(cell, width) for cell in cells[1:]])
         for row in zip(*wrapped, strict=True):
             table.add_row(*row)
-        # As the title of the table it would be folded to the table's width.
+        # Printed by itself, since rich folds the title of a table to the table's width.
         if title:
             rich.print(printable(title), style="italic")
         rich.print(table)
@@ -367,7 +367,8 @@ def open_streams() -> None:
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # This takes the lowest free number. Programs that are started get it, too.
+            # The null device takes the lowest free number, that of the closed stream, also in
+            # programs that are started.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             mode = "r" if name == "stdin" else "w"

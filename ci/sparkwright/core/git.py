@@ -118,7 +118,7 @@ def run(
     # A git that outlived a killed run would write under the lock of the next one.
     command = wrap_with_limits(["git", *options, *arguments])
     if timeout:
-        # It ends the helpers of git, too, which hold the output open.
+        # `timeout` ends git's helpers as well, which would hold the output open.
         command = wrap_with_limits(["timeout", "--kill-after=5", f"{timeout:g}", *command])
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
@@ -127,7 +127,7 @@ def run(
         source = spool if stdin is None or isinstance(stdin, bytes) else stdin
         layer = _git()(str(cwd))
         if on_progress:
-            # It ends the process when it is collected.
+            # GitPython's handle ends the process when it is garbage-collected.
             child = layer.execute(command, istream=source, env=environment, as_process=True)
             messages, output = _pass_progress(child.proc.stderr, on_progress), b""
             status = child.proc.wait()
@@ -142,7 +142,7 @@ def run(
                 strip_newline_in_stdout=False,
             )
     text = str(messages)
-    # A smaller one is an answer: there is no such object, or a patch does not fit.
+    # A smaller status is an answer: there is no such object, or a patch does not fit.
     if status >= 128 or (check and status):
         details = text.strip().splitlines()[-20:]
         refuse_full_disk("git", details, cwd, environment.get("GIT_WORK_TREE", cwd))

@@ -76,7 +76,7 @@ class _Deadline:
         threading.Thread(target=self._watch, name="http deadline", daemon=True).start()
 
     def hold(self, connection: socket.socket) -> None:
-        # A handle of its own: http.client and ssl detach and close theirs.
+        # The socket is duplicated, since http.client and ssl detach and close theirs.
         self._sockets.append(socket.socket(fileno=os.dup(connection.fileno())))
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class _Deadline:
 
         try:
             yield
-        # Errors of requests are OSErrors, but those of an address are ValueErrors, too.
+        # requests raises OSErrors, and ValueErrors for an address that is not valid.
         except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
             if self.expired:
                 raise HttpFailure("slow", f"no complete reply in {self._seconds:.3g} s") from None
@@ -284,7 +284,7 @@ def exchange(
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
-            # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
+            # With an `auth` of its own, requests reads neither ~/.netrc nor credentials in the URL.
             session.auth = lambda request: request
         with deadline.guard("unreachable"):
             response = session.request(

@@ -427,7 +427,7 @@ def remedies(server: ServerMemory, machine: MachineMemory, *, flags: bool = True
     ends = [*_ends(server, machine)]
     results = [*_first_admitted(changes), *_first_admitted(ends)]
     if flags and not results:
-        # Neither is enough alone.
+        # No single remedy is enough, so two are combined.
         both = list[Remedy]()
         for end in ends:
             for change in _flags(server, end.machine):

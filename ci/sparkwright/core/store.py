@@ -64,7 +64,7 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Of several files (`shutil.copytree`) the error has words and no number.
+        # The error of `shutil.copytree` has a text and no errno.
         full = isinstance(error, shutil.Error) and not has_room(folder)
         if error.errno not in NO_ROOM and not full:
             raise

@@ -87,7 +87,7 @@ def index_url() -> str:
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     own = next(filter(None, map(os.environ.get, VARIABLES)), "")
-    # That of uv may have a name.
+    # uv's variable may have the form NAME=ADDRESS.
     return re.sub(r"\A[\w.-]+=", "", own) or _configured() or PYPI_SIMPLE_ENDPOINT
 
 
@@ -291,7 +291,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     files, folders = set[str](), set[str]()
     with damage_guard(origin), tarfile.open(archive, "r|gz", tarinfo=ArchiveHeader) as tar:
         for info in tar:
-            # It would keep each member, with headers of its own.
+            # tarfile would keep every member that it has read in memory.
             tar.members.clear()  # type: ignore[attr-defined]
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")

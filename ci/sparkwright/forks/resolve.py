@@ -177,7 +177,7 @@ class _Resolver:
         for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
             path = parent + module
             wanted = path not in self._fork.ignored and (modules is None or module in modules)
-            # Without an address it is not locked, and fetching its parent fails.
+            # A submodule without an address is not locked, so that fetching its parent fails.
             if url and wanted:
                 entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
                 locked |= self.vendored(path, entry)

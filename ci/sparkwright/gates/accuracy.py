@@ -51,7 +51,7 @@ NO_ANSWER = "<sparkwright: no answer>"
 #: With fewer questions, a candidate that loses the margin may pass in more than 3 % of runs.
 FEWEST_QUESTIONS = 400
 
-#: The name of its environment.
+#: The name of lm-eval's environment.
 TITLE = "lm-eval"
 
 #: Folders of the repository: the lock of lm-eval, and this project's own tasks.

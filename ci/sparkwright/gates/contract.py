@@ -262,7 +262,7 @@ def run(
     try:
         facts = observe(policy, server, trace, identity, recipe.name)
     except ServerInvalid as error:
-        # Which contract holds for the release is not known either.
+        # Without the server's release it is not known which contract of the recipe holds.
         return (invalid("observed", error.message, error.reason),)
     contract = recipe.contract_for(facts.version)
     reasons = {
@@ -523,14 +523,15 @@ def _backends(
             f"the baseline is of {stock.recipe}, or of other weights",
             "baseline-other-model",
         )
-    # What explains a change of one request explains that of a batch.
+    # A reason that explains a change for one request explains the same change for a batch.
     reasons = {
         f"{batch}{layer}" if layer else "": why
         for layer, why in reasons.items()
         for batch in ("", "batch ")
     }
     changed = kernel_trace.changes(stock.classes, facts.classes, policy.change)
-    # How many steps a batch takes depends on when its requests arrive.
+    # Only phases of one request are compared: the steps of a batch depend on when its requests
+    # arrive.
     for phase in PHASES[:2]:
         (_, helpers), (whole, before) = (each.times.get(phase, (0, 0)) for each in (facts, stock))
         if helpers - before > policy.change * whole:

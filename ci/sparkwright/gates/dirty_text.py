@@ -57,7 +57,7 @@ REFERENCE_FAULTS = (
     "reference-other-policy",
 )  # fmt: skip
 
-#: What an answer has that should have called the tool, and did not.
+#: The fault of an answer that should have called the tool and did not.
 NO_CALL = "no call"
 
 #: Whether requests come in batches, and whether their common beginning is cached.
@@ -211,7 +211,7 @@ class DirtyText:
         theirs = [*map(self._fault, answers)]
         self.faults_by_answer = self._ask(client, self.rounds)
         if self.any_dirty:
-            # Drafts are compared with as many rounds without them.
+            # A server with drafts is asked for as many rounds again without them.
             rounds = self.rules.rounds * (2 if client.metrics().get(DRAFTS) else 1)
             if began + rounds * (time.monotonic() - began) > deadline:
                 yield not_settled("dirty-text")
@@ -221,7 +221,8 @@ class DirtyText:
         faults = [fault for _, fault in self.faults_by_answer]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
         if sum(fault.startswith(NO_CALL) for fault in theirs) > self.rules.most * len(theirs):
-            # So is the model: whether ours makes fewer calls is for the comparison.
+            # If the stock wheel leaves out as many calls, the model is the cause; the comparison
+            # judges whether ours makes fewer.
             bounded = ["" if fault.startswith(NO_CALL) else fault for fault in faults]
             besides = " beside calls that are not made, too many of the stock wheel's, too"
         dirty = sum(map(bool, bounded))
@@ -236,7 +237,7 @@ class DirtyText:
         if self._prefix and client.metrics().get(CACHE_HITS, 0.0) > hits:
             yield self._compare_switch("dirty-text-cache", CACHED)
         else:
-            # Whether that must not be is a matter of G5.
+            # A prefix cache that is never hit is judged by G5.
             yield not_run(
                 "dirty-text-cache",
                 "no prefix was found in a cache",

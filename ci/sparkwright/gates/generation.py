@@ -53,9 +53,9 @@ ABILITIES: Mapping[Ability, str] = {
 
 #: The file of the reference folder, and the check of one that cannot be used.
 ANSWERS, ANSWERS_STOCK = "answers.json", "answers-stock"
-#: The checks of a server that was asked before, as after a soak.
+#: The checks that are repeated for a server that was examined before, as after a soak.
 QUICK = ("answers", "corrupted-requests")
-#: Those of the rate of dirty answers.
+#: The checks of the rate of dirty answers.
 DIRTY = ("dirty-text", *dirty_text.COMPARISONS)
 FURTHER = (*ABILITIES.values(), *DIRTY, "deep-decode")
 
@@ -122,7 +122,7 @@ REASONS: Mapping[str, str] = {
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
 
-#: For the estimate: how many times as fast requests are served in a batch.
+#: How many times as fast a batch is assumed to be, in estimates of time.
 BATCH = 3
 
 #: Tokens of the answer to a question for a fact.
@@ -216,7 +216,7 @@ def _judged(
     yield from _contexts(policy, server)
     yield from _chats(policy, server)
     if skipped := kind.no_dirty_text:
-        # A release whose policy asks for them is not content with checks that decide nothing.
+        # These checks do not decide here; a release policy that asks for them does not accept that.
         yield from (not_run(name, skipped, "policy-skips", required=False) for name in DIRTY)
     else:
         rates = DirtyText(policy, client, kind.wrap, server.recipe)

@@ -56,7 +56,7 @@ from sparkwright.gates.distributions import (
     Scores,
 )
 
-#: A temperature, and whether tokens are generated at the policy's concurrency instead of 1.
+#: Temperature, and whether requests are sent at the policy's concurrency instead of one by one.
 Mode = tuple[float, bool]
 
 #: How tokens are generated, by check.
@@ -65,8 +65,8 @@ MODES: Mapping[str, Mode] = {
     "decode-sampled-batch": (1.0, True),
 }
 
-#: The same after a prompt that the prefix cache has in whole, or up to a place around the edge of a
-#: block.
+#: The checks of answers whose prompt is in the prefix cache in whole, or up to a token near the
+#: edge of a block.
 CACHED = ("cached-prefix", "shared-prefix")
 
 #: The checks after those of the reference and of the candidate's answers.
@@ -240,7 +240,7 @@ def _judged(
         yield _after_cached_blocks(
             policy, reference, candidate, name, floors, served, announces_cache
         )
-    # Those of the last mode were drawn.
+    # Only tokens of the last mode are sampled; the others are greedy.
     yield _sampling(policy, generated)
 
 
@@ -322,7 +322,8 @@ def _after_cached_blocks(
     kl, hits = _decode_after_cache(policy, server, prompts, stored)
     least = policy.hits_share * reference.hits.get(name, 0.0)
     if name == "cached-prefix":
-        # A repeated prompt finds its blocks, of which drafts may cost the last.
+        # A repeated prompt has to find its blocks in the cache, but with drafts the last one may be
+        # missing.
         least = max(least, len(prompts) * max(block, shared // len(prompts) - block))
     figures = [
         Figure("block of the prefix cache", block, "tokens"),
@@ -355,7 +356,7 @@ def _check_reference(policy: LogprobsPolicy, reference: Reference, served: Serve
         }
     )
     other, floor = means.pop("best-token"), means["divergence"]
-    # A reference that is damaged in decode would widen the limits for the same damage.
+    # A reference whose own decode is damaged would excuse the same damage here, so it is refused.
     most = max(means.values())
     message = (
         f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens, and its "
@@ -494,7 +495,8 @@ def _cached_prompts(
         # Of a prompt, at least one token is computed.
         edge, tail = length - 1, prompt[-1:]
         if name == "shared-prefix":
-            # It leaves its own one token before, at or after the edge of a block.
+            # The prompt differs from the cached one from a token on that is before, at or after the
+            # edge of a block.
             edge = min(edge, block * (1 + number // 3 % whole) + number % 3 - 1)
             other = next((token for token in first if token != prompt[edge]), 0)
             tail = [other, *reversed(prompt[edge + 1 :])]

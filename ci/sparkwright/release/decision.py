@@ -45,8 +45,9 @@ CLOCKS = 86_400
 #: Machines round logarithms differently in the last digit.
 TOLERANCE = 1e-9
 
-#: Ends of attempts that count against `GateRule.attempts`; one that was killed, or ended with the
-#: machine, may have met what it looked for. Ctrl-C gives not-run, and chooses nothing.
+#: States of attempts that count against `GateRule.attempts`. An attempt that was killed, or ended
+#: with the machine, counts, since the wheel may be the cause; one that was ended by Ctrl-C is
+#: not-run and does not.
 SPENDING = ("fail", "inconclusive", "interrupted")
 
 #: The references that the decision itself gives; those of gates are their own.
@@ -196,7 +197,7 @@ def decide_all(
             for other in wheels
             if rule
             and rule.served_by == other.source.name
-            # A wheel for any machine goes with the only one that serves.
+            # A wheel for any machine is proved by the wheel that serves it, if there is only one.
             and wheel.machine in ("any", other.machine)
         ]
         proofs[wheel.name] = decide(
@@ -343,7 +344,7 @@ def _gates(
             missing += _throughput(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
         states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
-        # A fail is looked at below.
+        # Gates that failed are judged below.
         missing += lacks(
             (name for name in served if states.get(name, "not-run") in ("pass", "not-run")), recipe
         )
@@ -519,7 +520,7 @@ def _gate_result(
     if state is None:
         return GateResult(name, GATES[name], "not-run", "it was not run", attempts)
     own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) == (name, state)]
-    # A fault of our own says more than one of the official wheel.
+    # A fault that only our wheel has is shown before one that the official wheel has, too.
     shown = min(own, key=lambda entry: bool(_excuse(entry, policy)))
     says = "" if state == "pass" else _reason(shown)[1]
     if excuse := _excuse(shown, policy):

@@ -56,7 +56,7 @@ from sparkwright.release.policy import Roles
 
 #: In the folder of the index. Servers need not serve names that begin with a dot.
 LOCK = ".lock"
-#: What is written after the root metadata, over what is there.
+#: Pages, which are written after the root metadata and replace those that are there.
 PAGES = ("index.html", "releases", "simple")
 #: The folders that the publisher writes into.
 FOLDERS = ("files", "metadata", "releases", "simple", "targets")
@@ -185,7 +185,7 @@ class IndexFolder:
             meta.verify_length_and_hashes(data)
         metadata: Metadata[Any] = Metadata.from_bytes(data)
         if not any(_admits(root.signed, role, metadata) for root in admitted_by):
-            # It says why.
+            # The library raises an error that says why no root admits it.
             admitted_by[-1].signed.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
         self.metadata[role] = metadata
         return metadata.signed
@@ -493,7 +493,7 @@ class Transaction:
                 root.add_key(key, role)
         self._keys.require(old, ["root"])
         self._keys.require(root, ["root"])
-        # Otherwise a killed rotation goes on.
+        # If nothing differs, a rotation that was killed after its root was written goes on.
         if "root" in names or (root.roles, root.keys) != (old.roles, old.keys):
             root.version += 1
             self._root = self._signed(root, "root", old, root)

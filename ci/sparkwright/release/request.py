@@ -29,7 +29,7 @@ from sparkwright.release.policy import ReleasePolicy
 
 #: The reference of a kernel's log that this user may not read.
 HIDDEN = "kernel-log-hidden"
-#: What stops a request for a candidate, too: its gates would be refused, or ask nothing.
+#: Reasons that refuse a request for a candidate as well, since its gates could ask nothing.
 STOPPING = ("recipe-unfit", "model-missing", "checkpoint-invalid")
 
 
@@ -141,7 +141,7 @@ def settled(
     digests = {name: model_digest(model_folder(models, name)) for name in request.recipes}
     verdicts = [verdict for verdict in verdicts if not is_transient(verdict)]
     for gate in policy.file.required:
-        # The others may have run on another machine.
+        # Gates without a GPU may run on another machine.
         facts = host if policy.file.gates[gate].gpu else {}
         served = request.recipes if gate in SERVED else ("",)
         current = []

@@ -39,7 +39,7 @@ WINDOW, WARNING = 5.0, 60.0
 #: Seconds in which a server ends by itself whose other machine is lost, and for which one lets a
 #: server that started later end first.
 GRACE = 5.0
-#: Share of its limit below which it ends meanwhile.
+#: Below this share of its limit a guard does not wait for the other servers.
 URGENT = 0.75
 #: Share of the time in which every process waited for memory, and bytes a second that came back
 #: from swap meanwhile, at which a machine hangs although memory seems available. Proposed.
@@ -165,7 +165,7 @@ class Guard:
     def kill(processes: list[int]) -> None:
         """Kill *processes*."""
         for process in processes:
-            # The first process of a container is deaf to the former.
+            # The first process of a container ignores SIGKILL from within, so SIGTERM follows.
             for by in (signal.SIGKILL, signal.SIGTERM):
                 with contextlib.suppress(OSError):
                     os.kill(process, by)
@@ -182,7 +182,8 @@ class Guard:
             if reason:
                 free = gib(max(0, self.limit - SLACK))
                 self.end(f"{reason}: the server was ended, so that {free} GiB stay free")
-                # By this process other guards see that memory comes back, which takes seconds.
+                # This process shows other guards that memory is about to come back, which takes
+                # seconds.
                 os.closerange(0, 3)
                 time.sleep(GRACE)
                 return

@@ -40,7 +40,7 @@ DEAD = (500, 502, 503)
 RECORD = "SPARKWRIGHT_SERVER"
 #: Seconds that an answer of the canary may take.
 PATIENCE = 120.0
-#: Faults of a reply that are wrong answers. Others, as a refusal, say nothing of the answers.
+#: Faults of a reply that show wrong answers; others, such as a refusal, do not.
 WRONG = ("not-a-number", "token-count-wrong")
 
 

@@ -61,8 +61,8 @@ $python -I -m sparkwright.client.main install --json --prefix $prefix --index "$
     --channel "$3" --version "$4"
 $python -I -m compileall -qq -j 0 --invalidation-mode unchecked-hash $prefix >&2 || :
 """
-#: Of that container: root writes to its own file system, which becomes the layer, and reads an
-#: index that only its owner may. No variable of it may stay in the image.
+#: Options of the container that installs: root writes to its own file system, which becomes the
+#: layer, and reads an index that only its owner may. No variable of it may stay in the image.
 _OPTIONS: Mapping[str, Any] = {
     "environment": {},
     "user": "0:0",
@@ -191,7 +191,7 @@ def build(
 
 def _write_inputs(folder: Path, program: Sequence[Path]) -> None:
     """Complete *folder*, which the container that installs reads: wheels, and the proxies."""
-    # Root inside may be anybody here.
+    # With a rootless engine, root of the container is another user here.
     folder.chmod(0o755)
     for path in program:
         if path.parent != folder:

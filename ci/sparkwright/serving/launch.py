@@ -220,7 +220,7 @@ def plan(
     pack, warm, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
     if pack and warm:
         variables = {**cache_variables(warm), **variables}
-        # What is tuned before the cache is there, or not at all, needs no room beside it.
+        # Tuning that a pack makes needless takes no memory beside the cache.
         server = replace(server, autotune=0.0 if pack.tables else server.autotune)
     variables = {**shared_variables(machine, server.floor, environment.package), **variables}
     words = flags.merge(server.flags(machine), words)
@@ -515,7 +515,7 @@ def check_port(host: str, port: int) -> None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(1)
-    except (OSError, UnicodeError) as error:  # the latter for a host such as a..b
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host such as a..b
         reason = getattr(error, "strerror", "") or error
         raise ServeError(
             "port-taken", f"{host} port {port} cannot be listened on: {reason}."

@@ -23,7 +23,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _WEIGHTS = re.compile(r"(?!original/).*\.safetensors")
 #: Ends of files of an interrupted download.
 PARTIAL = (".incomplete", ".part", ".aria2")
-#: Formats of weights whose sizes are not read.
+#: Ends of files of weights in formats whose sizes are not read.
 UNREAD = (".bin", ".pt", ".pth")
 #: Seconds until the hub must state the size of a model.
 PATIENCE = 10.0
@@ -163,7 +163,7 @@ def _read(path: Path, commit: str = "") -> LocalModel:
     names = sorted(file.name for file in path.iterdir())
     partial = [name for name in names if name.endswith(PARTIAL)]
     partial += [file.name for file in path.glob(".cache/huggingface/download/**/*.incomplete")]
-    # An index names all shards, and each states its length: what is left beside them is old.
+    # With an index each shard is checked by its own length, so partial files beside them are old.
     if partial and "model.safetensors.index.json" not in names:
         raise ModelError("model-missing", f"{path} is half downloaded.", details=partial[:5])
     if not {"config.json", "params.json"} & set(names):

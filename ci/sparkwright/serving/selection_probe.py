@@ -188,7 +188,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def refusal(error: BaseException) -> dict[str, str]:
     """Return how vLLM refuses with *error*, or what this machine could not decide; and where."""
-    listed = getattr(error, "errors", None)  # of pydantic, which holds what vLLM raised
+    listed = getattr(error, "errors", None)  # pydantic wraps what vLLM raised
     if callable(listed):
         error = listed()[0].get("ctx", {}).get("error", error)
     frames = traceback.extract_tb(error.__traceback__)

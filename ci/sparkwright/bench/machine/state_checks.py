@@ -43,7 +43,7 @@ REASONS: Mapping[str, str] = {
 
 #: The reference of a run that the machine's own state spoiled again and again.
 UNSTEADY = "machine-unsteady"
-#: What passes by itself, or with another program.
+#: Reasons that go away without a repair: the machine recovers, or another program ends.
 PASSING = ("slow-state", "throttled", "too-hot", "machine-busy", "gpu-shared", UNSTEADY)
 
 #: Bits of clocks_event_reasons.active (nvml.h) → names. An idle GPU and clocks set by a program are

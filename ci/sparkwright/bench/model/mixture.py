@@ -33,7 +33,7 @@ _JOINED = {
     **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj"),
 }
 _EXPERTS = re.compile(r"(.*\.experts)(\.|$)")
-#: Beginnings that models and vLLM write in different orders.
+#: Prefixes of names, which a checkpoint and vLLM write in different orders.
 _ROOT = re.compile(r"^((model|language_model|backbone)\.)+")
 #: Components of a name that are looked at; those of experts have eight.
 _DEPTH = 12
@@ -43,7 +43,7 @@ _LINEAR = {
     **dict.fromkeys(("NVFP4", "W4A16_NVFP4"), "NVFP4"),
     "MXFP8": "MXFP8",
 }
-#: Likewise for the experts of a layer.
+#: The same for the experts of a layer.
 _OF_EXPERTS = {**_LINEAR, "FP8_PER_CHANNEL_PER_TOKEN": "", "FP8_BLOCK_SCALES": "FP8"}
 #: Layers that an error names.
 SHOWN = 5
@@ -145,7 +145,7 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
     algorithm = (declared.quant_algo or "").upper()
     mixed = algorithm == "MIXED_PRECISION"
     if not algorithm or (mixed and not declared.quantized_layers):
-        return  # the whole of it is in hf_quant_config.json, which is not read
+        return  # hf_quant_config.json, which is not read, has the rest
     algorithms: dict[str, str] = {}
     first_below: dict[str, str] = {}
     for key, entry in (declared.quantized_layers or {}).items():
@@ -153,7 +153,7 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
         algorithms[name] = str(entry.get("quant_algo")).upper()
         for parent in itertools.accumulate(name.split(".", _DEPTH)[:-1], "{}.{}".format):
             first_below.setdefault(parent, algorithms[name])
-    excluded: list[str] = []  # without those that begin with another
+    excluded: list[str] = []  # without names that begin with another of the list
     patterns = (*(declared.ignore or ()), *(declared.exclude_modules or ()))
     for name in sorted(_ROOT.sub("", pattern.rstrip("*").rstrip(".")) for pattern in patterns):
         if not excluded or not name.startswith(excluded[-1]):
@@ -185,5 +185,5 @@ def _is_excluded(joined: str, layer: _JoinedLayer, excluded: Sequence[str]) -> b
         index = bisect.bisect(excluded, name)
         if index and name.startswith(excluded[index - 1]):
             return True
-    # One expert excludes all.
+    # If one expert of a layer is excluded, vLLM excludes all of them.
     return not layer.parts and any(entry.startswith(name) for entry in excluded[index : index + 1])

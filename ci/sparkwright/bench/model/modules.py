@@ -21,7 +21,7 @@ import msgspec
 from sparkwright.bench.model import mixture
 from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
 
-#: Parameters of a module; a tensor of another name is a module of its own.
+#: The names of tensors that are parameters of a module; any other tensor is a module of its own.
 _PARAMETER = re.compile(
     r"(.+)\.(weight(?:_scale(?:_2|_inv)?|_global_scale|_packed|_shape|_zero_point|_g_idx)?|bias"
     r"|input_(?:global_)?scale|scale|qweight|qzeros|scales|g_idx|[qkv]_scale|e_score_correction_bias)"
@@ -52,7 +52,7 @@ APART = ("mtp", "vision")
 #: How vLLM quantises the lm_head that drafts share (draft_lm_head_quantization) → its part of the
 #: bytes in bfloat16: a byte, or half of one and an 8-bit scale for 16 weights.
 DRAFT_HEADS = {"fp8": 0.5, "nvfp4": 0.28125}
-#: How the scheme of a module begins that is quantised.
+#: The first word of the scheme of a quantised module.
 _QUANTISED = ("NVFP4", "MXFP", "FP8", "INT", "packed")
 _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 _FP8 = ("F8_E4M3", "F8_E5M2")

@@ -30,14 +30,15 @@ from sparkwright.core.memory import CacheShape
 
 #: 10^9 bytes a second that a GB10 reads of its nominal 273 (ds4#773, LIL#323, hasso5703, veloGB10).
 GB10 = (231.0, 238.0)
-#: Least share of that which decoding reaches: figures that others published have 72 to 80 % of
-#: 238 GB/s (ci/bench/published.yaml), and 85 to 90 % were reported (ds4#773).
+#: The least share of the bandwidth that decoding reaches: figures that others published have 72 to
+#: 80 % of 238 GB/s (ci/bench/published.yaml), and 85 to 90 % were reported (ds4#773).
 SHARE = 0.7
-#: Shares of drafts that were accepted (seed report 000).
+#: The lowest and the highest share of drafts that were accepted (seed report 000).
 ACCEPTANCE = (0.63, 0.89)
-#: Requests at a time that are shown.
+#: Numbers of requests at a time for which bytes and speed are shown.
 REQUESTS = (1, 4, 16)
-#: Most drafts that are tried, and tokens of a reduced draft vocabulary (FR-Spec's largest gain).
+#: The most drafts for a step that are tried, and the tokens of a reduced draft vocabulary
+#: (FR-Spec's largest gain).
 MOST_DRAFTS, VOCABULARY = 7, 32768
 #: The release of vLLM that has draft_lm_head_quantization, and a cache in NVFP4 on a GB10.
 FLAGS_SINCE = "0.33"
@@ -206,7 +207,7 @@ def read(checkpoint: Checkpoint) -> StoredModel:
     savings: dict[str, int] = {}
     for module in listed:
         if module.group in ("layers", "lm_head") and not unfit(module, tied=tied):
-            # Half of BF16, and a scale of four bytes for each row.
+            # FP8 saves half of the bytes of BF16, less a scale of four bytes for each row.
             half = module.parts["weight"].bytes // 2 - 4 * module.rows
             savings[module.short] = savings.get(module.short, 0) + half
     return StoredModel(modules.audit(checkpoint, listed), config, savings)

@@ -26,7 +26,7 @@ FP8_LARGEST, NVFP4_LARGEST = 448.0, 6.0 * 448.0
 BLOCK = 16
 #: The sign of a BF16, and its first pattern that is no finite number.
 _MAGNITUDE, INFINITY = np.uint16(0x7FFF), 0x7F80
-#: Below, a power of two would be no normal number.
+#: The smallest exponent of a scale; a smaller power of two is no normal number.
 _LEAST_EXPONENT = -126
 
 #: The value of every BF16, by its bits.

@@ -50,7 +50,7 @@ _NOT_COPIED = (
 #: Bytes that are converted at a time, and shards that are written at the same time.
 CHUNK, WORKERS = 1 << 20, 8
 
-#: What is converted unless layers are named.
+#: The groups that are converted if no layers are named.
 _DEFAULT = ("layers", "lm_head")
 #: Modules that are not converted, by name or group, and why.
 _REASONS = {
@@ -177,7 +177,7 @@ class Slimming:
     def __init__(
         self, folder: Path, form: Format, patterns: Sequence[str] = (), revision: str = ""
     ) -> None:
-        checkpoint.require(folder / "config.json")  # of which the copy has one, too
+        checkpoint.require(folder / "config.json")  # the copy needs one, too
         source = checkpoint.read(folder)
         before, listed = modules.audit(source).weights, modules.listed_modules(source)
         names = _choose(listed, source.config, patterns)
@@ -336,7 +336,7 @@ class Slimming:
                 for name, layer in self._joined.items():
                     if name in tensors and layer in exponents:
                         *_, own = self._converted(name, tensors[name])
-                        # compressed-tensors stores what divides, ModelOpt what multiplies.
+                        # compressed-tensors stores the divisor, ModelOpt the factor.
                         power = exponents[layer] if self._modelopt else -exponents[layer]
                         target.seek(places[own])
                         target.write(np.ldexp(np.float32(1), power).tobytes())

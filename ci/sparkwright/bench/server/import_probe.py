@@ -58,7 +58,7 @@ def difference(site: Path, name: str) -> str:
     stem = path.name.removesuffix(suffix)
     parts = path.parent.parts if stem == "__init__" else (*path.parent.parts, stem)
     if not suffix or not all(part.isidentifier() for part in parts):
-        return ""  # no import reaches it
+        return ""  # no import can name this file
     module = ".".join(parts)
     if module in STARTED:
         return "it is loaded before anything imports it"
@@ -79,7 +79,7 @@ def difference(site: Path, name: str) -> str:
         same = not Path(cache_from_source(str(site / name))).exists()
         return "" if same or loader.get_code(module) == source else "other code is imported"
     except (SyntaxError, ValueError):
-        return ""  # not for this Python
+        return ""  # the source is for another Python
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ PASSED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
     "HF_HOME", "HF_HUB_CACHE", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
-    # By these a rehearsal finds a server that outlived its gate.
+    # A rehearsal finds a server that outlived its gate by these variables.
     "SPARKWRIGHT_COMMAND", "SPT_NOENV",
 )  # fmt: skip
 
@@ -320,7 +320,7 @@ class Server:
         End it for *reason*, as `stop` does, from any thread; may be repeated, the first reason
         counts.
         """
-        # First the cause: the one who notices its death must not have to guess it.
+        # The cause is stored first, so that it is there when another thread sees the server end.
         self.failure, self.reason = self.failure or failure, self.reason or reason
         self.stop(order)
 
@@ -333,15 +333,16 @@ class Server:
         try:
             supervisor.wait(timeout=self.plan.grace + KILL_SECONDS + 20)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            # A supervisor of another user cannot be killed; it ends when its input does.
+            # A supervisor that runs as another user cannot be killed; it ends when its input is
+            # closed.
             with contextlib.suppress(PermissionError):
                 supervisor.kill()
             supervisor.stdin.close()
             supervisor.wait()
-        for process in processes:  # none is left, unless the supervisor was killed
+        for process in processes:  # are there only if the supervisor was killed
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # The guards of the other machines end their parts.
+        # The other machines' guards see the connection close, and end their servers.
         for link in self._links:
             link.close()
         self._links = []

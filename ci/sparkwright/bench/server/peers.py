@@ -30,13 +30,13 @@ from sparkwright.core.process import Limits, run_limited
 PATIENCE, MEASURING = 1800.0, 120.0
 #: Bytes of a message of statements.
 LARGEST = 1 << 20
-#: The least share of the speed that the interfaces state. 200 Gb/s are 25 GB/s: what takes another
-#: way, of 10 Gb/s, is below. Proposed.
+#: The least share of the speed that the interfaces state. A fast link has 200 Gb/s; an all-reduce
+#: that takes a network of 10 Gb/s instead is below this share. Proposed.
 SLOWEST = 0.05
 #: Arguments of vLLM for several machines.
 EXECUTOR, HOSTS = "--distributed-executor-backend", "--nnodes"
 PLACE = ("--node-rank", "--master-addr", "--master-port", "--headless")
-#: Those that each machine has for itself.
+#: Arguments that each machine decides for itself.
 OWN = ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--node-rank", "--headless")
 #: Run by the Python that serves: prints the bytes that an all-reduce moves in a second. NCCL uses
 #: what vLLM will use.
@@ -277,7 +277,7 @@ def meet(
             while len(peers) < nodes - 1:
                 listener.settimeout(max(0.01, end - time.monotonic()))
                 peer, _ = listener.accept()
-                # What is no such machine, such as a port scanner, is left alone.
+                # A connection that sends no statement, such as that of a port scanner, is ignored.
                 with contextlib.suppress(OSError, msgspec.MsgspecError):
                     statements += _receive(peer, time.monotonic() + 10)
                     peers.append(peer)

@@ -50,7 +50,7 @@ LINES = (
     ("JIT warm-up", "compiled while it served", r"JIT compilation during inference"),
     # v1/worker/gpu/model_runner.py: with what Triton compiles in it
     ("graph capture", "", r"Graph capturing finished in (\d+\.?\d*) secs"),
-    # v1/engine/core.py: all of these but the weights
+    # v1/engine/core.py: the sum of the parts above without the weights
     ("engine", "", r"init engine \(profile, create kv cache, warmup model\) took (\d+\.?\d*) s"),
 )
 

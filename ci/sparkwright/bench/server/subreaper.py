@@ -37,7 +37,7 @@ def _descendants() -> list[psutil.Process]:
     try:
         children = psutil.Process().children(recursive=True)
         return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    except psutil.NoSuchProcess:  # it ended meanwhile
+    except psutil.NoSuchProcess:  # this child has ended since it was listed
         return _descendants()
 
 
@@ -49,8 +49,8 @@ def _order(seconds: float) -> bytes:
 def main(grace: float, command: list[str]) -> int:
     """Run *command*, and return its exit status as a shell has it; 0 if it was asked to end."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the caller
-    # A handler, as the command would inherit that a signal is ignored.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the caller
+    # A handler and not SIG_IGN, which the command would inherit.
     signal.signal(signal.SIGTERM, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     order = b""

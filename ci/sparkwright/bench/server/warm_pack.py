@@ -67,7 +67,7 @@ TABLES = ("autotune", "flashinfer_autotune_cache")
 #: zstd looks back so far: one model's graphs are similar to each other.
 WINDOW = 27
 MOST_FILES = 100_000
-#: A greedy answer that a start with the pack must give, too.
+#: The prompt and the tokens of a greedy answer, which must be the same with the pack.
 PROMPT, TOKENS = "The capital of France is", 32
 
 
@@ -170,7 +170,7 @@ def unpack(archive: Path, size: int, folder: Path) -> None:
             tarfile.open(fileobj=data, mode="r|", tarinfo=ArchiveHeader) as tar,
         ):
             for info in tar:
-                # It would keep each member, with headers of its own.
+                # tarfile would keep every member that it has read in memory.
                 tar.members.clear()  # type: ignore[attr-defined]
                 path = folder / safe_path(info.name, archive.name)
                 left, count = left - info.size, count + 1
@@ -255,7 +255,8 @@ def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
         PackInvalid: A server does not start, or the second one answers otherwise.
         ServerInvalid: One does not answer as it should.
     """
-    # Artefacts hold the paths of their caches: of a folder that tells nothing of this machine.
+    # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
+    # nothing of this machine.
     with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as name:
         cold, warm = Path(name, "cold"), Path(name, "pack")
         (cold / CACHES).mkdir(parents=True)

@@ -27,7 +27,7 @@ LOADED = (".py", ".so", ".pth", ".pyd")
 #: The script that asks what an environment imports, and how long it may take: it compiles each
 #: module that has a compiled file; 2,600 files of vLLM take 13 s of CPU time.
 PROBE, PROBE_SECONDS = Path(__file__).with_name("import_probe.py"), 900
-#: What installers write into the ``.dist-info`` folder, and what signs RECORD.
+#: Files of ``.dist-info`` that differ with the installer, and signatures of RECORD.
 VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
 
@@ -160,5 +160,6 @@ def _installed_name(member: str, info: str) -> str:
         return ""
     if top != f"{info.removesuffix('.dist-info')}.data":
         return member
-    # These two become the site-packages; scripts, data and headers leave it.
+    # These two folders of a wheel go into the site-packages, its scripts, data and headers
+    # elsewhere.
     return rest.partition("/")[2] if rest.startswith(("purelib/", "platlib/")) else ""

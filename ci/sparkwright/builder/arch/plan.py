@@ -269,7 +269,8 @@ def _with_calls(
     variables = {"CMAKE_CUDA_ARCHITECTURES"}
     if deciding:
         first, variables = deciding[0], references(deciding[0])
-        # A keyword of the same command for other sources may be called like one of the variables.
+        # Other calls of the same command are left out: their keywords may have the name of a
+        # variable.
         earlier = calls[calls.index(first) + 1 :]
         calls = [call for call in earlier if call.command != first.command]
     for call in calls:
@@ -323,7 +324,8 @@ def _is_loadable(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
 def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) -> Iterator[str]:
     for entry in rules.kept:
         covered = [unit for unit in units if entry.covers(unit.source)]
-        # An entry about vendored units says nothing of a build without them.
+        # Without vendored sources their units are not in the build, so an entry for them may match
+        # none.
         if not covered and not entry.unit.startswith("<build>/"):
             yield f"kept: {entry.unit} matches no CUDA unit"
         for unit in covered:

@@ -508,7 +508,7 @@ def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
         elif entry.compression == "zstd":
             unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_IMAGE_BYTES)
             with unpacker.stream_reader(content) as stream:
-                # A byte more than the table states would show that the table is wrong.
+                # One byte more than the table states is asked for; if it comes, the table is wrong.
                 content = stream.read(entry.size + 1)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
         raise ElfUnreadable(f"{what}: {error}") from error

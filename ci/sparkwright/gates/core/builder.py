@@ -180,14 +180,14 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         scratch = tempfile.TemporaryDirectory(
             prefix="gate-",
             dir=context.store.folder("work"),
-            # Folders of another user may be left.
+            # Folders that the server's user made cannot be removed.
             ignore_cleanup_errors=bool(options.server_user),
         )
         self._scratch = Path(self._stack.enter_context(scratch))
         self._profiles = self._scratch / "profiles"
         if options.server_user:
             self._profiles.mkdir()
-            # The server writes its traces there, and nothing else of this user's.
+            # The server, as another user, may write its traces there and nowhere else.
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
         self.server = ServerUnderTest(
@@ -282,7 +282,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if name not in SERVED or name == "G8":
             return self._run(name)
         ended = self._ended() if self._options.serve else None
-        # G3 reports itself why the server that we started does not run.
+        # If our server does not run, G3 says why in a check of its own.
         checks = (ended,) if ended and name != "G3" else self._run(name)
         return (*checks, self._served) if self._options.wheel else checks
 
@@ -454,7 +454,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     @cached_property
     def _audit(self) -> AuditReport:
         assert self._options.wheel
-        # What the gate cannot see is not-run, which publishes nothing.
+        # What the audit cannot fetch is a check that is not-run, with which nothing is published.
         return cached_audit(self._context, self._options.wheel, fetch=True)
 
     @cached_property
@@ -547,7 +547,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _recorded(self) -> list[str]:
         """Return the names of the files that the gates compare with, the pace first."""
         options, recipe = self._options, self._recipe
-        # Two gates need the distributions.
+        # G5 comes first, as G7 needs its distributions, too.
         names = [name for name in ("G5", *GATES) if name in (options.only or GATES)]
         files = dict.fromkeys((PACE, *(GATE_NEEDS[name].recorded for name in names)))
         if {"G4", "G7"}.intersection(names):

@@ -60,7 +60,7 @@ GATES: Mapping[str, str] = {
 #: Gates that judge a served model, and so belong to a recipe.
 SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 
-#: Reasons for which a gate did not begin, or did not end, that another night may not meet.
+#: Reasons why a gate did not begin or end that may be gone in another night.
 BUDGET_SPENT, INTERRUPTED, UNREACHABLE = "budget-spent", "interrupted", "step-unreachable"
 DISK_FULL, FAULT, DRIVER_FAILING = "disk-full", "program-fault", "driver-failing"
 TRANSIENT = (
@@ -171,13 +171,14 @@ def verdict_digest(verdict: Verdict) -> str:
 
 def document(verdicts: Ladder) -> dict[str, Any]:
     """Return *verdicts* as a JSON document, with the states that follow and a digest of it all."""
-    # As in `verdict_digest`.
+    # Through its own type first, as in `verdict_digest`.
     typed = msgspec.json.decode(msgspec.json.encode(verdicts), type=Ladder)
     fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(typed))
     for verdict, record in zip(verdicts.verdicts, fields["verdicts"], strict=True):
         record["state"] = verdict.state
     fields["state"] = verdicts.state
-    # Documents of before these fields stay what they are.
+    # A field of `LATER` is left out while it is empty, so that the digest of an older document
+    # stays the same.
     for record in (fields, *fields["verdicts"]):
         for name in LATER:
             if not record.get(name, "absent"):

@@ -186,9 +186,9 @@ class Night:
         self._comparing = [
             name for name in self._names if GATE_NEEDS[name].recorded and not options.against
         ]
-        #: The pace of our server, once it has started.
+        #: The pace of our server; None until it has started.
         self._own_pace: Pace | None = None
-        #: Why the reference is not whole, for the gates that need one of its files.
+        #: The check that gates report whose file of the reference was not recorded.
         self._unrecorded: Check | None = None
         self._find_finished()
 
@@ -218,7 +218,7 @@ class Night:
         verdicts = [verdict for document in documents for verdict in document.verdicts]
         self._steps: dict[str, NightStep] = {}
         if not options.fresh:
-            # One whose verdict was moved away, or replaced by a later attempt, is not finished.
+            # A step is not finished if its verdict was moved away, or replaced by a later attempt.
             self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
 
     # The plan.
@@ -334,7 +334,7 @@ class Night:
             shutil.rmtree(self.reference, ignore_errors=True)
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
-        # These look at the wheel and its sources; G2 runs in the environment.
+        # G0 to G2 need no server, only the wheel, its sources and (G2) its environment.
         self._climb(
             replace(options, serve=None, recipe=""),
             [name for name in self._names if name not in SERVED],
@@ -363,7 +363,8 @@ class Night:
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
         if name == REFERENCE and not self._measured_pace:
-            # An assumption forbids no measurement.
+            # As long as the pace is assumed, only the start of the stock wheel has to fit into the
+            # time.
             seconds = self._pace.start_s
         if seconds <= left:
             return None
@@ -416,7 +417,7 @@ class Night:
                         name, verdict.state, message, time.monotonic() - began, expected, verdict
                     )
                 )
-                # One that does not answer would be waited for.
+                # The pace of a server that does not answer would be waited for.
                 if name in SERVED and name != "G8" and verdict.state != "invalid":
                     self._own_pace = self._own_pace or builder.pace()
                 later = sum(self.estimate(other)[0] for other in self._names if other > name)

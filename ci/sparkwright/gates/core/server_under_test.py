@@ -315,7 +315,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 Count = Annotated[int, Meta(ge=0)]
 #: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0, for estimates.
 LARGE_BLOCK = 560
-#: A share of time.
+#: A number from 0 to 1, such as a share of time.
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -363,7 +363,7 @@ def measure_pace(client: Client, start_s: float) -> Pace:
     tokens = list(client.tokenize("One night on a Spark ends with a verdict. " * PACE_PROMPT))
     long = tokens[: min(PACE_PROMPT, client.max_model_len() // 2)]
     short, answer = long[:8], min(PACE_ANSWER, client.max_model_len() // 4)
-    # The first request of a shape may compile.
+    # The first request of each shape is not timed, as it may compile kernels.
     for prompt, count in ((long, 1), (short, answer)):
         seconds(prompt, count, "pace-first")
     first, prefill = seconds(short, 1, "pace-short"), seconds(long, 1, "pace-long")
@@ -436,7 +436,8 @@ def cache_block(metrics: Mapping[str, float]) -> int:
     enabled, block = labels.get("enable_prefix_caching"), labels.get("block_size", "")
     if enabled == "False":
         return 0
-    # Layers may have blocks of several sizes; 0.33.0 states that of full attention, too.
+    # Kinds of layers may have blocks of different sizes; vLLM 0.33.0 states that of full attention,
+    # too.
     sizes = [block, labels.get("effective_attention_block_size", "None").replace("None", block)]
     if enabled != "True" or not all(re.fullmatch(r"[1-9]\d{0,6}", size) for size in sizes):
         raise ServerInvalid("answer-unreadable", f"{_CACHE}…}} states no block: {labels}")
