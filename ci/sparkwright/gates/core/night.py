@@ -193,7 +193,7 @@ class Night:
         self._find_finished()
 
     def _find_finished(self) -> None:
-        """Find the folders of this night, as the environments are now, and its finished gates."""
+        """Find the folders that belong to exactly this night, and the gates that it has finished."""
         options, store = self._options, self._context.store
         ours, stock = map(_packages, self._pythons)
         model, settings = model_digest(self._model), (options.flag, options.variable)
@@ -395,7 +395,7 @@ class Night:
         self._finish(NightStep(REFERENCE, state, message, time.monotonic() - began, expected))
 
     def _climb(self, options: GateOptions, names: Sequence[str], file: VerdictFile) -> None:
-        """Run the gates *names* that are not finished, stopped, out of time or lack something."""
+        """Run each of the gates *names* that is not finished, or write why it cannot begin."""
         if not names:
             return
         with GateBuilder(self._context, replace(options, only=tuple(names)), self._host) as builder:
