@@ -31,7 +31,8 @@ from sparkwright.forks.stack import (
 
 #: Raise it when `FetchedSource` changes.
 FORM = 6
-#: A host that does not answer and one that may not be asked leave the same wheel.
+#: The reason for a host that does not answer and for one that may not be asked: the wheel is the
+#: same.
 SILENT = "source-unreachable"
 
 

@@ -65,7 +65,7 @@ def find(
     """
     try:
         return _find(text, revision, variables, download=download)
-    except (OSError, RuntimeError) as error:  # the latter for the home of nobody
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         raise ModelError(
             "model-missing", f"{text:.200} cannot be read.", details=[str(error)[:1000]]
         ) from error

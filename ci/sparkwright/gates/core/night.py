@@ -193,7 +193,7 @@ class Night:
         self._find_finished()
 
     def _find_finished(self) -> None:
-        """Find the folders that belong to exactly this night, and the gates that it has finished."""
+        """Find the folders that belong to this night alone, and the gates that it has finished."""
         options, store = self._options, self._context.store
         ours, stock = map(_packages, self._pythons)
         model, settings = model_digest(self._model), (options.flag, options.variable)
