@@ -10,23 +10,22 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import checkpoints, chromium, refserved, standin, verdicts, wheels
 from tests.support.fake_openai_server import Behaviour
 from tests.unit.conftest import ROOT, Cli
 
-from sparkwright.bench import report as view
 from sparkwright.bench.model import slim
 from sparkwright.bench.model.slim import Slimming
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
 from sparkwright.gates.core import ladder, page
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.page import NightReport, NightStep
+from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.verdict import Check, Figure, Sample, Verdict, not_run, passed
 from sparkwright.release import decision
 
@@ -205,68 +204,42 @@ def test_a_killed_night_continues_behind_its_last_finished_step(
     decision.require_logged(wheel, document.parent, stored)
 
 
-@pytest.fixture(name="report")
-def _report(tmp_path: Path) -> NightReport:
-    wheel = wheels.plain(tmp_path, "tiny", "1.0")
-    checks = {
-        "G4": passed("prompts", "12 of 12"),
-        "G7": not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent"),
-    }
-    steps = [
-        NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,)))
-        for name, check in checks.items()
-    ]
-    return NightReport(
-        "toy-cpu",
-        "Toy",
-        "2026.11",
-        wheel.name,
-        "a" * 64,
-        "b" * 64,
-        tuple(steps),
-        ("G4", "G7"),
-        verdicts.result(wheel),
-        {},
-        None,
-        {},
-        0.2,
-        9.0,
-    )
+def rendered(path: Path, answer: str = "", made: Sequence[NightStep] = (), wheel: str = "tiny.whl") -> str:
+    """Return the page of a night that measured the wheel at *path*."""
+    return page.render(
+        state="fail", answer=answer, recipe="toy-cpu", model="Toy", stack="2026.11", wheel=wheel, sha256="a" * 64, stock="b" * 64, steps=made,
+        requested=("G4", "G7"), result=verdicts.result(path), machine={}, hours=0.2, seconds=9.0,
+    )  # fmt: skip
 
 
-def test_the_answer_comes_first_and_ratios_before_figures(report: NightReport) -> None:
+def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> None:
     """One file without scripts or addresses; gates of one cause are one text."""
-    html = page.render(report)
-    assert report.answer == (
+    late = not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent")
+    made = [NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,))) for name, check in (("G4", passed("prompts", "")), ("G7", late))]
+    answer = page.answer("toy-cpu", made, ("G4", "G5", "G7"), {})
+    assert answer == (
         "Not verified for toy-cpu: G7 not-run (G7 takes about 2 h, and 9 min are left: budget-spent); "
-        "G0, G1, G2, G3, G5, G6, G8 not asked for."
+        "G0, G1, G2, G3, G6, G8 not asked for; G5 not run yet."
     )
-    assert (
-        html.index(report.answer)
-        < html.index("Candidate against baseline")
-        < html.index("Absolute figures")
-    )
+    html = rendered(wheels.plain(tmp_path, "tiny", "1.0"), answer, made)
+    assert html.index(answer) < html.index("Candidate against baseline") < html.index("Absolute figures")
     assert not re.search(r"<script|https?://", html)
-    assert report.result
-    ratio = view.ratios(report.result).rows[0][2]
-    series = report.result.cells[0].series[0]
-    assert series.candidate
-    assert series.baseline
-    assert float(ratio) == pytest.approx(series.candidate / series.baseline, abs=1e-3)
+    for text in ("Toy, stack 2026.11", "<title>Not verified: toy-cpu</title>"):
+        assert text in html
 
 
-def test_a_pass_says_on_which_machine_and_after_how_many_attempts(report: NightReport) -> None:
+def test_a_pass_says_on_which_machine_and_after_how_many_attempts() -> None:
     """A release may name another GPU, or admit fewer attempts."""
-    steps = tuple(
+    made = [
         NightStep(name, "pass", "", verdict=Verdict(name, "", "", "", (passed("prompts", ""),), attempt=4 if name == "G5" else 3))
         for name in ladder.GATES
-    )
-    whole = replace(report, steps=steps, host={"gpu": "NVIDIA H200 (SM 9.0)"})
-    assert whole.answer == "Verified on NVIDIA H200 (SM 9.0), attempt 4: every gate passed for toy-cpu."
+    ]
+    answer = page.answer("toy-cpu", made, [*ladder.GATES], {"gpu": "NVIDIA H200 (SM 9.0)"})
+    assert answer == "Verified on NVIDIA H200 (SM 9.0), attempt 4: every gate passed for toy-cpu."
 
 
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
-def test_no_table_of_the_page_is_wider_than_a_screen(report: NightReport, tmp_path: Path) -> None:
+def test_no_table_of_the_page_is_wider_than_a_screen(tmp_path: Path) -> None:
     """With long names, messages and figures, as a night of every gate has them."""
     check = Check(
         "kernels-launches-" + "x" * 60, "fail", "of 9,999 tokens " * 60, "kernels-unknown",
@@ -278,5 +251,6 @@ def test_no_table_of_the_page_is_wider_than_a_screen(report: NightReport, tmp_pa
     )
     folder = tmp_path / "site"
     folder.mkdir()
-    (folder / "night.html").write_text(page.render(replace(report, steps=steps, wheel="vllm-" + "x" * 120 + ".whl")), "utf-8")
+    html = rendered(wheels.plain(tmp_path, "tiny", "1.0"), made=steps, wheel="vllm-" + "x" * 120 + ".whl")
+    (folder / "night.html").write_text(html, "utf-8")
     assert chromium.faults_of_pages(folder, ("night.html",), (1400, 390)) == []

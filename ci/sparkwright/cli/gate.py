@@ -245,17 +245,17 @@ def _spend_night(
         if not stock:
             with console.step("the environment of the stock wheel"):
                 stock = staging.environment(context, "stock", wheel).wheel
-        report = night.run(stock)
+        night.run(stock)
         if pack := night.make_pack():
             console.result(f"warm pack: {pack.text}")
         # The reference of an original model says nothing about a slimmer copy.
         reference = None if gate_options.original else night.reference
         canary.write(context.store, context.output, night.ladder, reference, gate_options.profile)
     ladder.show(night.ladder)
-    console.result(report.answer)
+    console.result(night.answer)
     console.result(f"page: {night.page}")
     ladder_document = ladder.document(night.ladder)
-    document = {"ladder": ladder_document, "answer": report.answer, "page": str(night.page)}
+    document = {"ladder": ladder_document, "answer": night.answer, "page": str(night.page)}
     console.document(document)
     ladder.raise_for_state(night.ladder)
 

@@ -48,7 +48,7 @@ from sparkwright.gates.core.builder import (
     GateNeeds,
 )
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
-from sparkwright.gates.core.page import NightReport, NightStep
+from sparkwright.gates.core.page import NightStep
 from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
@@ -317,9 +317,9 @@ class Night:
 
     # The run.
 
-    def run(self, stock: Path) -> NightReport:
+    def run(self, stock: Path) -> None:
         """
-        Do what is not finished, write the page after each step, and return the last report.
+        Do what is not finished, and write the page after each step.
 
         Both environments are made by then.
 
@@ -349,7 +349,7 @@ class Night:
         options = replace(options, baseline=stock, baseline_python=stock_python)
         self._climb(options, [name for name in self._names if name in SERVED], file)
         self._save(ended=True)
-        return self.report()
+        self._write_page()
 
     def _reason_not_to_begin(self, name: str) -> Check | None:
         """Return why the step *name* is not done: an earlier failure, what it needs, or time."""
@@ -434,7 +434,7 @@ class Night:
         console.note(f"{step.name}: {step.state}: {step.message}")
         self._steps[step.name] = step
         self._save()
-        self.report()
+        self._write_page()
 
     def _save(self, *, ended: bool = False) -> None:
         """Store the gates that are not repeated; of a night that *ended*, only the passes."""
@@ -473,27 +473,37 @@ class Night:
 
     # The page.
 
-    def report(self) -> NightReport:
-        """Return the report so far, and write its page beside the verdicts."""
-        observed = self.reference / OBSERVED
-        report = NightReport(
+    @property
+    def _done(self) -> list[NightStep]:
+        """The steps that are finished, in their order."""
+        return [self._steps[name] for name in self._order if name in self._steps]
+
+    @property
+    def answer(self) -> str:
+        """The first line of the page."""
+        return page.answer(self._recipe.name, self._done, self._names, self._host)
+
+    def _write_page(self) -> None:
+        """Write the page of the steps so far beside the verdicts."""
+        path = self.reference / OBSERVED
+        observed = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+        html = page.render(
+            state=page.state_of(self._done),
+            answer=self.answer,
             recipe=self._recipe.name,
-            title=self._recipe.title,
+            model=self._recipe.title,
             stack=self._context.project.stack,
             wheel=self._subject.file,
             sha256=self._subject.sha256,
             stock=self._stock,
-            steps=tuple(self._steps[name] for name in self._order if name in self._steps),
-            requested_gates=tuple(self._names),
+            steps=self._done,
+            requested=self._names,
             result=self._result(),
-            observed=msgspec.json.decode(observed.read_bytes()) if observed.exists() else {},
-            pace=self._measured_pace,
-            host=self._host,
+            machine=page.facts(self._host, observed, self._measured_pace),
             hours=self._hours,
             seconds=time.monotonic() - self._began,
         )
-        self._context.store.write(self.page, page.render(report).encode())
-        return report
+        self._context.store.write(self.page, html.encode())
 
     @property
     def page(self) -> Path:
@@ -515,6 +525,5 @@ class Night:
     @property
     def ladder(self) -> Ladder:
         """The verdicts of the night."""
-        steps = [self._steps[name] for name in self._names if name in self._steps]
-        verdicts = tuple(step.verdict for step in steps if step.verdict)
+        verdicts = tuple(step.verdict for step in self._done if step.verdict)
         return Ladder(self._context.project.stack, self._subject, verdicts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,6 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.bench import report as view
 from sparkwright.bench.report import number
-from sparkwright.bench.results import Result
 from sparkwright.core import pages
 from sparkwright.core.console import duration
 from sparkwright.core.states import State
@@ -40,88 +39,71 @@ class NightStep(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-class NightReport(msgspec.Struct, frozen=True):
+def state_of(steps: Sequence[NightStep]) -> State:
+    """Return the worst state of all gates; one that *steps* leave out is not-run."""
+    states = {step.name: step.state for step in steps}
+    return worst(states.get(name, "not-run") for name in GATES)
+
+
+def answer(
+    recipe: str, steps: Sequence[NightStep], requested: Sequence[str], host: Mapping[str, str]
+) -> str:
     """
-    What a night found, so far.
+    Return whether every gate passed for *recipe*, where and in which attempt, or what is missing.
 
-    Attributes:
-        recipe, title: Of the model.
-        wheel, sha256: Ours. *stock*: the sha256 of the stock wheel.
-        steps: Those that are finished, in their order.
-        requested_gates: Those that the night has.
-        result: The measurements of G8; None without any.
-        observed: The facts about the stock wheel's server; empty if they were not recorded.
-        pace: As measured on the stock wheel; None if it was not.
-        hours: The budget; None without one.
-        seconds: That this run has taken.
+    Whether that counts for a release is a matter of its policy, which gates do not know.
+
+    Args:
+        requested: The gates that the night has.
     """
+    if state_of(steps) == "pass":
+        last = max(step.verdict.attempt for step in steps if step.verdict)
+        gpu = host.get("gpu", "none")
+        return f"Verified on {gpu}, attempt {last}: every gate passed for {recipe}."
+    return f"Not verified for {recipe}: {'; '.join(_missing(steps, requested))}."
 
-    recipe: str
-    title: str
-    stack: str
-    wheel: str
-    sha256: str
-    stock: str
-    steps: tuple[NightStep, ...]
-    requested_gates: tuple[str, ...]
-    result: Result | None
-    observed: dict[str, Any]
-    pace: Pace | None
-    host: dict[str, str]
-    hours: float | None
-    seconds: float
 
-    @property
-    def state(self) -> State:
-        """The worst state of all gates; one that the night leaves out is not-run."""
-        states = {step.name: step.state for step in self.steps}
-        return worst(states.get(name, "not-run") for name in GATES)
+def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[str]:
+    """Yield each cause that keeps the wheel from being verified, with its gates."""
+    for step in steps:
+        if step.name not in GATES and step.state == "fail":
+            yield f"{step.name} could not be made ({step.message})"
+    causes: dict[str, list[str]] = {}
+    verdicts = [step.verdict for step in steps if step.verdict]
+    for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.state)):
+        if verdict.state != "pass":
+            cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
+            causes.setdefault(cause, []).append(verdict.gate)
+    finished = {step.name for step in steps}
+    for name in GATES:
+        if name not in finished:
+            cause = "not run yet" if name in requested else "not asked for"
+            causes.setdefault(cause, []).append(name)
+    for cause, names in causes.items():
+        yield f"{', '.join(names)} {cause}"
 
-    @property
-    def answer(self) -> str:
-        """
-        Whether every gate passed for the recipe, where and in which attempt, or what is missing.
 
-        Whether that counts for a release is a matter of its policy, which gates do not know.
-        """
-        if self.state == "pass":
-            last = max(step.verdict.attempt for step in self.steps if step.verdict)
-            gpu = self.host.get("gpu", "none")
-            return f"Verified on {gpu}, attempt {last}: every gate passed for {self.recipe}."
-        return f"Not verified for {self.recipe}: {'; '.join(self._missing())}."
+def facts(
+    host: Mapping[str, str], observed: Mapping[str, Any], pace: Pace | None
+) -> dict[str, str]:
+    """
+    Return facts of the machine and of the stock wheel's server, by name.
 
-    def _missing(self) -> Iterator[str]:
-        """Yield each cause that keeps the wheel from being verified, with its gates."""
-        failed = next((s for s in self.steps if s.name not in GATES and s.state == "fail"), None)
-        if failed:
-            yield f"{failed.name} could not be made ({failed.message})"
-        causes: dict[str, list[str]] = {}
-        verdicts = [step.verdict for step in self.steps if step.verdict]
-        for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.state)):
-            if verdict.state != "pass":
-                cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
-                causes.setdefault(cause, []).append(verdict.gate)
-        others = [name for name in GATES if name not in {step.name for step in self.steps}]
-        causes["not run yet"] = [name for name in others if name in self.requested_gates]
-        causes["not asked for"] = [name for name in others if name not in self.requested_gates]
-        for cause, names in causes.items():
-            if names:
-                yield f"{', '.join(names)} {cause}"
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """Facts of the stock wheel's server and the machine, by name."""
-        facts = dict(self.host)
-        for name, value in self.observed.items():
-            if isinstance(value, (str, int)):
-                facts[f"stock: {name}"] = str(value)
-        for name, value in self.observed.get("prefix_cache", {}).items():
-            facts[f"stock: prefix cache, {name}"] = str(value)
-        if self.pace:
-            facts["stock: start"] = duration(self.pace.start_s)
-            facts["stock: prefill"] = f"{number(self.pace.prefill_tokens_s)} tok/s, one request"
-            facts["stock: decode"] = f"{number(self.pace.decode_tokens_s)} tok/s, one request"
-        return facts
+    Args:
+        observed: The facts about that server; empty if they were not recorded.
+        pace: As measured on it; None if it was not.
+    """
+    named = dict(host)
+    for name, value in observed.items():
+        if isinstance(value, (str, int)):
+            named[f"stock: {name}"] = str(value)
+    for name, value in observed.get("prefix_cache", {}).items():
+        named[f"stock: prefix cache, {name}"] = str(value)
+    if pace:
+        named["stock: start"] = duration(pace.start_s)
+        named["stock: prefill"] = f"{number(pace.prefill_tokens_s)} tok/s, one request"
+        named["stock: decode"] = f"{number(pace.decode_tokens_s)} tok/s, one request"
+    return named
 
 
 def unmet(verdict: Verdict) -> list[str]:
@@ -137,9 +119,7 @@ def unmet(verdict: Verdict) -> list[str]:
     return texts
 
 
-def render(report: NightReport) -> str:
-    """Return the page of *report*: one file, without scripts."""
+def render(**values: Any) -> str:
+    """Return the page: one file, without scripts. The template names the *values*."""
     template = pages.environment("sparkwright.gates.core").get_template("night.html")
-    return template.render(
-        report=report, gates=GATES, version=__version__, duration=duration, view=view
-    )
+    return template.render(gates=GATES, version=__version__, duration=duration, view=view, **values)
