@@ -11,7 +11,7 @@ import pytest
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.workspace import rules_of, source_tree
-from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks import patch
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -34,7 +34,7 @@ def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork:
     """The index delivers it; each patch of the series and each rule is applied once, and changes only the files that they name."""
     locked = context.lock.forks[fork]
     made, file = source_tree(context, fork), locked.sdist or locked.wheel
-    patches = series.load(PROJECT.series_folder(fork))
+    patches = patch.load_folder(PROJECT.series_folder(fork))
     rules = rules_of(context, fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
     named = {path for patch in patches for path in patch.files} | {site.file for site in made.sites}

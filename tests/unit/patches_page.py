@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.effects import Effect, MeasuredEffect, load_effects
 from sparkwright.cherry_picks.ledger import Ledger
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, load_folder
 from sparkwright.forks.stack import Project, stack_names
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def _picks(fork: str, stack: str) -> Iterator[Change]:
 
 
 def _patches(project: Project, fork: str) -> Iterator[Change]:
-    for patch in series.load(project.series_folder(fork)):
+    for patch in load_folder(project.series_folder(fork)):
         status = re.search(r"^Upstream-Status: (.*)$", patch.text, re.MULTILINE)
         assert status
         yield patch, status[1]

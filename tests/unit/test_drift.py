@@ -14,7 +14,7 @@ from tests.support import wheels
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import Host, Index
 
-from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks import patch
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_file
 from sparkwright.forks import resolve
@@ -247,7 +247,7 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     assert main.main(["patch", "bump", *upstream.host.words, "--to", "1.1.0", "--json"]) == 0
     told = capsys.readouterr()
 
-    assert series.names(upstream.host.series) == ["second.patch"]
+    assert patch.series_names(upstream.host.series) == ["second.patch"]
     assert [dict(record.stacks) for record in upstream.host.ledger.records] == [{"other": {}}]
     assert "dropped: first.patch, " in told.err
     assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]

@@ -18,7 +18,7 @@ from tests.support import processes
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import TRAILERS, Host, Repository
 
-from sparkwright.cherry_picks import patch, rebase, series
+from sparkwright.cherry_picks import patch, rebase
 from sparkwright.cli import main
 from sparkwright.core.git import Objects
 
@@ -110,7 +110,7 @@ def work(host: Host, script: str) -> str:
 
 def patches(host: Host) -> dict[str, bytes]:
     """Return the series as a reader sees it, in order, without the ids of files."""
-    return {name: re.sub(rb"(?m)^index .*\n", b"", (host.series / name).read_bytes()) for name in series.names(host.series)}
+    return {name: re.sub(rb"(?m)^index .*\n", b"", (host.series / name).read_bytes()) for name in patch.series_names(host.series)}
 
 
 

@@ -401,7 +401,7 @@ def test_a_series_and_its_folder_must_agree(tmp_path: Path) -> None:
     for name, data in {"0.patch": MAIL, "1.patch": MAIL, "series": b"0.patch\n0.patch\ngone.patch\n"}.items():
         (tmp_path / name).write_bytes(data)
     with refusal("patch-invalid") as caught:
-        series.load(tmp_path)
+        patch.load_folder(tmp_path)
 
     assert caught.value.details == ("listed twice: 0.patch", "listed, but not there: gone.patch", "there, but not listed: 1.patch")
 
@@ -411,7 +411,7 @@ def test_a_list_of_quilt_and_mails_of_a_series_are_read(tmp_path: Path) -> None:
     (tmp_path / "0.patch").write_bytes(MAIL.replace(b"Subject: s", b"Subject: [RFC PATCH v2 1/3] [Misc] s"))
     for line in (b"0.patch -p1\n", b"0.patch -pab  # ours\n"):
         (tmp_path / "series").write_bytes(line)
-        assert [entry.subject for entry in series.load(tmp_path)] == ["[Misc] s"]
+        assert [entry.subject for entry in patch.load_folder(tmp_path)] == ["[Misc] s"]
 
 
 @pytest.mark.parametrize("trailer", patch.TRAILERS)

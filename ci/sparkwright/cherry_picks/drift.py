@@ -25,7 +25,7 @@ from sparkwright.cherry_picks.ledger import (
     render,
     today,
 )
-from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines
+from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines, load_folder
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, base_of, evidence
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -178,7 +178,7 @@ def status(context: RunContext, fork: str) -> list[PatchStatus]:
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = context.store.get("drift", _key(context, fork), Drift)
     carried = [_stored(context, ledger, record) for record in ledger.carried(stack)]
-    carried += series.load(context.project.series_folder(fork))
+    carried += load_folder(context.project.series_folder(fork))
     lines = []
     for patch in carried:
         needed = "not looked at"

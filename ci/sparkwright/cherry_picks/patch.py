@@ -19,12 +19,13 @@ from email.header import decode_header, make_header
 from email.parser import HeaderParser
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.files import list_folder, sha256_bytes
 from sparkwright.core.git import SUBMODULE, Objects
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
@@ -57,6 +58,8 @@ CONTEXT = 1
 #: history up to 2026-08 that name one pull request, 50 take back as much.
 REVERTED = 0.9
 
+#: An option of quilt behind the name of a patch that says how we strip paths anyway.
+_LEVEL = re.compile(r"\s+-p(1|ab)\Z")
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
     rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
@@ -544,3 +547,39 @@ def _hunk(data: bytes, path: str) -> Hunk:
         )
     label = header.decode("utf-8", "replace").strip()[:60]
     return Hunk(label, start, new_start, tuple(before), tuple(after), mark != b" ")
+
+
+def series_names(folder: Path) -> list[str]:
+    """
+    Return the file names that the file ``series`` in *folder* lists; none if there is no such file.
+
+    Raises:
+        patch-invalid: A listed patch is missing, is listed twice, or a patch in the folder is not
+            listed.
+    """
+    listing = folder / "series"
+    lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
+    entries = (_LEVEL.sub("", line.partition("#")[0].strip()) for line in lines)
+    listed = [name for name in entries if name]
+    present = {path.name for path in list_folder(folder, "*.patch")}
+    wrong = [f"listed twice: {name}" for name, n in sorted(Counter(listed).items()) if n > 1]
+    wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
+    wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
+    if wrong:
+        raise PatchError(
+            "patch-invalid",
+            f"{listing} and its folder disagree.",
+            details=wrong,
+            todo="List every patch once, in the order of application.",
+        )
+    return listed
+
+
+def load_folder(folder: Path) -> tuple[Patch, ...]:
+    """
+    Return our patches in *folder*, in order.
+
+    Raises:
+        patch-invalid: See `series_names`; or a patch cannot be read.
+    """
+    return tuple(parse(name, (folder / name).read_bytes()) for name in series_names(folder))

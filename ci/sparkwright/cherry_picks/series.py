@@ -13,22 +13,18 @@ never outlives the state that it was made from.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.console import console
-from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceUnreachable
 
-#: An option of quilt behind the name of a patch that says how we strip paths anyway.
-_LEVEL = re.compile(r"\s+-p(1|ab)\Z")
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -147,42 +143,6 @@ def as_patch(record: PickRecord, data: bytes) -> Patch:
     )
 
 
-def names(folder: Path) -> list[str]:
-    """
-    Return the file names that the file ``series`` in *folder* lists; none if there is no such file.
-
-    Raises:
-        patch-invalid: A listed patch is missing, is listed twice, or a patch in the folder is not
-            listed.
-    """
-    listing = folder / "series"
-    lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
-    entries = (_LEVEL.sub("", line.partition("#")[0].strip()) for line in lines)
-    listed = [name for name in entries if name]
-    present = {path.name for path in list_folder(folder, "*.patch")}
-    wrong = [f"listed twice: {name}" for name, n in sorted(Counter(listed).items()) if n > 1]
-    wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
-    wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
-    if wrong:
-        raise PatchError(
-            "patch-invalid",
-            f"{listing} and its folder disagree.",
-            details=wrong,
-            todo="List every patch once, in the order of application.",
-        )
-    return listed
-
-
-def load(folder: Path) -> tuple[Patch, ...]:
-    """
-    Return our patches in *folder*, in order.
-
-    Raises:
-        patch-invalid: See `names`; or a patch cannot be read.
-    """
-    return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
-
-
 def picks(context: RunContext, ledger: Ledger) -> list[Patch]:
     """
     Return the picks of the stack in the ledger's order, less those of which everything is left out.
@@ -200,11 +160,11 @@ def load_series(context: RunContext, fork: str) -> tuple[Patch, ...]:
     Return the whole series of *fork*: its `picks`, then our patches.
 
     Raises:
-        patch-invalid: See `load`.
+        patch-invalid: See `patch.load_folder`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
     carried = picks(context, load_ledger(context.project.root, fork))
-    return (*carried, *load(context.project.series_folder(fork)))
+    return (*carried, *patch.load_folder(context.project.series_folder(fork)))
 
 
 def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
@@ -219,7 +179,7 @@ def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
 def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
     """Return what determines each element of the series of *fork*, without reading a diff."""
     folder = context.project.series_folder(fork)
-    patches = ((name, sha256_file(folder / name)) for name in names(folder))
+    patches = ((name, sha256_file(folder / name)) for name in patch.series_names(folder))
     return [*pick_pins(context, fork), *patches]
 
 

@@ -23,9 +23,8 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
-from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.effects import PromisedEffect
-from sparkwright.cherry_picks.patch import DeclaredChange
+from sparkwright.cherry_picks.patch import DeclaredChange, load_folder
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
@@ -425,7 +424,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """What the patches of the stack change on purpose."""
         root, stack = self._context.project.root, self._context.project.stack
         folders = [root / "forks" / stack / fork for fork in self._context.forks]
-        patches = [patch for folder in folders for patch in series.load(folder)]
+        patches = [patch for folder in folders for patch in load_folder(folder)]
         changes = tuple(change for patch in patches for change in patch.changes)
         if self._options.original:
             why = "layers of a slimmer copy have other formats than its original's"
