@@ -21,7 +21,6 @@ from tests.unit.conftest import Mini
 
 from sparkwright.builder import container, sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
-from sparkwright.core import process
 from sparkwright.core.store import Store
 
 missing = sandbox._refusal()
@@ -226,15 +225,6 @@ def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
 )
 def test_messages_of_the_engine_become_references(text: str, foreign: bool, reference: str) -> None:
     assert container.translate_error(text, foreign=foreign).reference == reference
-
-
-def test_only_a_process_that_certainly_exited_has_exited() -> None:
-    """Not this one, nor one in a process namespace that cannot be seen from here."""
-    script = "from sparkwright.builder import container; print(container.owner_id())"
-    dead = process.output([sys.executable, "-c", script]).strip()
-    owners = [container.owner_id(), f"1.{dead.partition('.')[2]}", dead]
-
-    assert [container.has_exited(owner) for owner in owners] == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])

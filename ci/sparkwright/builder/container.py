@@ -1,9 +1,8 @@
 """
 The container engine: its images, and one way to run a program in them.
 
-A container has no network and no rights, runs as the caller's user, and is removed when the run
-that started it ends. Its name states the owner process, so that the next run removes the containers
-of killed runs.
+A container has no network and no rights unless its options say otherwise, and is removed when it
+ends.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import docker
 import msgspec
-import psutil
 import requests
 import urllib3
-from docker.models.containers import Container
 from docker.models.images import Image
-from docker.types import LogConfig, Mount
 
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.pylock import Interpreter
@@ -38,14 +33,21 @@ from sparkwright.core.words import ENGINE_FULL, FORMAT_UNKNOWN
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
-#: Names of containers: the owner (`owner_id`) and a random end.
-_NAME = re.compile(r"sparkwright-run-(\d+\.\d+)-[0-9a-f]+")
 #: Prints the fields of an `Interpreter` as JSON, with nothing but the standard library.
 _DESCRIBE = (
     "import json, platform; "
     "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), "
     "'libc': platform.libc_ver()[1]}))"
 )
+#: Options of the SDK for a container.
+_OPTIONS: Mapping[str, Any] = {
+    "network_mode": "none",
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "read_only": True,
+    "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108  the container's own
+    "pids_limit": 4096,
+}
 #: Label of an image: the key of its inputs.
 IMAGE_LABEL = "sparkwright.image"
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
@@ -113,7 +115,7 @@ class ContainerError(SparkwrightError):
 @contextlib.contextmanager
 def connected() -> Iterator[docker.DockerClient]:
     """
-    Yield the connected engine, after the containers of killed runs are removed.
+    Yield the connected engine.
 
     Raises:
         engine-missing, engine-forbidden, engine-unreachable: As `connect`.
@@ -121,9 +123,7 @@ def connected() -> Iterator[docker.DockerClient]:
         disk-full, engine-refused: The engine answered with an error.
     """
     try:
-        engine = connect()
-        _remove_stale(engine)
-        yield engine
+        yield connect()
     except docker.errors.APIError as error:
         raise translate_error(str(error.explanation or error)) from error
     except (
@@ -205,133 +205,49 @@ def translate_error(
 # Containers.
 
 
-def owner_id() -> str:
-    """Return the identity of this process: its process namespace and process id."""
-    return f"{Path('/proc/self/ns/pid').stat().st_ino}.{os.getpid()}"
-
-
-def has_exited(owner: str) -> bool:
-    """Return True only if the process *owner* (`owner_id`) has certainly exited."""
-    namespace, process = owner.split(".")
-    return owner_id().startswith(f"{namespace}.") and not psutil.pid_exists(int(process))
-
-
-def _remove_stale(engine: docker.DockerClient) -> None:
-    """Remove the containers whose owners have exited."""
-    for container in engine.containers.list(all=True, ignore_removed=True):
-        match = _NAME.fullmatch(str(container.name))
-        if match and has_exited(match[1]):
-            # Another run may be removing it at this moment.
-            with contextlib.suppress(docker.errors.APIError):
-                container.remove(force=True)
-            console.note(f"removed the container of a run that was killed: {container.name}")
-
-
-def bind(folder: Path, target: Path | None = None, *, writable: bool = False) -> Mount:
-    """Return the mount of a *folder* of this machine at *target*, by default at its own path."""
-    return Mount(str(target or folder), str(folder.resolve()), "bind", read_only=not writable)
-
-
 def run(
     engine: docker.DockerClient,
     image: str,
     command: Sequence[str],
     *,
-    folders: Iterable[Mount] = (),
-    variables: Mapping[str, str] | None = None,
-    memory: int = 0,
-    further: Mapping[str, Any] | None = None,
-    after: Callable[[Container, int], None] | None = None,
-    on_out: Callable[[str], None] = console.result,
-    on_err: Callable[[str], None] = console.note,
-) -> int:
+    commit: str = "",
+    **options: Any,
+) -> tuple[int, str, str]:
     """
-    Run *command* in a container of *image* until it ends; return its exit status.
+    Run *command* in a container of *image* until it ends; return its exit status, standard output
+    and standard error.
 
     Args:
-        folders: Its folders of this machine; all other files are the image's and read-only.
-        memory: Limit in bytes, swap included; 0 sets none.
-        further: Options of the SDK that replace the default ones.
-        after: Called with the container and its status when it has ended, before it is removed.
-        on_out: Called with each line of standard output, *on_err* with each of standard error.
+        commit: The name of the image that the container becomes if the status is 0.
+        options: Options of the SDK in addition to `_OPTIONS`, or in place of them.
 
     Raises:
         container-killed: A signal ended it.
         docker.errors.DockerException: The engine failed; `connected` translates it.
     """
-    name = f"sparkwright-run-{owner_id()}-{secrets.token_hex(4)}"
-    # A rootless engine maps its root to the caller, and other users to ids without rights here.
-    rootless = "name=rootless" in (engine.info().get("SecurityOptions") or ())
-    options: dict[str, Any] = {
-        "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",
-        "userns_mode": "host",
-        "name": name,
-        "network_mode": "none",
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
-        "read_only": True,
-        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108  the container's own
-        "mounts": list(folders),
-        "environment": {
-            "HOME": "/tmp",  # noqa: S108  see above
-            "LC_ALL": "C.UTF-8",
-            **(variables or {}),
-        },
-        "mem_limit": memory or None,
-        "memswap_limit": memory or None,
-        # Ninja starts a few per core; a build that starts thousands does so by mistake.
-        "pids_limit": 4096,
-        # It passes signals on and reaps orphans.
-        "init": True,
-        # The output is read as it comes; no copy is needed on the engine's disk.
-        "log_config": LogConfig(type="none"),
-        **(further or {}),
-    }
+    child = engine.containers.create(image, list(command), **{**_OPTIONS, **options})
     try:
-        container = engine.containers.create(image, list(command), **options)
-        output = engine.api.attach(
-            str(container.id), stdout=True, stderr=True, stream=True, demux=True
-        )
-        container.start()
-        _forward_lines(output, on_out, on_err)
-        status = int(container.wait(timeout=None)["StatusCode"])
-        container.reload()
+        child.start()
+        status = int(child.wait(timeout=None)["StatusCode"])
+        child.reload()
         if status > 130:
             raise ContainerError(
                 "container-killed",
                 "The program in the container was killed.",
                 details=[
                     f"status: {status}",
-                    f"killed for lack of memory: {container.attrs['State'].get('OOMKilled')}",
+                    f"killed for lack of memory: {child.attrs['State'].get('OOMKilled')}",
                 ],
             )
-        if after:
-            after(container, status)
-        return status
+        if commit and status == 0:
+            with console.step("write the layer"):
+                child.commit(*commit.split(":"), changes=[f"LABEL {IMAGE_LABEL}={commit}"])
+        output = child.logs(stdout=True, stderr=False).decode("utf-8", "replace")
+        messages = child.logs(stdout=False, stderr=True).decode("utf-8", "replace")
+        return status, output, messages
     finally:
-        # By its name: an interruption may come before the engine has answered.
         with contextlib.suppress(docker.errors.APIError):
-            engine.containers.get(name).remove(force=True)
-
-
-def _forward_lines(
-    chunks: Iterable[tuple[bytes | None, bytes | None]],
-    on_out: Callable[[str], None],
-    on_err: Callable[[str], None],
-) -> None:
-    """
-    Call *on_out* and *on_err* with the complete lines of two streams that arrive in *chunks* of any
-    length.
-    """
-    rest, sinks = [b"", b""], (on_out, on_err)
-    for pair in chunks:
-        for stream, data in enumerate(pair):
-            *lines, rest[stream] = (rest[stream] + (data or b"")).split(b"\n")
-            for line in lines:
-                sinks[stream](line.decode("utf-8", "replace"))
-    for sink, line in zip(sinks, rest, strict=True):
-        if line:
-            sink(line.decode("utf-8", "replace"))
+            child.remove(force=True)
 
 
 # Images.
@@ -498,12 +414,14 @@ def system_image(
         },
     )
     system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
-    lines: list[str] = []
-    if run(engine, system, ["python3", "-c", _DESCRIBE], on_out=lines.append, on_err=lines.append):
+    status, output, messages = run(engine, system, ["python3", "-c", _DESCRIBE])
+    if status:
         raise ContainerError(
-            "image-build-failed", "The Python of the image does not run.", details=lines[-10:]
+            "image-build-failed",
+            "The Python of the image does not run.",
+            details=messages.splitlines()[-10:],
         )
-    return system, msgspec.json.decode("".join(lines), type=Interpreter)
+    return system, msgspec.json.decode(output, type=Interpreter)
 
 
 def program_wheels(

@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 from docker import DockerClient
-from docker.models.containers import Container
 from docker.types import Mount
 
 from sparkwright.builder import container
@@ -64,9 +62,7 @@ $python -I -m compileall -qq -j 0 --invalidation-mode unchecked-hash $prefix >&2
 #: Options of the container that installs: root writes to its own file system, which becomes the
 #: layer, and reads an index that only its owner may. No variable of it may stay in the image.
 _OPTIONS: Mapping[str, Any] = {
-    "environment": {},
     "user": "0:0",
-    "init": False,
     "read_only": False,
     "cap_add": ["DAC_READ_SEARCH"],
     "entrypoint": ["/bin/sh"],
@@ -220,23 +216,18 @@ def _install(
         folder = Path(unquote(urlsplit(address).path)).resolve()
         mounts.append(Mount(_INDEX, str(folder), "bind", read_only=True))
         address = _INDEX
-    output: list[str] = []
-    messages: deque[str] = deque(maxlen=25)
-
-    def commit(child: Container, status: int) -> None:
-        if status == 0:
-            with console.step("write the layer"):
-                child.commit(*image.split(":"), changes=[f"LABEL {container.IMAGE_LABEL}={image}"])
-
     words = [address, index.fingerprint, index.states[name].channel, name]
     network = "none" if context.offline else "host"
     with console.step(f"install {name} in a container"):
-        status = container.run(
-            engine, system, ["-c", _SCRIPT, "sh", *words], after=commit, on_out=output.append,
-            on_err=messages.append, further={**_OPTIONS, "mounts": mounts, "network_mode": network},
-        )  # fmt: skip
+        status, output, messages = container.run(
+            engine,
+            system,
+            ["-c", _SCRIPT, "sh", *words],
+            commit=image,
+            **{**_OPTIONS, "mounts": mounts, "network_mode": network},
+        )
     if status:
-        raise _failure("\n".join(output), [*messages, f"status: {status}"])
+        raise _failure(output, [*messages.splitlines()[-25:], f"status: {status}"])
 
 
 def _failure(output: str, messages: Sequence[str]) -> SparkwrightError:
