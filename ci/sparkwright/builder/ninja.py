@@ -146,8 +146,8 @@ class CompileOrder(msgspec.Struct, frozen=True):
 
 def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
     """
-    Return an order in which one of the large among *units*, beside others that take `LIGHT` each,
-    fits into *megabytes*, and as many more of the large ones as fit beside all cores.
+    Return how many compilers may run at once, and how many of those with large *units*: one large
+    unit always fits into *megabytes* beside others of `LIGHT` each, more of them if there is room.
     """
     largest = max((unit.megabytes for unit in units), default=0)
     if largest <= HEAVY:

@@ -312,7 +312,7 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
 
 
 def servers() -> Iterator[MachineCheck]:
-    """Yield which servers of `serve` run, and without a guard; and which ones it ended lately."""
+    """Yield the running servers, those without a guard, and those that a guard ended lately."""
     for server in health.running():
         yield _check(
             f"server {server.pid}",

@@ -41,7 +41,7 @@ from sparkwright.serving.selection import Selection, select
 
 
 def _shares(text: str) -> tuple[float, float]:
-    """Return the ends of a range of shares, such as ``0.6:0.8``; of one number, it twice."""
+    """Return both ends of a range of shares, such as ``0.6:0.8``; a single number is both ends."""
     share = options.number(float, 0, 1, "share")
     low, _, high = text.partition(":")
     return share(low), share(high or low)
@@ -311,7 +311,7 @@ def _show_modules(model: StoredModel, every: Sequence[Serving]) -> list[list[flo
 
 
 def _show_cache(caches: Mapping[str, CacheShape]) -> None:
-    """Print what a token, and a request whatever its length, takes of the cache, by its format."""
+    """Print the cache's bytes for a token, and the fixed ones for a request, by format."""
     rows = []
     for index, kind in enumerate(caches["auto"].kinds):
         tokens = [f"{shape.kinds[index].token:,.0f}" for shape in caches.values()]

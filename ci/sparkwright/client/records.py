@@ -60,7 +60,7 @@ def line(text: str) -> str:
 
 class PackKey(msgspec.Struct, frozen=True, kw_only=True):
     """
-    For what a warm pack was made, and so where it is used.
+    What a warm pack was made for; it is used only where all of this is the same.
 
     Attributes:
         recipe: Its name.
@@ -81,7 +81,7 @@ class PackKey(msgspec.Struct, frozen=True, kw_only=True):
     driver: Line
 
     def differences(self, here: PackKey) -> list[str]:
-        """Return in what *here* is another machine, model or command, each in a few words."""
+        """Return how *here* differs from this key, each difference in a few words."""
         names = ("recipe", "model", "python", "gpu", "driver")
         pairs = [(name, str(getattr(self, name)), str(getattr(here, name))) for name in names]
         changed = sorted({*self.wheels.items()} ^ {*here.wheels.items()})

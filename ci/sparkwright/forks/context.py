@@ -70,7 +70,7 @@ class RunContext:
 
     @property
     def cross(self) -> bool:
-        """Return True if that is another machine than this one."""
+        """Return True if wheels are made for another machine than this one."""
         return self.machine != platform.machine()
 
     def qualified(self, name: str) -> str:

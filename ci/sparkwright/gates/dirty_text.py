@@ -161,7 +161,7 @@ class DirtyText:
             self.cells += [(False, True), (True, True)]
 
     def ask(self, client: Client, salt: str, number: int) -> SampledAnswer:
-        """Return the answer to the question *number*; an empty *salt* is one of its own."""
+        """Return the answer to the question *number*; without *salt* no cached prefix is found."""
         text, call = self._items[number % len(self._items)]
         prompt = self._prefix + text.replace("{number}", str(number + 2))
         rules, salt = self.rules, salt or uuid.uuid4().hex

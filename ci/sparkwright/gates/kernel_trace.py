@@ -247,7 +247,7 @@ def serving(kernels: Iterable[ClassifiedKernel], kind: str = "") -> list[Classif
 
 def shares(kernels: Iterable[ClassifiedKernel], group_by: str) -> dict[str, dict[str, float]]:
     """
-    Return ``decode moe`` and the like → what *group_by* names of its kernels → its share of time.
+    Return phase and kind of layer (``decode moe``) → label or name of kernels → share of time.
 
     Args:
         group_by: ``label`` or ``name``.

@@ -443,7 +443,7 @@ def _values(form: Format) -> NDArray[Any]:
 
 
 def _encode(converter: Converter) -> Cases:
-    """Return the inputs of *converter*, each in every lane, and beside others."""
+    """Return the inputs of *converter*: each value in every lane, beside different values."""
     values, lanes = _values(converter.format), converter.lanes
     rolled = np.concatenate([np.roll(values, lane) for lane in range(lanes)])
     rows = rolled[: len(rolled) // lanes * lanes].reshape(-1, lanes)

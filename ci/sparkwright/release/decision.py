@@ -484,7 +484,7 @@ def _wheel(wheel: WheelFacts, rule: ForkRule) -> list[Missing]:
 
 
 def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
-    """Yield why the verdicts of the wheel that serves are not about this one, too."""
+    """Yield why the verdicts of the wheel that serves do not cover this wheel as well."""
     fork = rule.served_by
     bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
     if fork and not bound:

@@ -50,7 +50,7 @@ def template(name: str) -> Template:
 
 
 def write(index: IndexFolder) -> None:
-    """Write all pages of *index*, and remove those of what is no longer in it."""
+    """Write all pages of *index*, and remove those of releases and wheels that it no longer has."""
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
         page = template("release.html").render(

@@ -143,7 +143,7 @@ class Guard:
             os.write(2, f"sparkwright guard: {message}\n".encode())
 
     def end(self, message: str) -> None:
-        """Kill the server and all that came of it, and tell why; also in the record."""
+        """Kill the server and its descendants, print the reason, and write it into the record."""
         self.kill([*descendants(self.server), self.server])
         names = ("server", "floor", "limit", "free", "available", "least")
         values: dict[str, object] = {name: getattr(self, name) for name in names}

@@ -90,7 +90,7 @@ def pretend(torch: Any) -> None:
 
 
 def inspect(function: Any) -> Any:
-    """Call *function* here, as another process would see no GB10, and keep what it raises."""
+    """Call *function* in this process, as another one would not see a GB10; keep its error."""
     try:
         return function()
     except Exception as error:
@@ -99,7 +99,7 @@ def inspect(function: Any) -> Any:
 
 
 def importing(get_class: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return *get_class* of a backend, and list why one cannot be imported: vLLM goes on."""
+    """Return a wrapper of a backend's *get_class* that lists why an import fails; vLLM goes on."""
 
     def listing(backend: Any) -> Any:
         try:

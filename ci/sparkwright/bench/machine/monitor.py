@@ -74,7 +74,7 @@ class MachineMonitor:
         self.policy = policy
 
     def _gpu(self) -> tuple[str, ...]:
-        """Return what the driver says of the GPU, or the first one, as `_FIELDS` has it."""
+        """Return what the driver states in `_FIELDS` of the chosen GPU, else of the first one."""
         uuid = self._device.uuid if self._device else ""
         for row in memory.query(f"gpu={','.join(_FIELDS)}")[0]:
             if row[0].endswith(uuid):
@@ -99,7 +99,7 @@ class MachineMonitor:
 
     def settle(self, preheat: float) -> tuple[Reason, ...]:
         """
-        Define what is normal, before any server runs, and return the reasons against a session.
+        Record the normal state before any server runs; return reasons why no session may begin.
 
         Args:
             preheat: Seconds of work of the GPU, so that the first measurement is made warm.
@@ -128,7 +128,7 @@ class MachineMonitor:
         return replace(self._state(), gemv=readings[0].gemv if readings else None)
 
     def _state(self) -> Snapshot:
-        """Return the state now, without the probe; this program and its children are no others."""
+        """Return the state now, without the probe; this program and its children count as no load."""
         own = [psutil.Process(), *psutil.Process().children(recursive=True)]
         other_load = _other_load(own)
         uuid, _, celsius, reasons = self._gpu()

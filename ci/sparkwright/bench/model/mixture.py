@@ -120,7 +120,7 @@ def check(config: Mapping[str, Any], modules: Sequence[Module]) -> None:
 
 
 def _format(module: Module) -> str:
-    """Return how *module* is stored; of FP8 with what a scale is for."""
+    """Return the format of *module*; for FP8 also what a scale covers."""
     # Experts to which calibration sent no token lack the scale that distinguishes W4A16.
     scheme = module.scheme.replace(", W4A16", "")
     if not module.quantised:

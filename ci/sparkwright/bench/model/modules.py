@@ -302,7 +302,7 @@ def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *config*; of a model that also sees, that of the part that writes."""
+    """Return *config*; for a model that also sees images, the config of its language model."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
 

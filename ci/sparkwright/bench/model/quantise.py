@@ -1,5 +1,5 @@
 """
-BF16 weights in FP8 and in NVFP4: of each the nearest code, ties to the even one.
+Convert BF16 weights to FP8 and NVFP4: each to the nearest code, a tie to the even one.
 
 The scale of a row (FP8) or of a tensor (NVFP4) is a power of two. A quotient by it is exact, so a
 table of all 65,536 values of BF16 holds their codes, and looking up is as fast as memory. By a

@@ -414,7 +414,7 @@ def _choose(
 
 
 def _matches(module: Module, pattern: str) -> bool:
-    """Return whether *pattern* is of *module*; one that drafts only by its whole name or group."""
+    """Return whether *pattern* names *module*; one that drafts needs its whole name or group."""
     if pattern == module.group or fnmatch.fnmatchcase(module.name, pattern):
         return True
     return module.group != "mtp" and fnmatch.fnmatchcase(module.name, f"*.{pattern}")

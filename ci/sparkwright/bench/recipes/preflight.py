@@ -195,7 +195,7 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Rea
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[Reason]:
-    """Yield what the recipe's server cannot be measured with."""
+    """Yield why cells of the recipe's workloads do not fit its server."""
     plan = recipe.plan
     cells = workloads.cells(*recipe.workloads, *recipe.decides) if workloads else ()
     for cell in cells:

@@ -268,7 +268,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("drafting and draft_vocabulary need a speculation")
 
     def find_variant(self, version: str) -> VersionVariant | None:
-        """Return how the release *version* serves it; None if the recipe does not know that."""
+        """Return the variant for the release *version*; None if the recipe has none."""
         try:
             release = Version(version).base_version
         except ValueError:  # also of a number with too many digits

@@ -1,1 +1,1 @@
-"""G3: a server that serves a model, what it says of itself, and the client that asks it."""
+"""A server that serves a model, what it states about itself, and the client that asks it."""

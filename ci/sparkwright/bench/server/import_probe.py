@@ -35,7 +35,7 @@ MOST = 8
 
 
 def machinery() -> str:
-    """Return which part of Python's own import is replaced, or what runs beside it; or nothing."""
+    """Return which part of Python's import system is replaced or added to; empty if none is."""
     loader = SourceFileLoader
     frozen = (loader.exec_module, loader.get_code, loader.get_data, loader.path_stats)
     for method in (*frozen, FileFinder.find_spec, PathFinder.find_spec):

@@ -77,7 +77,7 @@ class PackInvalid(Exception):
 
 def pack_key(plan: LaunchPlan, recipe: str, model: str, marker: Marker) -> PackKey:
     """
-    Return for what a pack of the server of *plan* is made, or which pack it needs.
+    Return the key of a pack for the server of *plan*: what a pack is made for, and looked up by.
 
     Args:
         model: The digest of the model's files. *marker*: of the environment.

@@ -353,7 +353,7 @@ def is_transient(verdict: Verdict) -> bool:
 
 def step_failed(error: Exception) -> Check:
     """
-    Return that a gate, or what it needs, could not be set up, or met *error*, which is handled.
+    Return the check of a gate that could not be set up, or that ended with *error*.
 
     A fault of ours is logged.
     """

@@ -272,7 +272,7 @@ class Night:
         return seconds, source if name in SERVED else "docs/rehearsal"
 
     def _gate_seconds(self, name: str) -> float:
-        """Return the seconds of the gate *name*; those of G8 are of both servers."""
+        """Return the estimated seconds of the gate *name*; G8 counts both servers."""
         paces = [self._pace]
         if name == "G8" and self._measured_pace:
             paces.append(self._measured_pace)
@@ -424,7 +424,7 @@ class Night:
                 console.note(f"about {later / 60:.0f} minutes remain")
 
     def left_s(self, name: str) -> float:
-        """Return the seconds that the gate *name* may measure: the rest is for what comes then."""
+        """Return the seconds that the gate *name* may take; later steps have the rest."""
         later = sum(self.estimate(other)[0] for other in self._names if other > name)
         after_load = self._gate_seconds(name) if name == "G7" else 0.0
         return self._deadline - time.monotonic() - SLACK * later - after_load

@@ -211,7 +211,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[float, int, bool]:
-        """What lines are sorted by: oldest first, and an end after its beginning."""
+        """The sort key of lines: oldest first, and an end after its beginning."""
         return self.began, self.number, self.state is not None
 
 
