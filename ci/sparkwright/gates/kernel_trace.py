@@ -170,8 +170,8 @@ def _phases(events: list[_Event], phases: Sequence[Phase]) -> KernelTrace:
     return trace
 
 
-#: The classes of kernels that move, quantise or route for others, and of a CPU's operators around
-#: others, whose time counts twice.
+#: Classes of helpers: kernels that move, quantise or route data for others, and a CPU's operators
+#: that contain others, whose time would count twice.
 HELPER, WRAPPER = "helper", "wrapper"
 
 

@@ -220,7 +220,7 @@ def main() -> None:
         for module in build(torch).modules():
             if chosen := choice(module):
                 rows[chosen[0]][chosen[1]] += 1
-    except (Exception, SystemExit) as error:  # whatever vLLM raises is an answer
+    except (Exception, SystemExit) as error:  # every error of vLLM is an answer
         answer |= refusal(*inspections[:1] or [error])
     answer |= {"rows": rows, "questions": sorted(Operator.questions), "lacks": lacks}
     print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  the program's output

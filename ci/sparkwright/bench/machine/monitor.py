@@ -128,7 +128,7 @@ class MachineMonitor:
         return replace(self._state(), gemv=readings[0].gemv if readings else None)
 
     def _state(self) -> Snapshot:
-        """Return the state now, without the probe; this program and its children count as no load."""
+        """Return the state now, without the probe; own processes count as no load."""
         own = [psutil.Process(), *psutil.Process().children(recursive=True)]
         other_load = _other_load(own)
         uuid, _, celsius, reasons = self._gpu()

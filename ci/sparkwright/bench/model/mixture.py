@@ -45,7 +45,7 @@ _LINEAR = {
 }
 #: The same for the experts of a layer.
 _OF_EXPERTS = {**_LINEAR, "FP8_PER_CHANNEL_PER_TOKEN": "", "FP8_BLOCK_SCALES": "FP8"}
-#: Layers that an error names.
+#: The most layers that an error names.
 SHOWN = 5
 
 
