@@ -189,7 +189,7 @@ class GitHubError(SparkwrightError):
         "github-limited": Advice(
             "GitHub limits the requests per hour; without a token, all users behind one "
             "address share a small limit.",
-            "Wait until the limit ends, or set GITHUB_TOKEN, which raises the limit and "
+            "Wait an hour, after which the limit ends, or set GITHUB_TOKEN, which raises it and "
             "needs no rights for public repositories.",
             exit_code=5,
         ),

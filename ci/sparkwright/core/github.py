@@ -4,10 +4,8 @@ GitHub's REST API: pull requests. The token comes from the environment.
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
-import time
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -118,15 +116,6 @@ def limited(reply: Reply) -> bool:
             or RATE_LIMITED.search(reply.body) is not None
         )
     )
-
-
-def limit_ends(reply: Reply) -> str:
-    """Return the time at which the rate limit of *reply* ends, as text."""
-    reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    announced = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
-    ends = announced if wait is None else time.time() + wait
-    text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return text if ends else "GitHub does not say"
 
 
 class GitHub:
@@ -262,7 +251,6 @@ class GitHub:
         details, reference = self._details(reply), "github-unreachable"
         if limited(reply):
             reference = "github-limited"
-            details = [f"the limit ends: {limit_ends(reply)}", *details]
         elif reply.status in (401, 403, 422, *_GONE):
             reference = "github-refused"
         return GitHubError(reference, f"GitHub answers {reply.status} for {what}.", details=details)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import math
 import os
 import re
 import socket
@@ -133,27 +132,6 @@ class Reply:
         if length is not None and not re.fullmatch(r"[0-9]{1,15}", length):
             raise HttpFailure("broken", f"Content-Length is no number: {one_line(length, 80)}")
         self.length = None if length is None else int(length)
-
-    @property
-    def retry_after(self) -> float | None:
-        """
-        Return the seconds after which the server may be asked again, or None if it states none.
-        """
-        text = self.headers.get("retry-after", "")
-        return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
-
-    @property
-    def wait(self) -> float:
-        """
-        Return the seconds after which another attempt may have another reply; infinite if none may.
-        """
-        stated = "retry-after" in self.headers
-        # GitHub says 403 for some limits. A Retry-After that is a date is not waited for.
-        if stated and (self.status in (403, 429) or self.status >= 500):
-            return math.inf if self.retry_after is None else self.retry_after
-        # A limit that names its end in GitHub's own header ends hours later.
-        limit = self.status == 429 and "x-ratelimit-reset" not in self.headers
-        return 0.0 if limit or self.status >= 500 else math.inf
 
     def pieces(
         self, limit: int, *, steady: bool = False, beginning: bool = False
@@ -314,11 +292,11 @@ def request(
 ) -> Reply:
     """
     Return the whole reply to a request, whose body has at most *limit* bytes, or the *beginning* of
-    that many bytes of a larger body. Unless it is a POST,
-    it is repeated after broken connections and bodies, and passing faults of the server.
+    that many bytes of a larger body. Unless it is a POST, it is repeated after broken connections
+    and bodies, passing faults of the server, and a limit that may end at once.
 
     Args:
-        seconds: All attempts included; a ``Retry-After`` that ends later is not waited for.
+        seconds: All attempts included.
         options: As for `exchange`.
 
     Raises:
@@ -327,17 +305,18 @@ def request(
     until, pause = time.monotonic() + seconds, PAUSE
     # A POST without a whole reply may have taken effect.
     for left in reversed(range(1 if method == "POST" else ATTEMPTS)):
+        last = not left or time.monotonic() + pause > until
         try:
             with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
                 reply.read(limit, beginning=beginning)
         except HttpFailure as failure:
-            if not (left and failure.retryable and time.monotonic() + pause < until):
+            if last or not failure.retryable:
                 raise
         else:
-            wait = max(pause, reply.wait)
-            if not (left and time.monotonic() + wait < until):
+            # A limit that names its end in GitHub's own header ends hours later.
+            limited = reply.status == 429 and "x-ratelimit-reset" not in reply.headers
+            if last or not (limited or reply.status >= 500):
                 break
-            pause = wait
         time.sleep(pause)
         pause *= 2
     return reply
