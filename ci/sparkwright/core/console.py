@@ -255,19 +255,14 @@ class Console:
             markup=False,
         )
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        parts = zip_longest((column.removeprefix(">") for column in columns), *rows, fillvalue="")
-        shown = [
-            (column[:1] == ">", [printable(cell) for cell in part])
-            for column, part in zip(columns, parts, strict=False)
-            if any(part[1:]) or not rows
-        ]
-        widths = _column_widths([cells for _, cells in shown], rich.width - 3 * len(shown))
-        wrapped = list[list[str]]()
-        for (right, cells), width in zip(shown, widths, strict=True):
-            justify: Literal["left", "right"] = "right" if right else "left"
-            table.add_column(cells[0], justify=justify, overflow="fold", width=width)
-            wrapped.append([_wrap(cell, width) for cell in cells[1:]])
-        for row in zip(*wrapped, strict=True):
+        cells = zip_longest((column.removeprefix(">") for column in columns), *rows, fillvalue="")
+        shown = list[Sequence[str]]()
+        for column, own in zip(columns, cells, strict=False):
+            if any(own[1:]) or not rows:
+                justify: Literal["left", "right"] = "right" if column[:1] == ">" else "left"
+                table.add_column(printable(own[0]), justify=justify, overflow="fold")
+                shown.append([printable(cell) for cell in own[1:]])
+        for row in zip(*shown, strict=True):
             table.add_row(*row)
         # Printed by itself, since rich folds the title of a table to the table's width.
         if title:
@@ -315,26 +310,6 @@ class Console:
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
         self._say("\n".join(lines))
-
-
-def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """
-    Return a width for each of *columns*, *room* together: the widest become narrower first, and no
-    word is broken as long as others can.
-    """
-    widths, words = list[int](), list[int]()
-    for cells in columns:
-        text = "\n".join(cells)
-        widths.append(min(max(1, room), max(map(len, text.split("\n")))))
-        words.append(max(map(len, text.split()), default=1))
-    longest = max(words, default=0)
-    while longest > 1 and sum(min(word, longest) for word in words) > room:
-        longest -= 1
-    shortest = [min(word, longest) for word in words]
-    while sum(widths) > max(room, len(widths)):
-        wider = [n for n, width in enumerate(widths) if width > shortest[n]] or range(len(widths))
-        widths[max(wider, key=widths.__getitem__)] -= 1
-    return widths
 
 
 def pieces(text: str, width: int) -> list[str]:
