@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.support.fake_openai_server import Behaviour, started
+from tests.support import refserved, standin
+from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.builder import pipeline
 from sparkwright.cli import gate
@@ -49,12 +50,11 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(
         if fork != "vllm":
             audit = gate.climb(demo_session, GateOptions(wheel=path, only=("G0",)))
             assert audit.states == {"G0": "pass"}
-    with started(Behaviour()) as server:
-        options = GateOptions(
-            wheel=paths["vllm"], server=server.url, recipe=RECIPE, profile="random",
-            only=tuple(name for name in GATES if name != "G7"),
-        )  # fmt: skip
-        ladder = gate.climb(demo_session, options, keep_going=True)
+    options = GateOptions(
+        wheel=paths["vllm"], python=refserved.environment(tmp_path / "environment", Behaviour()), serve=standin.model(tmp_path / "model"),
+        recipe=RECIPE, profile="random", only=tuple(name for name in GATES if name not in ("G3", "G7")),
+    )  # fmt: skip
+    ladder = gate.climb(demo_session, options, keep_going=True)
     keys.make(tmp_path / "keys")
     publisher = Publisher(
         demo_session, tmp_path / "releases", keys.load([tmp_path / "keys"]), policy.load(project)

@@ -391,13 +391,6 @@ def test_a_server_without_a_prefix_cache_is_judged_without_that_switch(fleet: Fl
     assert found["dirty-text"].figures[0].count == 2 * POLICY.dirty_text.answers
 
 
-def test_drafts_of_a_server_that_others_started_are_judged_while_nothing_is_dirty(fleet: Fleet) -> None:
-    """With dirt, the launch without drafts is missed."""
-    assert judged(fleet, relaunch=None)["dirty-text-drafts"].state == "pass"
-    fleet.server.talk = Talker(fleet.server, 2, lambda *_: True)
-    assert judged(fleet, relaunch=None)["dirty-text-drafts"].reason == "not-relaunched"
-
-
 #: What stands in an answer to a question in English, or to one that asks for a call → what is dirty in it; empty for nothing.
 DIRT: Sequence[tuple[Message, str]] = (
     ({"content": "One sees 三 herons."}, "CJK"), ({"content": "One sees żurawie."}, "LATIN WITH"), ({"content": "A \ufffd heron."}, "U+FFFD"),

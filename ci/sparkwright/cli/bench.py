@@ -44,6 +44,13 @@ _OPTIONS: options.Options = {
         "server; not a gate",
     },
     **options.MEASURING,
+    "--server": {
+        # OpenAI's clients are given the address with the version of the protocol.
+        "type": lambda url: url.rstrip("/").removesuffix("/v1"),
+        "default": "",
+        "metavar": "URL",
+        "help": "with --quick, a running server, instead of --serve",
+    },
     "--wheel": {"type": Path, "metavar": "WHEEL", "help": "the wheel that is installed there"},
     "--launches": {
         "type": options.number(int, 1, 1000),

@@ -2,8 +2,8 @@
 ``sparkwright gate``: verdicts about a wheel and the server that runs it, bound to the wheel's
 bytes.
 
-With a recipe alone it does everything in one night (`sparkwright.gates.core.night`); with a server,
-or a model to serve from an environment, it runs single gates.
+With a recipe alone it does everything in one night (`sparkwright.gates.core.night`); with a model
+to serve from an environment, it runs single gates.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OPTIONS: options.Options = {
         "nargs": "?",
         "type": Path,
         "metavar": "WHEEL",
-        "help": "the wheel (default: the newest in --output; none with --server)",
+        "help": "the wheel (default: the newest in --output)",
     },
     "--only": {
         **options.REPEATED,
@@ -92,7 +92,7 @@ _OPTIONS: options.Options = {
         "type": Path,
         "metavar": "DIR",
         "help": "folder of the recipe's model, or with a folder of the recipe's name (default: "
-        "this machine's model cache); or of the model that --server serves",
+        "this machine's model cache)",
     },
     "--profile": {
         "default": "default",
@@ -147,7 +147,6 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
         (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
-        (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
             bool(arguments.baseline) != bool(arguments.baseline_python),
             "--baseline WHEEL and --baseline-python FILE belong together.",
@@ -174,12 +173,12 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     )
     if arguments.against and (arguments.against / "config.json").exists():
         gate_options = replace(gate_options, against=None, original=arguments.against)
-    if not arguments.wheel and not arguments.server:
+    if not arguments.wheel:
         gate_options = replace(gate_options, wheel=_newest_wheel(context))
     names = arguments.recipe.split()
     # Gates that look at the wheel alone need neither a model nor another wheel.
     serves = not set(ladder.SERVED).isdisjoint(arguments.only or ladder.SERVED)
-    is_night = serves and not (arguments.serve or arguments.server or arguments.record)
+    is_night = serves and not (arguments.serve or arguments.record)
     options.refuse(
         (
             gate_options.original and not (names and is_night),
@@ -187,7 +186,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ),
         (
             arguments.hours and not (names and is_night),
-            "--hours belongs to a night of a --recipe: without --serve, --server or --record, and "
+            "--hours belongs to a night of a --recipe: without --serve or --record, and "
             "with a gate of a served model.",
         ),
     )

@@ -118,7 +118,7 @@ SERVER: Options = {
         "help": "environment variable of the server; may be repeated",
     },
 }
-#: Of ``bench`` and ``gate``: recipe, server, workloads and output folder.
+#: Of ``bench`` and ``gate``: recipe, model, workloads and output folder.
 MEASURING: Options = {
     "--recipe": {"default": "", "metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
     "--serve": {
@@ -135,13 +135,6 @@ MEASURING: Options = {
         "default": "",
         "metavar": "NAME",
         "help": "name under which the model is served (default: its own)",
-    },
-    "--server": {
-        # OpenAI's clients are given the address with the version of the protocol.
-        "type": lambda url: url.rstrip("/").removesuffix("/v1"),
-        "default": "",
-        "metavar": "URL",
-        "help": "a running server, instead of --serve",
     },
     **SERVER,
     "--output": {

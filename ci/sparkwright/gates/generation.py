@@ -115,8 +115,6 @@ REASONS: Mapping[str, str] = {
         if name in dirty_text.REFERENCE_FAULTS
     },
     "no-speculation": "The server drafts no tokens.",
-    "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
-    "server, with --serve.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
     "no-answers": "The gate ended before this check; see the check `replies`.",
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
@@ -139,7 +137,7 @@ class QuestionedServer(NamedTuple):
     Attributes:
         kind: The kind of its model.
         recipe: By which it is served; it declares abilities, speculation and context.
-        relaunch: None if the server was not started by the gate.
+        relaunch: None for questions of which none is about drafts.
         limit: The most tokens of a prompt and its completion.
         stock_wrong: As `StockText.wrong`.
         deadline: The time until which doubt of dirty answers may be settled, by `time.monotonic`.
@@ -407,8 +405,7 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         return rates.drafts_check()
     if len(rates.rounds) < rates.rules.rounds:
         return dirty_text.not_settled(name)
-    if server.relaunch is None:
-        return not_run(name, "the gate did not start the server", "not-relaunched")
+    assert server.relaunch
     with server.relaunch() as plain:
         return rates.drafts_check(plain)
 

@@ -74,7 +74,6 @@ LOGPROBS = "logprobs.json"
 #: Stands for the task of G6 in the name of a file.
 TASK = "{task}"
 
-_SERVES = {"a model to --serve, or a --server": ("serve", "server")}
 _STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
 _COMPARES = {"the reference with --against": ("against",)}
 _WHEEL = {"a WHEEL": ("wheel",)}
@@ -119,18 +118,18 @@ GATE_NEEDS: Mapping[str, GateNeeds] = {
         policy="contract", estimate=contract.estimate,
     ),
     "G4": GateNeeds(
-        _SERVES, dirty_text.TEXT, policy="generation", estimate=generation.estimate
+        _STARTS, dirty_text.TEXT, policy="generation", estimate=generation.estimate
     ),
     "G5": GateNeeds(
-        {**_SERVES, **_COMPARES}, LOGPROBS, required=True,
+        {**_STARTS, **_COMPARES}, LOGPROBS, required=True,
         policy="logprobs", estimate=logprobs.estimate,
     ),
     "G6": GateNeeds(
-        {**_SERVES, **_COMPARES}, f"{TASK}.json", required=True,
+        {**_STARTS, **_COMPARES}, f"{TASK}.json", required=True,
         policy="accuracy", estimate=accuracy.estimate,
     ),
     "G7": GateNeeds(
-        _SERVES, LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
+        _STARTS, LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
     ),
     "G8": GateNeeds(
         {**_WHEEL, **_STARTS, "a --baseline and its --baseline-python": ("baseline",)}, PACE,
@@ -166,9 +165,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         _require("--profile", options.profile, self._policies.generation.profiles)
         _require("--task", options.task, self._policies.accuracy.tasks)
-        model = options.serve or options.model_folder
-        if self._recipe and model:
-            preflight.check(self._recipe, None, model, now=bool(options.serve))
+        if self._recipe and options.serve:
+            preflight.check(self._recipe, None, options.serve, now=True)
         self._stack = contextlib.ExitStack()
         # Gates run at the same time where the GPU has room for the servers of both; two runs of the
         # same gates with one recipe would read each other's server logs.
@@ -212,7 +210,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """
         options = self._options
         blocked = blocked or self._lacking(name)
-        if name in SERVED and options.serve and not blocked:
+        if name in SERVED and not blocked:
             self.server.launch()
         digest = ""
         if name not in ("G0", "G8"):
@@ -274,14 +272,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     @cached_property
     def _model(self) -> str:
-        folder = self._options.serve or self._options.model_folder
-        return model_digest(folder) if folder else ""
+        return model_digest(self._options.serve) if self._options.serve else ""
 
     def _checks(self, name: str) -> tuple[Check, ...]:
         if name not in SERVED or name == "G8":
             return self._run(name)
-        ended = self._ended() if self._options.serve else None
-        # If our server does not run, G3 says why in a check of its own.
+        ended = self._ended()
+        # If the server does not run, G3 says why in a check of its own.
         checks = (ended,) if ended and name != "G3" else self._run(name)
         return (*checks, self._served) if self._options.wheel else checks
 
@@ -340,12 +337,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 rules = replace(rules, seconds=min(rules.seconds, least))
                 words = partial(self._words, quick=True)
                 distributions = partial(self._run, "G5") if self._reference(LOGPROBS) else None
-                processes = server.started.processes if options.serve else tuple
                 return soak.run(
                     rules,
                     client,
                     stock=self._stock_load,
-                    processes=processes,
+                    processes=server.started.processes,
                     words=words,
                     distributions=distributions,
                 )
@@ -376,7 +372,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             server.client(),
             options.profile,
             recipe=self._recipe,
-            relaunch=server.without_drafts if options.serve else None,
+            relaunch=server.without_drafts,
             stock=dirty_text.reference(texts, server.identity),
             stock_answers=dirty_text.reference(
                 answers,
@@ -390,7 +386,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
 
     def _ended(self) -> Check | None:
-        """Return why the server that we started does not run; None if it does."""
+        """Return why the server does not run; None if it does."""
         server = self.server.started
         if server.guard():
             return None
@@ -401,11 +397,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     @cached_property
     def _served(self) -> Check:
         """Whether the server of the run serves the wheel that its verdicts are about."""
-        options, name = self._options, "wheel-served"
-        if options.wheel and options.python and options.serve:
-            return self._same_wheel(name, options.wheel, options.python)
-        message = "what a server that was not started here is installed from cannot be seen"
-        return not_run(name, message, "wheel-unseen")
+        assert self._options.wheel
+        assert self._options.python
+        return self._same_wheel("wheel-served", self._options.wheel, self._options.python)
 
     def _same_wheel(self, name: str, wheel: Path, python: Path) -> Check:
         """
@@ -477,7 +471,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
 
     def pace(self) -> Pace | None:
-        """Return the pace of the server that we started; None if it did not start or answer."""
+        """Return the pace of the server; None if it did not start or answer."""
         with contextlib.suppress(ServerInvalid):
             if self.server.start_s:
                 return measure_pace(self.server.client(), self.server.start_s)
@@ -535,13 +529,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     def _restart(self, log: str) -> None:
         """
-        End the server that we started, whose engine may have ended, and rename its log to *log*;
-        it starts again when it is used.
+        End the server, whose engine may have ended, and rename its log to *log*; it starts again
+        when it is used.
         """
-        if self._options.serve:
-            path = self.server.started.log
-            self.server.end()
-            console.warn(f"The server's log: {path.rename(path.with_name(log))}")
+        path = self.server.started.log
+        self.server.end()
+        console.warn(f"The server's log: {path.rename(path.with_name(log))}")
 
     def _recorded(self) -> list[str]:
         """Return the names of the files that the gates compare with, the pace first."""

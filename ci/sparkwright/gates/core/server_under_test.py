@@ -1,7 +1,7 @@
 """
-The options of a run, and the server that its gates question: one that we start, or one that runs.
+The options of a run, and the server that its gates question.
 
-One launch of a server that we start serves one gate after the other. G4 starts it again behind its
+One launch serves one gate after the other. G4 starts it again behind its
 answers without drafts, and G8 starts servers of its own.
 """
 
@@ -48,10 +48,6 @@ ENDED: Mapping[str, str] = {
 
 REASONS: Mapping[str, str] = {
     **ENDED,
-    "wheel-unseen": (
-        "The gate did not start the server, so it may serve another wheel. Use "
-        "--serve and --python; without a WHEEL the server alone is judged."
-    ),
     "wheel-not-served": (
         "The environment that serves holds other files than the wheel, or imports something "
         "else for them at its start (a .pth file, sitecustomize, a compiled file), so no "
@@ -70,10 +66,9 @@ class GateOptions(msgspec.Struct, frozen=True):
         serve: Folder of the model to serve from that environment.
         server_user: The user that it runs as; empty for that of the gate.
         flag, variable: Further arguments and environment variables of that server.
-        server: URL of a running server.
+        server: URL of a running server, which a bench may look at.
         model: The name under which the model is served; empty for its own, or for the only one that
             *server* lists.
-        model_folder: The model's files, if they are not *serve*; their digest names the model.
         recipe: How the model is served (``ci/recipes``).
         profile: Of G4: the kind of model.
         against: The folder of the reference, which ``--record`` wrote.
@@ -97,7 +92,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     variable: tuple[tuple[str, str], ...] = ()
     server: str = ""
     model: str = ""
-    model_folder: Path | None = None
     recipe: str = ""
     profile: str = "default"
     against: Path | None = None
@@ -251,7 +245,7 @@ class ServerUnderTest:
 
     @cached_property
     def started(self) -> Server:
-        """The server that we start, once for all gates."""
+        """The server, started once for all gates."""
         began = time.monotonic()
         server = Server(self.launch(), self._folder / "server.log")
         self._stack.enter_context(server)
@@ -259,7 +253,7 @@ class ServerUnderTest:
         return server
 
     def end(self) -> None:
-        """End the server that we started, if we did."""
+        """End the server, if it was started."""
         self._stack.close()
         self.__dict__.pop("started", None)
 
@@ -286,22 +280,18 @@ class ServerUnderTest:
 
     def client(self) -> Client:
         """Return a client of the server."""
-        if self._options.serve:
-            return self.started.client()
-        return Client(self._options.server, self._options.model)
+        return self.started.client()
 
     @cached_property
     def identity(self) -> ServerIdentity:
         """What is known of the server from outside."""
         options = self._options
-        folder = options.original or options.serve or options.model_folder
-        wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
-        flags = None
-        if self._options.serve and self._options.python:
-            # Those of the gates themselves name a folder of this machine.
-            flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
-        model = model_digest(folder) if folder else ""
-        return ServerIdentity(wheel, model, self._host, flags)
+        folder = options.original or options.serve
+        assert folder
+        wheel = sha256_file(options.wheel) if options.wheel else ""
+        # Those of the gates themselves name a folder of this machine.
+        flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
+        return ServerIdentity(wheel, model_digest(folder), self._host, flags)
 
 
 #: vLLM's counters of tokens that were looked up in its prefix cache, and found there.
