@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from scipy.stats import binom
 from tests.refusals import refusal
 
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
@@ -187,9 +186,3 @@ def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Pa
     """What was cut, is too large or lies about its size is refused, and no verdict holds a path."""
     check = judge("1" * COUNT, "1" * COUNT, damage)["baseline"]
     assert (check.state, check.reason, check.message) == ("invalid", "baseline-damaged", "baseline.json is no recorded TaskResult.")
-
-
-def test_floors_are_of_tasks_that_exist() -> None:
-    """This project's own task names no code that lm-eval would run."""
-    assert {task for name in recipes.files(ROOT) for task in recipes.load(ROOT, name).floors} <= set(POLICY.tasks)
-    assert "!function" not in (ROOT / accuracy.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")

@@ -59,8 +59,6 @@ MARLIN = "void marlin_moe_wna16::Marlin<1125899906909960l, 256>(int4 const*)"
 UNPACKING = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>(int)"
 BF16 = "nvjet_sm120_tst_16x64_64x16_4x2_h_bz_TNT"
 SERVING = (ATTENTION, LINEAR, MOE, "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0")
-#: A file with tile sizes for experts, and its folder.
-TILES, CONFIGS = "E=8,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json", "/e/vllm/configs"
 
 _PLAIN = recipes.load(ROOT, "qwen3-30b-a3b-nvfp4")
 #: With all layers but the experts' in FP4 alone, and the backend of the attention.
@@ -157,26 +155,6 @@ def test_sound_server_passes_beside_the_stock_wheel(tmp_path: Path) -> None:
     assert states(checks, "fail", "invalid", "not-run") == set()
     assert states(judged(tmp_path), "fail", "invalid", "not-run") == {"backends"}
     assert {"observed", "kernels-unknown", "kernels-moe", "log", "no-fallback-kernel", "profile-graphs", "profile-compile"} <= states(checks, "pass")
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Path) -> None:
-    read = kernel_trace.read_trace(trace(tmp_path / "t.gz", (LINEAR,), (MOE,), graphs=graphs))
-    assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE], "batch prefill": [LINEAR], "batch decode": [MOE]}
-
-
-@pytest.mark.parametrize(
-    ("line", "sample"),
-    [
-        (f"Using configuration from {CONFIGS}/{TILES} for MoE layer.", ("moe-tuned", TILES)),
-        (f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{TILES}, {CONFIGS}/{TILES}", ("moe-untuned", TILES)),
-    ],
-)
-def test_file_with_tile_sizes_of_experts_is_observed(line: str, sample: tuple[str, str], tmp_path: Path) -> None:
-    """The lines are those of the sources of 0.23.0 and 0.33.0; one that is missing fails nothing."""
-    check = judged(tmp_path, f"{LOG}WARNING {line}\n")["observed"]
-    assert check.state == "pass"
-    assert sample in {(shown.case, shown.actual) for shown in check.samples}
 
 
 LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {

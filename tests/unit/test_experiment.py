@@ -17,14 +17,11 @@ from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.results import CONTROL_BLOCK, Kind, Result
+from sparkwright.bench.results import Kind, Result
 from sparkwright.cli import main, options
-from sparkwright.core.files import sha256_file
-from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import throughput
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
-from sparkwright.gates.core.verdict import Attempt
 from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment
 from sparkwright.gates.throughput_run import (
     CounterChange,
@@ -96,25 +93,6 @@ def test_a_candidate_that_is_wrong_never_passes(
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
 
-@pytest.mark.server
-def test_every_gate_has_an_aa_block_of_its_own_and_spends_its_own_error_rate(place: Path) -> None:
-    """A second gate of a wheel says so; another one's do not count."""
-    base = environment(place, "base")
-    wheel = place.parent / "a.whl"
-    wheel.write_bytes(b"wheel")
-    asked = question(place, environment(place, "other"), wheel=wheel, baseline_python=base)
-    log, sha256 = place.parent / "out" / "a.attempts.jsonl", sha256_file(wheel)
-    append_line(log, Attempt(1, sha256, "G8", "another recipe"))
-    append_line(log, Attempt(2, sha256, "G8"))
-    first = answered(place, asked, "gate")
-    append_line(log, Attempt(3, sha256, "G8"))
-    second = answered(place, asked, "gate")
-    for result in (first, second):
-        assert [leg.side for leg in result.legs if leg.block == CONTROL_BLOCK and leg.counts].count("control") == 2, result.says
-    assert (first.attempt, second.attempt) == (1, 2)
-    assert second.alpha == pytest.approx(first.alpha / 4)
-
-
 @pytest.mark.parametrize(
     ("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")]
 )
@@ -171,15 +149,6 @@ def test_only_the_same_experiment_is_continued(place: Path) -> None:
     refserved.edit(place / "ci" / "gates" / "throughput.yaml", warmups=3)
     now = time.time()
     assert answered(place, asked, blocks=1).began > now
-
-
-def test_other_prompts_are_another_experiment(place: Path) -> None:
-    """The measurements of a killed bench with one file of prompts are not continued with another."""
-    asked = question(place, workload=("sharegpt 8/16 c1",), texts=place.parent / "one.jsonl")
-    killed(place, asked)
-    now = time.time()
-    assert answered(place, replace(asked, texts=place.parent / "two.jsonl"), blocks=1).began > now
-    assert answered(place, asked, blocks=1).began < now
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,6 @@ def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest()
     assert len(digests - {policies.digest("G7")}) == 3
 
 
-def test_a_load_generator_that_cannot_be_fetched_is_not_run(built: Built, served: GateOptions, wheel: Path) -> None:
-    options = replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python)
-    with built(options) as builder:
-        (verdict,) = builder.climb([builder.gate("G8")], None).verdicts
-    assert (verdict.state, verdict.checks[0].reason) == ("not-run", "step-unreachable")
-    assert verdict.checks[0].message.startswith("offline: ")
-
-
 def test_two_runs_of_a_recipe_do_not_share_a_server_log(built: Built, served: GateOptions, tmp_path: Path) -> None:
     """The second run of a recipe is refused; another recipe and other gates are not."""
     options = replace(served, recipe="toy-cpu")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -319,13 +318,6 @@ def test_a_reply_that_does_not_count_ends_the_gate(fleet: Fleet, change: dict[st
 
     assert (found[name].state, found[name].reason) == ("invalid", reason)
     assert {found[check].state for check in generation.QUICK} == {"not-run"}
-
-
-def test_no_prompt_gives_its_answer_away() -> None:
-    """A model that repeats what it was asked has not answered; facts stand in their lines alone."""
-    for name, prompt in {**REAL.prompts, **REAL.facts}.items():
-        assert not re.search(prompt.answer, prompt.text), name
-    assert all(re.search(fact.answer, fact.line) for fact in REAL.facts.values())
 
 
 @pytest.mark.parametrize(("metrics", "state"), [({}, "not-run"), ({C: 0.0}, "pass"), ({C: 1.0}, "fail"), ({C: -1.0}, "fail"), ({C: float("nan")}, "fail")])

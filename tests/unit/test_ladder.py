@@ -22,7 +22,7 @@ from sparkwright.bench.records import METRICS
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import StoreError
 from sparkwright.core.states import State
-from sparkwright.core.store import Store, append_line
+from sparkwright.core.store import Store
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import (
     GATES,
@@ -217,16 +217,6 @@ def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opene
     assert ended == [("G0", "pass"), ("G1", "pass"), ("G1", "pass")]
 
 
-def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Opened) -> None:
-    """The bytes are counted, so that a new file name is no new error budget; another wheel beside it does not count."""
-    run(gate("G0"), file=(file := opened()))
-    copy = file.log.with_name("copy.attempts.jsonl")
-    append_line(copy, Attempt(7, WHEEL.sha256, "G8"))
-    append_line(copy, Attempt(9, "1" * 64, "G8"))
-    assert attempts(file.log.parent, WHEEL.sha256, "G8", "") == 1
-    assert opened().attempt == 8
-
-
 def test_attempts_of_another_machine_travel_in_its_document(opened: Opened, store: Store, tmp_path: Path) -> None:
     """A document without its log, beside the wheel or in the output folder, is counted, and the next attempt continues the number; each line once."""
     with pytest.raises(Killed):
@@ -346,9 +336,3 @@ def test_a_mistake_in_a_policy_is_named(name: str, before: str, after: str, mess
     with refusal("file-invalid") as refused:
         strict_yaml.parse(text.replace(before, after, 1), kinds[name], "policy.yaml")
     assert message in "\n".join(refused.value.details).lower()
-
-
-@pytest.mark.parametrize("state", ORDER)
-def test_every_state_but_pass_has_a_reason(state: State) -> None:
-    with pytest.raises(ValueError, match="reason"):
-        Check("one", state, "it is so", "" if state != "pass" else "reason")

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
 from tests.support.processes import until
-from tests.support.wheels import ROOT
 
-from sparkwright.core import strict_yaml
 from sparkwright.core.process import Limits
 from sparkwright.gates import numerics, nvfp4
 from sparkwright.gates.core.verdict import Check
@@ -45,13 +43,6 @@ def test_a_sound_tree_passes_with_figures(tmp_path: Path) -> None:
     assert all(check.figures[0].value == 0 < check.figures[1].value for check in checks.values())
     without = numerics.run({}, POLICY, (), tmp_path / "without")
     assert {(one.name, one.state, one.reason) for one in without} == {(name, "not-run", "tree-missing") for name in checks}
-
-
-def test_the_policy_names_every_converter_once() -> None:
-    """Checks are named after converters."""
-    policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
-    names = [converter.name for unit in policy.units for converter in unit.converters]
-    assert len(names) == len({*names})
 
 
 def asm(ptx: str) -> str:
