@@ -19,7 +19,7 @@ from sparkwright.gates import accuracy, logprobs
 from sparkwright.gates.accuracy import AccuracyPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.distributions import LogprobsPolicy
+from sparkwright.gates.logprobs import LogprobsPolicy
 
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]

@@ -18,7 +18,7 @@ from sparkwright.core.store import Store
 from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder, Verdict, passed
-from sparkwright.gates.distributions import LogprobsPolicy
+from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary
 
 pytestmark = pytest.mark.server

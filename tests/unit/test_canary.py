@@ -29,7 +29,7 @@ from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.dirty_text import SampledAnswer, StockText
-from sparkwright.gates.distributions import LogprobsPolicy
+from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary, decision
 from sparkwright.serving import health
 

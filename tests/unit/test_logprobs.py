@@ -19,10 +19,10 @@ from tests.support.byte_model_server import ByteModelServer, Floats, Step, ended
 
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
-from sparkwright.gates import distributions, logprobs
+from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.distributions import (
+from sparkwright.gates.logprobs import (
     LogprobsPolicy,
     Reference,
     Scores,
@@ -54,7 +54,7 @@ def _known(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     with ByteModelServer() as server:
         server.drafts = True
         save(logprobs.record(POLICY, server.client, OFFICIAL), path)
-    return distributions.load(path)
+    return logprobs.load(path)
 
 
 def compared(
@@ -353,7 +353,7 @@ def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
 
 def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer with very long tokens leaves too few of them."""
-    monkeypatch.setattr(distributions, "LENGTH", 40)
+    monkeypatch.setattr(logprobs, "LENGTH", 40)
 
     with pytest.raises(ServerInvalid, match="corpus-too-short"):
         logprobs.record(POLICY, server.client, OFFICIAL)
@@ -369,7 +369,7 @@ def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
     os.truncate(path, 1 << 40)
     for damaged in (*tmp_path.iterdir(), tmp_path / "none.json", tmp_path):
         with pytest.raises(ServerInvalid, match="reference-damaged"):
-            distributions.load(damaged)
+            logprobs.load(damaged)
 
 
 #: From nearly flat to nearly certain.
@@ -382,11 +382,11 @@ def listed(chances: Floats, token: int, top: int) -> Scores:
         logs = np.log(chances)
     ranked = np.argsort(-chances, kind="stable")[:top]
     told = {int(one): float(logs[one]) for one in [*ranked, token]}
-    return distributions.scores([(token, told)], top + 1)
+    return logprobs.arrays([(token, told)], top + 1)
 
 
 def bound(p: Floats, q: Floats, token: int, top: int) -> float:
-    return float(distributions.lower_bound(listed(p, token, top), listed(q, token, top), top)[0])
+    return float(logprobs.lower_bound(listed(p, token, top), listed(q, token, top), top)[0])
 
 
 @settings(max_examples=300)

@@ -243,7 +243,6 @@ EXACT = ServerMemory(40, cache=8, reserve=4, autotune=4, floor=8, length=16, sha
 def test_what_just_fits_is_admitted_and_no_more(changes: dict[str, float], free: float, refused: list[str]) -> None:
     found = [*memory.refusals(replace(EXACT, **changes), MachineMemory(64.0, free, 1, unified=True))]
     assert [reference for reference, _ in found] == refused
-    assert all(re.search(r"\d+\.\d of cache, 8\.0 in reserve and 8\.0 that stay free are|asks for|the cache holds", message) for _, message in found)
 
 
 SPARK, OWN = SPARKS["128 GB"], MachineMemory(80.0, 79.0, 1)

@@ -22,7 +22,7 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import one_line
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates import dirty_text, distributions, text_checks
+from sparkwright.gates import dirty_text, logprobs, text_checks
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
 from sparkwright.gates.core.verdict import (
@@ -37,8 +37,8 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.dirty_text import DirtyText, StockText
-from sparkwright.gates.distributions import Row
 from sparkwright.gates.logprobs import REASONS as REFERENCE_REASONS
+from sparkwright.gates.logprobs import Row
 from sparkwright.gates.long_text import filled_text, long_text
 from sparkwright.gates.text_checks import Chat, Deep, GenerationPolicy, Profile
 
@@ -385,9 +385,9 @@ def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client)
             raise ServerInvalid("answer-unreadable", "a completion of one token has none")
         decoded.append((answer.tokens[position], answer.logprobs[position]))
         expected.append((probe.tokens[0], probe.logprobs[0]))
-    p, q = (distributions.scores(rows, deep.top + 1) for rows in (expected, decoded))
-    unsound = distributions.unsound(p) | distributions.unsound(q)
-    kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, deep.top))
+    p, q = (logprobs.arrays(rows, deep.top + 1) for rows in (expected, decoded))
+    unsound = logprobs.unsound(p) | logprobs.unsound(q)
+    kl = np.where(unsound, np.inf, logprobs.lower_bound(p, q, deep.top))
     # An answer that ends although it must not is damaged from its end on.
     distances = list(zip(positions, kl.tolist(), strict=True))
     return text_checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))

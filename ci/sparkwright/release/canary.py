@@ -20,7 +20,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.client.records import LARGEST_RELEASE
 from sparkwright.core.files import read_json
 from sparkwright.core.store import Store
-from sparkwright.gates import distributions, logprobs
+from sparkwright.gates import logprobs
 from sparkwright.gates.core import policy as gate_policies
 from sparkwright.gates.core.builder import LOGPROBS
 from sparkwright.gates.core.server_under_test import read_recorded
@@ -50,7 +50,7 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         profile: The kind of model, of G4's policy.
     """
 
-    reference: distributions.Reference
+    reference: logprobs.Reference
     stock: StockText | None
     profile: str
 
@@ -95,7 +95,7 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path | None, prof
     names = passes(ladder.verdicts)
     if not (names and ladder.wheel and against) or (against / "precise").exists():
         return
-    recorded = distributions.load(against / LOGPROBS)
+    recorded = logprobs.load(against / LOGPROBS)
     length = min(TOKENS, recorded.shape[1])
     rows = [
         row
@@ -137,7 +137,7 @@ def differences(canary: Canary, client: Client, root: Path, recipe: str) -> Iter
     limit = max(policy.text_max, policy.kl_floors * floor)
     expected = logprobs.sound(policy, canary.reference.rows)
     measured = logprobs.sound(policy, logprobs.score(policy, texts, client))
-    distance = float(distributions.lower_bound(expected, measured, policy.top).mean())
+    distance = float(logprobs.lower_bound(expected, measured, policy.top).mean())
     kl, generated = logprobs.decode(policy, client, texts, (0.0, True))
     worse = float((generated.logprobs < generated.tops[:, 0]).sum())
     for what, value, most in (

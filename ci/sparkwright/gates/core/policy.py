@@ -21,7 +21,7 @@ from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
 from sparkwright.gates.core.verdict import Declared, GateError, declarations
 from sparkwright.gates.device import DevicePolicy
-from sparkwright.gates.distributions import LogprobsPolicy
+from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.gates.numerics import NumericsPolicy
 from sparkwright.gates.paired_differences import ThroughputPolicy
 from sparkwright.gates.soak import SoakPolicy
