@@ -26,7 +26,6 @@ from tests.unit.conftest import Repository
 from sparkwright.core import files, strict_yaml
 from sparkwright.core.console import Console, printable
 from sparkwright.core.git import Objects
-from sparkwright.core.pages import clean, markdown_block, markdown_escape
 from sparkwright.forks import package_index
 
 
@@ -379,23 +378,3 @@ def test_a_table_in_a_pipe_is_as_wide_as_stated_and_breaks_no_word(
     assert widest - 3 <= max(map(len, lines)) <= widest
     assert all(line.rstrip() == line for line in lines)
     assert {*words, "d"} <= set(" ".join(lines).split())
-
-
-@given(st.text(max_size=60))
-def test_plain_text_has_no_markup(text: str) -> None:
-    """Whatever a stranger wrote is one line without a live mark of Markdown or a mention."""
-    found = markdown_escape(clean(text))
-    bare = found.replace("\\", "")
-    assert "\n" not in found
-    assert "@" not in bare or "@\u200b" in bare
-    for mark in "`*_{}[]<>|~#!&$":
-        assert found.count(mark) == found.count(f"\\{mark}")
-
-
-@given(st.lists(st.text(alphabet=st.sampled_from("`a \t")), max_size=5))
-def test_no_line_ends_its_block(lines: list[str]) -> None:
-    """The fence of a block is longer than every run of its own marks inside."""
-    first, *_, last, end = markdown_block(lines).split("\n")
-    fence = first.removesuffix("text")
-    assert (last, end) == (fence, "")
-    assert all(fence not in line for line in lines)

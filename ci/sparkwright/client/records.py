@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.core.files import Sha256
 from sparkwright.core.states import State
 
-#: Bytes of the largest release record, lock, and other small file (verdicts, provenance, notes).
+#: Bytes of the largest release record, lock, and other small file (verdicts, provenance).
 LARGEST_RELEASE = 8 << 20
 LARGEST_LOCK = 16 << 20
 LARGEST_EVIDENCE = 128 << 20
@@ -350,7 +350,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         name: ``<stack>.<n>``, unique in the index, *n* counting from 1.
         made: When it was first published.
         locks: One for each machine that has wheels.
-        notes: The release notes (Markdown).
+        notes: Release notes (Markdown); releases of today have a page alone.
         edits, overlays: What the client does after the installation.
         inexact_records: Project whose RECORD may disagree with its members → why.
         before: The name of the previous release of the stack; empty for the first.

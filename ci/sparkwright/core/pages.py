@@ -6,15 +6,12 @@ The templates of a package lie in its folder ``templates``, and extend ``base.ht
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from markupsafe import Markup
 
-from sparkwright.core.console import printable
 from sparkwright.core.states import SIGNS
 
 if TYPE_CHECKING:
@@ -24,12 +21,6 @@ if TYPE_CHECKING:
 LONGEST = 1000
 #: Categories of characters that move a cursor, turn the direction of writing or break a line.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
-#: What Markdown, or the sites that render it, take for their own.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
-#: A mention, an address or an issue that a site would make a link of; a character without width
-#: ends it.
-_LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -46,19 +37,6 @@ class Table(msgspec.Struct, frozen=True):
     rows: Sequence[tuple[str, ...]]
     narrow: int
     note: str = ""
-
-
-def markdown_escape(line: str) -> str:
-    """Return *line* with markup, links and mentions escaped."""
-    return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
-
-
-def markdown_block(lines: Sequence[str]) -> str:
-    """Return *lines* in a code block that none of them can end."""
-    text = printable("\n".join(lines))
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}\n"
 
 
 def clean(text: str, longest: int = LONGEST) -> str:
@@ -88,17 +66,4 @@ def environment(package: str) -> Environment:
         keep_trailing_newline=True,
     )
     templates.globals.update(signs=SIGNS)
-    templates.filters.update(
-        # Plain text of Markdown: no markup, no link, no mention.
-        md=lambda value: markdown_escape(str(value)[:LONGEST]),
-        code=_markdown_code,
-        # None of the lines can end the block.
-        block=lambda lines: Markup(markdown_block(lines)),  # noqa: S704  not HTML
-    )
     return templates
-
-
-def _markdown_code(value: Any) -> str:
-    """Return *value* as code in a cell of a Markdown table."""
-    text = str(value)[:LONGEST].replace("`", "'").replace("|", "\\|")
-    return f"`{text}`" if text else "–"

@@ -1,9 +1,8 @@
 """
-What people, pip and uv read of an index: notes of releases in Markdown, and pages, made from its
-signed records.
+What people, pip and uv read of an index: pages, made from its signed records.
 
-Notes and pages state what records prove. What was not measured or not looked up is written so, and
-never counts for the fork. `simple/<channel>/` is the simple API as HTML (PEP 503), with yanks (592)
+Pages state what records prove. What was not measured or not looked up is written so, and never
+counts for the fork. `simple/<channel>/` is the simple API as HTML (PEP 503), with yanks (592)
 and METADATA (658, 714). The pages carry no signature. They are written after the signed metadata;
 what a killed run left old, the next command writes again.
 """
@@ -20,11 +19,9 @@ from sparkwright.bench.records import METRICS
 from sparkwright.client.records import (
     CHANNELS,
     Channel,
-    ForkSource,
     Missing,
     Release,
     ReleaseFile,
-    ReleaseLock,
     ReleasePatch,
     ReleaseWheel,
     Speed,
@@ -45,7 +42,7 @@ Wheel = ReleaseWheel | ClientWheel
 
 @functools.cache
 def template(name: str) -> Template:
-    """Return a template of the pages or the notes."""
+    """Return a template of the pages."""
     return pages.environment("sparkwright.release").get_template(name)
 
 
@@ -124,19 +121,8 @@ def _remove_others(folder: Path, names: set[str]) -> None:
             shutil.rmtree(path)
 
 
-def notes(release: Release, before: Release | None) -> str:
-    """
-    Return the notes of *release*.
-
-    Args:
-        before: The release of the same stack before it; None for the first, or if it was removed.
-    """
-    return template("notes.md").render(view(release, before))
-
-
 def view(release: Release, before: Release | None) -> dict[str, Any]:
-    """Return what the templates of notes and release pages show."""
-    machines = dict.fromkeys(wheel.machine for wheel in release.wheels if wheel.machine != "any")
+    """Return what the page of *release* shows; *before* is the one of the stack before it."""
     torch = {lock.packages["torch"]: None for lock in release.locks if "torch" in lock.packages}
     return {
         "release": release,
@@ -145,12 +131,8 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
             [f"{fork.name} {fork.version}" for fork in release.forks]
             + [f"torch {version}" for version in torch]
         ),
-        "machines": ", ".join(machines),
-        "missing": [(wheel, entry) for wheel in release.wheels for entry in wheel.proof.missing],
         "patches": list(_patches(release, before)),
         "summary": _summary(release),
-        "sources": list(_source_changes(release, before)) if before else [],
-        "packages": [_package_changes(lock, before) for lock in release.locks] if before else [],
         "metrics": METRICS,
         "size_of": size,
         "reasons": reasons,
@@ -207,36 +189,3 @@ def _gain(speed: Speed) -> int:
         return 0
     higher = (speed.low > 1) - (speed.high < 1)
     return higher if METRICS[speed.metric][3] else -higher
-
-
-def _source_changes(release: Release, before: Release) -> Iterator[tuple[str, str, str, str]]:
-    """Yield fork, fact, value before and value now of what changed in the sources."""
-    now, then = ({fork.name: fork for fork in entry.forks} for entry in (release, before))
-    for name in dict.fromkeys((*now, *then)):
-        facts = [_facts(side[name]) if name in side else {} for side in (then, now)]
-        for fact in dict.fromkeys((*facts[0], *facts[1])):
-            old, new = (side.get(fact, "–") for side in facts)
-            if old != new:
-                yield name, fact, old, new
-
-
-def _facts(fork: ForkSource) -> dict[str, str]:
-    return {
-        "version": fork.version,
-        "source": f"{fork.kind} {fork.pin[:16]}",
-        "built": fork.built,
-        "official wheel": fork.base[:16],
-        "patches": str(len(fork.patches)),
-        "places changed by arch rules": str(fork.sites),
-        "compiler": fork.cuda,
-    }
-
-
-def _package_changes(lock: ReleaseLock, before: Release) -> dict[str, Any]:
-    then = next((old.packages for old in before.locks if old.machine == lock.machine), {})
-    rows = [
-        (name, then.get(name, "–"), lock.packages.get(name, "–"))
-        for name in sorted({*then, *lock.packages})
-    ]
-    changed = [row for row in rows if row[1] != row[2]]
-    return {"machine": lock.machine, "rows": changed, "same": len(rows) - len(changed)}

@@ -238,7 +238,6 @@ class Publisher:
         locks = [(self.folder / lock.path).read_bytes() for lock in entry.release.locks]
         packs = release_draft.warm_packs(proofs, folders, locks, contents)
         release = replace(entry.release, wheels=tuple(wheels), packs=packs)
-        release = release_draft.with_notes(release, index.before(release), contents)
         with self._changing(index) as change:
             _set_release(change, release, contents, "verified")
         return _changed(self._index(), name)

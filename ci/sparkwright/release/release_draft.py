@@ -235,8 +235,7 @@ def draft(
     _require_installable(release, wheels, contents)
     folders = {facts.name: verdicts or facts.path.parent for facts in wheels}
     locks = [data for file, data in contents.items() if file.name.startswith("pylock.")]
-    release = replace(release, packs=warm_packs(proofs, folders, locks, contents))
-    return with_notes(release, before, contents)
+    return replace(release, packs=warm_packs(proofs, folders, locks, contents))
 
 
 def _address(name: str, published: ReleaseWheel | None, host: str) -> str:
@@ -310,12 +309,6 @@ def _lock(
         pythons=locked.pythons,
         packages=locked.packages,
     )
-
-
-def with_notes(release: Release, before: Release | None, contents: Contents) -> Release:
-    """Return *release* with its notes, which are added to *contents*."""
-    text = pages.notes(release, before)
-    return replace(release, notes=_add(f"{release.name}.md", text.encode(), contents))
 
 
 def warm_packs(

@@ -1,4 +1,4 @@
-"""Notes and pages of releases: what the records say, no more, and no string of a record as markup."""
+"""Pages of releases: what the records say, no more, and no string of a record as markup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from tests.support import tufindex
 
@@ -18,7 +17,6 @@ from sparkwright.client.records import (
     Missing,
     Proof,
     Release,
-    ReleaseLock,
     ReleasePatch,
     Speed,
 )
@@ -44,14 +42,6 @@ PATCHES = (
 )  # fmt: skip
 
 
-def lock(**packages: str) -> ReleaseLock:
-    """Return a lock of *packages*, an underscore for a hyphen."""
-    return ReleaseLock(
-        name="pylock.aarch64.toml", size=1, sha256="0" * 64, machine="aarch64", pythons=("3.12",),
-        packages={name.replace("_", "-"): version for name, version in packages.items()},
-    )  # fmt: skip
-
-
 def release(name: str = "2026.11.2", *, proof: Proof = PROOF, **changed: Any) -> Release:
     """Return a release with one wheel of vLLM."""
     plain = tufindex.release(name)[0]
@@ -63,27 +53,47 @@ def release(name: str = "2026.11.2", *, proof: Proof = PROOF, **changed: Any) ->
     return replace(plain, **{"wheels": wheels, "forks": (fork,), "before": "2026.11.1", **changed})
 
 
-def test_release_before_decides_what_is_compared() -> None:
+class Elements(html.parser.HTMLParser):
+    """The elements of a page, by name, with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.attributes: dict[str, set[str]] = {}
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.setdefault(tag, set()).update(name for name, _ in attrs)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(record: Release, before: Release | None = None, yanked: str = "") -> tuple[str, Elements]:
+    """Return the page of a release, and its elements."""
+    state, view = replace(tufindex.state(record), yanked=yanked), pages.view(record, before)
+    text = pages.template("release.html").render(
+        title=record.name,
+        state=state,
+        url="https://a.example/",
+        link=lambda file, _: file.path,
+        **view,
+    )
+    return text, Elements(text)
+
+
+def test_release_before_decides_what_is_a_change() -> None:
     old = release(
         "2026.11.1",
-        locks=(lock(torch="2.13.0", numpy="2.1.0", gone="1.0", same="1"),),
-        forks=(replace(release().forks[0], version="0.32.0", patches=(replace(PATCHES[0], sha256="9" * 64), replace(PATCHES[1], name="c.patch"))),),
+        forks=(replace(release().forks[0], patches=(replace(PATCHES[0], sha256="9" * 64), replace(PATCHES[1], name="c.patch"))),),
     )  # fmt: skip
-    new = release(locks=(lock(torch="2.14.0", numpy="2.4.0", added="1.0", same="1"),))
-    text = pages.notes(new, old)
-    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text.partition("## Patches")[0], flags=re.M)
-    assert rows[-4:] == [
-        ("added", "–", "1.0"),
-        ("gone", "1.0", "–"),
-        ("numpy", "2.1.0", "2.4.0"),
-        ("torch", "2.13.0", "2.14.0"),
-    ]
-    assert "1 have the same version" in text
-    assert "| vllm | version | `0.32.0` | `0.33.0` |" in text
-    changes = re.findall(r"^\| vllm \| `([^`]+)` \| [^|]+ \| (\w+) \|", text, flags=re.M)
+    shown = page(release(), old)[1].text
+    changes = re.findall(r"^vllm(\S+\.patch|#35568)(?:Clamp|Convert) [a-z ]+?(added|changed|dropped|unchanged)it", shown, flags=re.M)
     assert changes == [("a.patch", "changed"), ("#35568", "added"), ("#35568", "dropped")]
-    assert "The record of 2026.11.1 is no longer in the index." in pages.notes(new, None)
-    assert "first release of the stack" in pages.notes(replace(new, before=""), None)
+    assert "The record of 2026.11.1 is no longer in the index." in page(release())[1].text
+    assert "first release of the stack" in page(release(before=""))[1].text
 
 
 @pytest.mark.parametrize(
@@ -95,17 +105,17 @@ def test_release_before_decides_what_is_compared() -> None:
         ({"speeds": ()}, "It was not shown that this release is faster"),
     ],
 )
-def test_notes_claim_no_speed_that_was_not_measured(change: dict[str, Any], says: str) -> None:
+def test_page_claims_no_speed_that_was_not_measured(change: dict[str, Any], says: str) -> None:
     wheel = replace(release().wheels[0], project="vllm", proof=replace(PROOF, **change))
-    text = pages.notes(release(wheels=(wheel,)), None)
-    assert says in text.replace("\u200b", "").replace("\\", "")
+    text = page(release(wheels=(wheel,)))[1].text
+    assert says in text
     assert ("It was not shown" in text) == bool(change)
 
 
-def test_notes_say_what_is_not_known() -> None:
+def test_page_says_what_is_not_known() -> None:
     fork = replace(release().forks[0], resolved=False, isolation="", patches=())
-    text = pages.notes(release(forks=(fork,), proof=Proof(policy="0" * 64)), None)
-    for says in ("(not resolved)", "not recorded", "No gate was run.", "No fork carries a patch."):
+    text = page(release(forks=(fork,), proof=Proof(policy="0" * 64)))[1].text
+    for says in ("(not resolved)", "not recorded", "No fork carries a patch."):
         assert says in text
 
 
@@ -129,47 +139,13 @@ def poisoned(value: Any) -> Any:
     return HOSTILE + value if isinstance(value, str) else value
 
 
-class Elements(html.parser.HTMLParser):
-    """The elements of a page, by name, and their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.attributes: dict[str, set[str]] = {}
-        self.links: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes.setdefault(tag, set()).update(name for name, _ in attrs)
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
-
-
-def page(record: Release, yanked: str) -> tuple[str, Elements]:
-    """Return the page of a release, and its elements."""
-    state, view = replace(tufindex.state(record), yanked=yanked), pages.view(record, None)
-    text = pages.template("release.html").render(
-        title=record.name,
-        state=state,
-        url="https://a.example/",
-        link=lambda file, _: file.path,
-        **view,
-    )
-    return text, Elements(text)
-
-
 def test_no_string_of_a_record_becomes_markup_and_a_page_runs_nothing() -> None:
-    """A page with poison in every free field has the elements of the plain one; a Markdown parser finds no other kind in the notes."""
-
-    def kinds(record: Release) -> set[str]:
-        tokens = MarkdownIt("commonmark").enable("table").parse(pages.notes(record, None))
-        return {part.type for token in tokens for part in (token.children or [token])}
-
+    """A page with poison in every free field has the elements of the plain one."""
     good = release()
     bad = msgspec.convert(poisoned(msgspec.to_builtins(good)), Release)
-    (shown, plain), (_, hostile) = page(good, "bad"), page(bad, HOSTILE)
+    (shown, plain), (poison, hostile) = page(good, yanked="bad"), page(bad, yanked=HOSTILE)
     assert (hostile.attributes, hostile.links) == (plain.attributes, plain.links)
-    assert kinds(bad) <= kinds(good)
-    text = pages.notes(bad, None)
-    assert ("\u202e" in text, "script" in text) == (False, True)
+    assert ("\u202e" in poison, "script" in hostile.text) == (False, True)
     # One file, whose policy forbids scripts and anything that is fetched.
     assert {"script", "img", "iframe", "form"}.isdisjoint(plain.attributes)
     assert not any("://" in link for link in plain.links)
