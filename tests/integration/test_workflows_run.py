@@ -56,7 +56,7 @@ class Lab:
         git(folder, "init", "--quiet", "--bare", str(self.public))
         variables = {
             "SPARKWRIGHT_CONFIG": strict_yaml.dump({"mirrors": {upstreams.HOST: f"{mirrored}/"}}),
-            "LAB_REPOSITORY": "acme/lab", "PUBLIC_REPOSITORY": "acme/wheels", "MODELS": "/srv/models",
+            "LAB_REPOSITORY": "acme/lab", "PUBLIC_REPOSITORY": "acme/wheels", "MODELS": "/srv",
         }  # fmt: skip
         self.world = World(folder / "world", repository, variables, first_index(folder, self.public, yaml.safe_load(policy.read_text())["gpu"]), (mirrored,), host.url, host.gh(folder / "gh"))
         # Downloads and tools of an earlier test stay, so that not each downloads the compiler; nothing that was built does.

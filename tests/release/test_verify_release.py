@@ -59,7 +59,7 @@ def _another_state(owner: IndexOwner) -> None:
     ("change", "says"),
     [
         (_another_wheel, "1 of "), (_another_record, "error: "), (_another_state, "error: "),
-        (lambda owner: next(owner.root.glob("files/*/*.md")).unlink(), "1 of "),
+        (lambda owner: next(owner.root.glob("files/*/vllm*.provenance.json")).unlink(), "1 of "),
     ],
 )  # fmt: skip
 def test_what_was_not_signed_is_refused(owner: IndexOwner, change: Callable[[IndexOwner], None], says: str) -> None:
