@@ -117,8 +117,7 @@ def apply_patches(objects: Objects, fork: str, base: str, patches: Sequence[Patc
     """
     Apply *patches* to the tree *base*, in order; takes and raises as `patched_tree`.
     """
-    outcomes = evaluate(objects, base, patches, strict=True)
-    return patched_tree(objects, fork, base, patches, outcomes)
+    return patched_tree(objects, fork, base, patches, evaluate(objects, base, patches, strict=True))
 
 
 def patched_tree(

@@ -99,8 +99,7 @@ def explain(
         reference, what = "patch-already-upstream", f"is in {fork} already, and changed since"
         if patch.pick:
             options = f"--stack {upstream.context.project.stack} --fork {fork}"
-            drop = f"sparkwright patch pick {patch.pick} {options} --drop"
-            commands = [drop, *commands[1:]]
+            commands = [f"sparkwright patch pick {patch.pick} {options} --drop", *commands[1:]]
     rows += [f"to go on: {command}" for command in commands]
     what = f"{patch.name} {what}{': ' if wrong else ''}{', '.join(wrong)}."
     return PatchError(reference, what, details=rows, todo=todo)

@@ -337,8 +337,7 @@ def _rewrite_stack(project: Project, fork: str, old: str, version: str, after: F
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
     start, end = strict_yaml.span(text, "forks", fork)
-    quoted = rf'"(v?){re.escape(old)}"'
-    block = re.sub(quoted, lambda pin: f'"{pin[1]}{version}"', text[start:end])
+    block = re.sub(rf'"(v?){re.escape(old)}"', lambda pin: f'"{pin[1]}{version}"', text[start:end])
     block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
     for machine, base in before.bases.items():
         block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')

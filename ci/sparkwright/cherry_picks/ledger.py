@@ -63,8 +63,7 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def __post_init__(self) -> None:
         for day in {self.seen, self.date} - {"never", UNRESOLVED}:
             datetime.date.fromisoformat(day)
-        pins = (self.base, self.sha256, self.patch_id, self.tip)
-        if self.stacks and UNRESOLVED in pins:
+        if self.stacks and UNRESOLVED in (self.base, self.sha256, self.patch_id, self.tip):
             raise ValueError(
                 f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned"
             )

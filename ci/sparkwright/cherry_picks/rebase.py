@@ -120,8 +120,7 @@ def start(
     folder = folder_of(context, fork)
     patches = [patch for patch in series.load_series(context, fork) if patch.name not in gone]
     picks = [patch for patch in patches if patch.pick]
-    outcomes = apply.evaluate(context.objects, base.tree, picks)
-    tried = list(zip(picks, outcomes, strict=True))
+    tried = list(zip(picks, apply.evaluate(context.objects, base.tree, picks), strict=True))
     stuck = dict[str, str]()
     for pick, reply in tried:
         if reply.status == "conflict":
@@ -140,8 +139,7 @@ def start(
         work.borrow(context.objects.path.parent)
         config = work.path / "config"
         config.write_text(config.read_text() + _CONFIG)
-        title = f"{fork} {base.name}"
-        tip = work.commit(base.tree, title, author="sparkwright", date=_EPOCH)
+        tip = work.commit(base.tree, f"{fork} {base.name}", author="sparkwright", date=_EPOCH)
         work.run(["update-ref", BASE, tip])
         for pick, reply in tried:
             if reply.status == "applied":

@@ -88,11 +88,10 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
             todo=f"Give a mirror of {ledger.url} (--mirror), or run `sparkwright fetch` once with "
             "a connection.",
         ) from error
-    files = sorted(part.path for part in patch.sections(data))
     pins = {
         "sha256": (record.sha256, sha256_bytes(data)),
         "patch-id": (record.patch_id, patch.patch_id(context.objects, data)),
-        "files": (sorted(record.files), files),
+        "files": (sorted(record.files), sorted(part.path for part in patch.sections(data))),
     }
     if wrong := [name for name, (pin, actual) in pins.items() if pin != actual]:
         raise PatchError(

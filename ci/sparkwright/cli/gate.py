@@ -254,8 +254,7 @@ def _spend_night(
     console.result(night.answer)
     console.result(f"page: {night.page}")
     ladder_document = ladder.document(night.ladder)
-    document = {"ladder": ladder_document, "answer": night.answer, "page": str(night.page)}
-    console.document(document)
+    console.document({"ladder": ladder_document, "answer": night.answer, "page": str(night.page)})
     ladder.raise_for_state(night.ladder)
 
 

@@ -69,8 +69,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
     )
-    rules = policy.load(context.project.root, context.project.spec.arch)
-    root = arguments.trust or rules.file.root
+    root = arguments.trust or policy.load(context.project.root, context.project.spec.arch).file.root
     index = open_index(Prefix(default_prefix()).root / "trust", address, root)
     platform, channel = arguments.platform, arguments.channel
     name = images.select(

@@ -143,8 +143,7 @@ def run_status(arguments: argparse.Namespace) -> Document:
                 stacks[name] += drift.status(own, fork)
         for line in stacks[name]:
             rows.append([line.name.removesuffix(".patch"), line.fork, line.needed, line.reason])
-        columns = ["patch", "fork", "still needed?", "why"]
-        console.table(f"stack {name}", columns, rows, result=True)
+        console.table(f"stack {name}", ["patch", "fork", "still needed?", "why"], rows, result=True)
     return {"stacks": stacks}
 
 

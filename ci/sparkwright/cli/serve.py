@@ -260,9 +260,8 @@ def _request(arguments: argparse.Namespace) -> ServeRequest:
         text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
         console.warn(f"not passed to the server: {text}")
     stated = {name: value for name, value in vars(arguments).items() if value not in (None, "")}
-    request = msgspec.convert(stated, ServeRequest)
     return replace(
-        request,
+        msgspec.convert(stated, ServeRequest),
         flags=tuple(arguments.flag),
         variables=variables,
         shell=shell,
@@ -296,8 +295,7 @@ def _check_health(arguments: argparse.Namespace) -> int:
     console.document({"health": state})
     if failure := FAILURES.get(state.state):
         what = f"The server at {url} does not serve: {state.state}."
-        data = msgspec.to_builtins(state)
-        raise ServeError(failure, what, details=[state.message], data=data)
+        raise ServeError(failure, what, details=[state.message], data=msgspec.to_builtins(state))
     console.result(f"{state.state}: {state.message} at {url}")
     if arguments.deep:
         console.result(health.compare_with_canary(url, config.root(arguments.root), key))
@@ -346,8 +344,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
         return 0
     variables, descriptors = server.environment(), list[int]()
     if machines:
-        words = server.python, server.model, server.flags, variables
-        links, flags = peers.gather(machines, *words)
+        links, flags = peers.gather(machines, *server.python, server.model, server.flags, variables)
         server, descriptors = replace(server, flags=flags), [link.detach() for link in links]
     floor = plan.memory.floor
     guard.start(floor, guard_limit(floor), plan.model.path, descriptors)
@@ -361,8 +358,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
     text = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     if explained:
         _explain_start(plan.warm)
-    command = server.command(request.port, request.host)
-    return _become(command, {**variables, health.RECORD: text})
+    return _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
 
 
 def _show(plan: ServingPlan) -> None:

@@ -76,8 +76,7 @@ def select(
         flag-unknown: vLLM does not know a flag.
     """
     environment.check(words)
-    other = flags.speculation(words).get("model")
-    left_out = (*LEFT_OUT, *(DRAFTING if other else ()))
+    left_out = (*LEFT_OUT, *(DRAFTING if flags.speculation(words).get("model") else ()))
     kept_words = [
         word for each in flags.parse(words) if each.name not in left_out for word in each.words
     ]
