@@ -136,7 +136,7 @@ def names_in(package: Path, *files: str) -> set[str]:
 def test_recipe_says_what_the_vllm_of_the_default_stack_knows(name: str, release: Path) -> None:
     """Flags, variables, parsers, ways to draft and kernels that are chosen; a recipe for that release is never refused for one of them."""
     package = release / "vllm"
-    environment = ServingEnvironment(prefix=release, vllm="0.33.0", package=package, loaders=frozenset())
+    environment = ServingEnvironment(prefix=release, vllm="0.33.0", package=package)
     recipe = recipes.load(ROOT, name)
     variant = recipe.find_variant("0.33.0")
     assert variant, "a recipe that the newest release cannot serve is of no use to an owner"

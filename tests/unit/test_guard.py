@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.support import eater
 from tests.support.processes import until
-from tests.support.standin import Machine, _machine, _standin
+from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.cli import doctor
 from sparkwright.core.memory import guard_limit
@@ -86,50 +86,6 @@ def test_looks_are_rare_while_there_is_much_and_as_close_as_needed(folder: Folde
     assert watch.period == guard.LONGEST
     folder.set(7.9)
     assert "7.9 GiB of memory were available" in watch.look(10.0)
-
-
-#: A server with a guard, whose arguments follow.
-SERVER = "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()), *sys.argv[2:]]); time.sleep(600)"
-
-
-def test_of_two_servers_the_later_one_ends_and_the_other_looks_again(folder: Folder, tmp_path: Path) -> None:
-    """Both guards fired at once. Where memory goes on to fall, the other ends as well."""
-    servers = list[subprocess.Popen[str]]()
-    for number in range(2):
-        words = [guard.__file__, str(12 * GIB), str(8 * GIB), str(tmp_path / f"{number}.json"), "/nonexistent", str(folder.path)]
-        servers.append(subprocess.Popen([sys.executable, "-c", SERVER, *words], stderr=subprocess.PIPE, text=True))
-        until(lambda: "guard.py" in str([child.cmdline() for child in psutil.Process(servers[-1].pid).children()]))
-        time.sleep(0.3)
-    try:
-        folder.set(7.0)
-        assert servers[1].wait(10) == -signal.SIGKILL
-        # Memory comes back later.
-        time.sleep(1.5)
-        assert servers[0].poll() is None
-        folder.set(40.0)
-        time.sleep(1.5)
-        assert servers[0].poll() is None
-        folder.set(5.0)
-        assert servers[0].wait(10) == -signal.SIGKILL
-        assert servers[0].stderr
-        assert "a server that started later ends" in servers[0].stderr.read()
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-            assert server.stderr
-            server.stderr.close()
-
-
-def test_a_later_server_that_does_not_end_is_not_waited_for_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(guard, "guards_after", lambda *_: {77})
-    watch = folder.guard()
-    folder.set(7.5)
-    assert [watch.look(1.0), watch.look(1.0)] == ["", ""]
-    now[0] += guard.GRACE + 1
-    assert "7.5 GiB of memory were available" in watch.look(1.0)
 
 
 def test_machine_that_stalls_ends_the_server_although_memory_seems_available(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +169,19 @@ def test_guard_that_is_killed_is_missed_and_the_server_goes_on(machine: Machine)
     (check,) = rows(machine)
     assert (check.state, check.remedy) == ("look", "restart it")
     assert "its guard was killed" in check.meaning
+
+
+def test_of_two_servers_the_later_one_ends_first(machine: Machine) -> None:
+    """By its limit, which lies nearer to its floor than that of any server alone."""
+    machine.start("--floor", "4")
+    machine.until_healthy()
+    machine.port = free_port()
+    child = machine.start("--floor", "4")
+    machine.until_healthy()
+    words = watcher(child.pid).cmdline()
+    floor, limit = words[words.index(str(child.pid)) + 1 :][:2]
+    assert int(limit) / int(floor) == pytest.approx(0.9)
+    assert guard_limit(4.0) < 0.9 * 4
 
 
 def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import checkpoints, packs, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
@@ -102,7 +100,6 @@ def nemotron(folder: Path, *, drafts: bool = False) -> Path:
 # Preflight.
 
 MTP = '--speculative-config={"method":"mtp","num_speculative_tokens":3}'
-NGRAM = '--speculative-config={"method":"ngram","num_speculative_tokens":3}'
 PINNED = "--kv-cache-memory-bytes=4G"
 
 
@@ -129,30 +126,6 @@ def test_rule_holds_whatever_gave_the_flags(world: World, recipe: str, given: li
         world.plan(recipe, model=str(model), flags=tuple(given), machine=SPARK)
     broken = [line for line in caught.value.details if line.startswith(reference)]
     assert len(broken) == 1, caught.value.details
-
-
-@pytest.mark.parametrize(
-    ("given", "drafts"),
-    [
-        ([MTP], True),
-        (['--speculative-config={"method":"mtp","moe_backend":"triton"}', "--moe-backend=flashinfer_b12x"], True),
-        ([NGRAM, "--moe-backend=flashinfer_b12x"], False),
-        (["--gpu-memory-utilization=0.85"], False),
-    ],
-)
-def test_rule_lets_the_opposite_pass(world: World, given: list[str], drafts: bool) -> None:
-    assert world.plan(model=str(nemotron(world.folder / "nemotron", drafts=drafts)), flags=(PINNED, *given), machine=SPARK)
-
-
-@pytest.mark.parametrize(("backend", "reference"), [("triton", "mxfp4-triton"), ("flashinfer_b12x", "b12x-experts"), ("marlin", "")])
-def test_kernels_that_compute_wrongly_are_refused(world: World, backend: str, reference: str) -> None:
-    """512 experts in MXFP4, as gpt-oss stores them."""
-    name, shape = "model.layers.0.mlp.experts.up", {"num_hidden_layers": 1, "num_experts_per_tok": 4}
-    tensors = [(f"{name}_blocks", "U8", [512, 4, 1, 16]), (f"{name}_scales", "U8", [512, 4, 1])]
-    model = checkpoints.write(world.folder / "experts", {"model_type": "gpt_oss", **shape}, tensors)
-    with refusal("serve-unfit") if reference else contextlib.nullcontext() as caught:
-        world.plan(model=str(model), flags=(PINNED, "--moe-backend", backend), machine=SPARK)
-    assert caught is None or caught.value.details[0].startswith(reference)
 
 
 def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None:
@@ -240,21 +213,6 @@ def test_machines_share_what_divides_and_no_more_gpus_than_there_are(world: Worl
         assert tuple(int(flags.number(words, f"--{name}-parallel-size") or 0) for name in ("tensor", "pipeline")) == parts
 
 
-def test_other_count_of_machines_is_no_other_checkpoint(world: World) -> None:
-    """What a node holds is compared as the recipe states it, for its own machines."""
-    plan = {**msgspec.to_builtins(recipes.load(world.folder / "data", "toy-cpu").plan), "weights": 8 / GIB}
-    world.edit("toy-cpu", plan=plan, model={"repository": "org/toy", "revision": "unresolved", "quantization": "none"})
-    for nodes in (1, 2):
-        assert world.plan("toy-cpu", nodes=nodes, machine=SPARK, address="127.0.0.1").nodes == nodes
-
-
-def test_vllms_own_flags_for_two_machines_are_taken(world: World) -> None:
-    """Without Ray; of more parts than the machines have GPUs, nothing starts."""
-    assert world.plan(flags=("--nnodes=2", "--tensor-parallel-size=2"), machine=SPARK)
-    with refusal("usage", match="needs 4 GPUs, and there are 2"):
-        world.plan(flags=("--nnodes=2", "--tensor-parallel-size=4"), machine=SPARK)
-
-
 def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None:
     """On unified memory, and if it reads the variable, which stock does not; the user's own value stays."""
     name, sleep = "VLLM_MEMORY_RESERVE_GIB", "VLLM_SHM_READER_SLEEP"
@@ -270,15 +228,6 @@ def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None
     assert name not in world.plan(machine=DESKTOP).launch.variables
 
 
-def test_gpu_with_memory_of_its_own_is_not_judged_by_the_hosts_facts(world: World) -> None:
-    """A model of 17 GiB on 24: processes, and what the host tunes and holds, lie elsewhere."""
-    gpu = MachineMemory(24.0, 23.5, gpus=1)
-    checkpoints.write(world.model, json.loads((world.model / "config.json").read_text()), [("weight", "BF16", [17 << 29])])
-    plan = world.plan(machine=gpu, floor=5.0)
-    assert (plan.memory.reserve, plan.memory.autotune, plan.memory.floor) == (2.0, 0.0, 0.0)
-    assert flags.number(plan.launch.flags, "--gpu-memory-utilization") == 0.919
-
-
 @pytest.mark.parametrize("recipe", ["", "toy-cpu"])
 @pytest.mark.parametrize("given", [["--kv-offloading-size", "500"], ["--cpu-offload-gb=500"]])
 def test_what_is_offloaded_to_shared_memory_is_counted(world: World, recipe: str, given: list[str]) -> None:
@@ -290,13 +239,6 @@ def test_what_is_offloaded_to_shared_memory_is_counted(world: World, recipe: str
     plans = [world.plan(recipe, flags=(PINNED, *words), machine=SPARK) for words in ([], less)]
     assert plans[1].memory.needed == pytest.approx(plans[0].memory.needed + 5)
     assert world.plan(recipe, flags=(PINNED, *given), machine=MachineMemory(140.4, 139.0, 1))
-
-
-def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:
-    plan = world.plan("toy-cpu", flags=("--max-model-len=512",), floor=2.0, machine=DESKTOP)
-    assert [word for word in plan.launch.flags if word.startswith("--max-model-len")] == ["--max-model-len=512"]
-    with refusal("serve-unfit", match="toy-cpu cannot be served here"):
-        world.plan("toy-cpu", floor=4000.0)
 
 
 @pytest.mark.parametrize(
@@ -315,34 +257,13 @@ def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> 
         ({"flags": ("--port=5",)}, "flag-unknown"),
         ({"flags": ("--num-gpu-blocks-override=100000000",)}, "flag-unknown"),
         ({"flags": ("value",)}, "flag-unknown"),
-        ({"flags": ("--load-format=fastsafetensors",)}, "loader-missing"),
-        ({"flags": ("--load-format", "runai_streamer")}, "loader-missing"),
+        ({"flags": ("--nnodes=2", "--tensor-parallel-size=4")}, "usage"),
         ({"variables": {"VLLM_NVFP4_GEMM_BACKEND": "x"}}, "variable-refused"),
     ],
 )
 def test_refused_before_the_start(world: World, values: dict[str, Any], reference: str) -> None:
     with refusal(reference):
         world.plan(**values, machine=DESKTOP)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--attention-backend=FLASHMLA",),
-        ("--attention-backend", "flashmla_sparse"),
-        ("--attention-config.backend=FLASHMLA",),
-        ("-ac", '{"flash_attn_version": 3}'),
-    ],
-)
-def test_backend_whose_library_was_left_out_is_refused(world: World, words: tuple[str, ...]) -> None:
-    """By the build record of the installed wheel; other backends are not."""
-    info = next(world.site.glob("vllm-*.dist-info"))
-    reasons = {"vllm/_flashmla_C.abi3.so": "SM 9.0", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": "SM 9.0"}
-    assert world.plan(flags=words, machine=DESKTOP)
-    (info / "sparkwright.json").write_bytes(msgspec.json.encode({"transplant": {"left_out": reasons}}))
-    with refusal("library-left-out", match="library left out"):
-        world.plan(flags=words, machine=DESKTOP)
-    assert world.plan(flags=("--attention-backend=FLASH_ATTN", "--attention-config.flash_attn_version=2"), machine=DESKTOP)
 
 
 @pytest.mark.parametrize(
@@ -395,16 +316,6 @@ def test_hostile_config_ends_in_a_named_refusal(world: World, field: str, value:
         assert world.plan(nodes=2, address="127.0.0.1", machine=SPARK)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    ['{"model":"ngram"}', '{"model":"[ngram]"}', '{"model":7}', '{"model":{}}', '{"model":["x"]}', '{"method":[1]}', '{"method":{"mtp":1}}', "[]", "{", "null", '{"moe_backend":5,"method":"mtp"}'],
-)  # fmt: skip
-def test_hostile_settings_of_drafts_end_in_a_named_refusal(world: World, settings: str) -> None:
-    ours = "ngram" in settings
-    with contextlib.nullcontext() if ours else contextlib.suppress(SparkwrightError):
-        assert world.plan(flags=("--speculative-config", settings), machine=SPARK)
-
-
 def test_refusals_name_the_successor(world: World) -> None:
     """Of a removed variable, and of a misspelt one."""
     with refusal("variable-refused") as variable:
@@ -449,18 +360,6 @@ def test_sources_that_are_not_vllms_check_nothing(world: World) -> None:
         (world.site / "vllm" / name).write_text("x = (\n")
     plan = world.plan(flags=("--new-flag=1",), variables={"VLLM_NEW": "1"}, machine=DESKTOP)
     assert "--new-flag=1" in plan.command
-
-
-WORDS = st.lists(st.from_regex(r"--[a-c](=[0-9])?|[0-9]", fullmatch=True), max_size=6).filter(lambda words: words[:1] != [] and words[0][0] == "-")
-
-
-@given(below=WORDS, above=WORDS)
-def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], above: list[str]) -> None:
-    merged = flags.merge(below, above)
-    assert list(merged[-len(above) :]) == above
-    for name in ("--a", "--b", "--c"):
-        names = [argument.name for argument in flags.parse(above)]
-        assert flags.value(merged, name) == flags.value(above if name in names else below, name)
 
 
 def test_port_is_checked_now() -> None:
@@ -651,12 +550,6 @@ def test_name_of_no_single_recipe_lists_those_that_are_near(text: str, details: 
     assert todo in caught.value.todo
 
 
-def test_recipe_that_was_found_by_a_part_is_named(world: World) -> None:
-    """And another owner's checkpoint of that name is never served in its place."""
-    shutil.copy(recipes.files(world.folder / "data")["toy-cpu"], world.folder / "data" / "ci" / "recipes")
-    assert "toy-c: the recipe toy-cpu, of any" in world.plan("toy-c", machine=DESKTOP).warnings
-
-
 def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen: Callable[[Say], Listener]) -> None:
     """The hub states the size of each file, and a model that is too large is refused before it comes. Without an answer the size is not known."""
     files = [("model-1.safetensors", 3 << 30), ("model-2.safetensors", 1 << 30), ("original/model.safetensors", 9 << 30), ("config.json", 100), ("x.bin", 5 << 30)]
@@ -817,11 +710,6 @@ def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
     assert (one.path, one.weights, one.commit) == (tmp_path / "toy", 8, "")
     (tmp_path / "toy" / "model.safetensors").rename(tmp_path / "toy" / "pytorch_model.bin")
     assert models.find(str(tmp_path / "toy"), "", {}).weights == (tmp_path / "toy" / "pytorch_model.bin").stat().st_size
-
-
-def test_a_name_is_resolved_in_the_cache(hub: Path) -> None:
-    """The pinned commit, else the one that was fetched last."""
-    assert resolved(hub).path == resolved(hub, COMMIT).path == hub / "models--org--Toy-1" / "snapshots" / COMMIT
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,12 @@ def explain(
             rows += [f"  touched by our {own.name} before" for own in earlier if path in own.files]
         else:
             rows.append(f"{path}: fits")
-    tests = evidence(upstream, base, [patch], apply.try_patches(objects, base.tree, [patch]))
-    for test in tests[patch.name]:
+    tried = apply.try_patches(objects, base.tree, [patch])[patch.name]
+    tests = evidence(upstream, base, patch, tried)
+    for test in tests:
         rows.append(f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}")
     reference, what = "patch-conflict", f"does not apply to {fork}"
-    if any(test.holds for test in tests[patch.name]):
+    if any(test.holds for test in tests):
         reference, what = "patch-already-upstream", f"is in {fork} already, and changed since"
         if patch.pick:
             options = f"--stack {upstream.context.project.stack} --fork {fork}"

@@ -121,10 +121,10 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     """
     objects, tried = upstream.context.objects, list[Trial]()
     outcomes = apply.try_patches(objects, base.tree, patches)
-    stuck = [patch for patch in patches if outcomes[patch.name].status != "applied"]
-    tests = evidence(upstream, base, stuck, outcomes)
     for patch in patches:
-        outcome, proofs, lines = outcomes[patch.name], tests.get(patch.name, ()), (0, 0)
+        outcome, proofs, lines = outcomes[patch.name], tuple[Evidence, ...](), (0, 0)
+        if outcome.status != "applied":
+            proofs = evidence(upstream, base, patch, outcome)
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         if outcome.status == "already-upstream" or any(test.holds for test in proofs):
             state = "already-upstream"
@@ -152,28 +152,11 @@ def _key(context: RunContext, fork: str) -> str:
     return content_key("drift", {"stack": context.project.stack, "fork": fork})
 
 
-class PatchStatus(msgspec.Struct, frozen=True):
+def status(context: RunContext, fork: str) -> list[dict[str, str]]:
     """
-    A patch or pick of a stack.
-
-    Attributes:
-        needed: Whether it is still needed, by the last drift.
-        page: The page of a pull request.
-    """
-
-    fork: str
-    name: str
-    subject: str
-    needed: str
-    reason: str
-    drop_when: str
-    page: str = ""
-
-
-def status(context: RunContext, fork: str) -> list[PatchStatus]:
-    """
-    Return a line per pick and patch of *fork*, in the order of application, by the last drift in
-    the store; that of another version of a patch does not count.
+    Return a record per pick and patch of *fork*, in the order of application: its name, subject,
+    reason, drop condition, page of the pull request, and whether it is still needed, by the last
+    drift in the store; that of another version of a patch does not count.
     """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = context.store.get("drift", _key(context, fork), Drift)
@@ -186,8 +169,8 @@ def status(context: RunContext, fork: str) -> list[PatchStatus]:
             if trial.sha256 == patch.sha256:
                 needed = f"{MEANING[trial.state]} on {trial.base}"
         page = ledger.page(patch.pick) if patch.pick else ""
-        texts = (patch.name, patch.subject, needed, patch.reason, patch.drop_when, page)
-        lines.append(PatchStatus(fork, *texts))
+        record = {"fork": fork, "name": patch.name, "subject": patch.subject, "needed": needed}
+        lines.append(record | {"reason": patch.reason, "drop_when": patch.drop_when, "page": page})
     return lines
 
 

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -322,30 +322,24 @@ class Evidence(msgspec.Struct, frozen=True):
     says: str
 
 
-def evidence(
-    upstream: Upstream, base: Base, patches: Sequence[Patch], outcomes: Mapping[str, Outcome]
-) -> dict[str, tuple[Evidence, ...]]:
+def evidence(upstream: Upstream, base: Base, ours: Patch, outcome: Outcome) -> tuple[Evidence, ...]:
     """
-    Return the results of three tests for each of *patches* on *base*, by its name; each test finds
-    what the others miss. The first two do not hold if a later commit takes the change back.
+    Return the results of three tests of whether *base* has the change of *ours*; each finds what
+    the others miss. The first two do not hold if a later commit takes the change back.
 
     The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
     commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
     needs no history (as ``stg rebase --merged`` does).
 
     Args:
-        outcomes: On *base*, by name; see `apply.try_patches`.
+        outcome: On *base*; see `apply.try_patches`.
     """
-    results, landed = dict[str, tuple[Evidence, ...]](), _patch_id_tests(upstream, base, patches)
-    for entry in patches:
-        reverts = outcomes[entry.name].reverts
-        holds = "holds the whole change" if reverts else "does not hold all of it"
-        results[entry.name] = (
-            Evidence("ancestor", *_ancestor(upstream, base, entry)),
-            Evidence("patch-id", *landed[entry.name]),
-            Evidence("reverse", reverts, f"{base.name} {holds}"),
-        )
-    return results
+    holds = "holds the whole change" if outcome.reverts else "does not hold all of it"
+    return (
+        Evidence("ancestor", *_ancestor(upstream, base, ours)),
+        Evidence("patch-id", *_same_patch_id(upstream, base, ours)),
+        Evidence("reverse", outcome.reverts, f"{base.name} {holds}"),
+    )
 
 
 def _ancestor(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None, str]:
@@ -381,50 +375,29 @@ def _still_there(
     return True, says
 
 
-def _patch_id_tests(
-    upstream: Upstream, base: Base, patches: Sequence[Patch]
-) -> dict[str, tuple[bool | None, str]]:
+def _same_patch_id(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None, str]:
     """
-    Compare each of *patches* with every commit that changed exactly the same files; of a pick, the
-    whole diff counts.
+    Compare *ours* with every commit that changed exactly the same files, with the context of picks
+    and with that of ours; of a pick, the whole diff counts.
     """
-    objects, unknown = upstream.context.objects, f"the history of {base.name} is not known here"
-    ids, exact = dict[str, str](), list[list[str]]()
-    for entry in patches:
-        record = upstream.ledger.by_number.get(entry.pick)
-        ids[entry.name] = record.patch_id if record else patch.patch_id(objects, entry.data)
-        exact.append(sorted(record.files if record else entry.files))
-    landed: dict[str, str] | None = None
+    objects, record = upstream.context.objects, upstream.ledger.by_number.get(ours.pick)
+    own = record.patch_id if record else patch.patch_id(objects, ours.data)
+    if not own:
+        return None, "the diff is empty"
+    if not (upstream.mirror and base.commit):
+        return None, f"the history of {base.name} is not known here"
+    files = sorted(record.files if record else ours.files)
     try:
-        if upstream.mirror and base.commit:
-            landed = _landed(upstream, base.commit, exact)
+        # One path narrows the walk, and finds every commit that changed all of them.
+        listed = changes(objects, base.commit, files[:1])
+        same = [change for change in listed if sorted(change.files) == files]
+        upstream.fetch_files(same)
     except SparkwrightError as error:
-        unknown += f": {error.what}"
-    results = dict[str, tuple[bool | None, str]]()
-    for entry in patches:
-        name, patch_id = entry.name, ids[entry.name]
-        results[name] = (False, f"no commit of {base.name} has patch-id {patch_id[:12]}")
-        if not patch_id or landed is None:
-            results[name] = (None, unknown if patch_id else "the diff is empty")
-        elif commit := landed.get(patch_id):
-            says = f"{log(objects, '-1', commit)[0].line()} has patch-id {patch_id[:12]}"
-            results[name] = _still_there(upstream, base, entry, commit, says)
-    return results
-
-
-def _landed(upstream: Upstream, tip: str, exact: Sequence[list[str]]) -> dict[str, str]:
-    """
-    Return the newest commit on the branch ending in *tip* of each patch-id, with the context of
-    picks and with that of ours; only commits that changed just one of *exact*, sorted paths, count.
-    """
-    # One path of each narrows the walk, and finds every commit that changed all of them.
-    firsts = {paths[0] for paths in exact if paths}
-    objects = upstream.context.objects
-    listed = changes(objects, tip, firsts)[::-1] if firsts else []
-    listed = [change for change in listed if sorted(change.files) in exact]
-    upstream.fetch_files(listed)
-    pairs, landed = [(change.commit, change.parent) for change in listed], dict[str, str]()
+        return None, f"the history of {base.name} is not known here: {error.what}"
+    pairs = [(change.commit, change.parent) for change in same]
     for context in (3, CONTEXT):
-        ids = patch.patch_ids(objects, pairs, context=context)
-        landed |= {name: commit for commit, name in ids.items()}
-    return landed
+        for commit, patch_id in patch.patch_ids(objects, pairs, context=context).items():
+            if patch_id == own:
+                says = f"{log(objects, '-1', commit)[0].line()} has patch-id {own[:12]}"
+                return _still_there(upstream, base, ours, commit, says)
+    return False, f"no commit of {base.name} has patch-id {own[:12]}"

@@ -86,9 +86,9 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     condition, built = "would be built", None
     if not arguments.dry_run:
         built = images.build(context, index, release, platform=platform, base=base)
-        condition = "was there already" if built.present else "built"
+        condition = "was there already" if built["present"] else "built"
     rows = [["base", base], *map(list, labels.items())]
-    rows += [["image", f"{built.name}, {built.id}"]] if built else []
+    rows += [["image", f"{built['name']}, {built['id']}"]] if built else []
     console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)
     return {
         "image": built,

@@ -134,7 +134,7 @@ def only_fork(context: RunContext) -> str:
 def run_status(arguments: argparse.Namespace) -> Document:
     """Show what every stack of the checkout, or the named one, carries."""
     context = options.checkout(arguments)
-    root, stacks = context.project.root, dict[str, list[drift.PatchStatus]]()
+    root, stacks = context.project.root, dict[str, list[dict[str, str]]]()
     for name in [arguments.stack] if arguments.stack else stack_names(root)[::-1]:
         own = dataclasses.replace(context, project=Project(root, name))
         stacks[name], rows = [], []
@@ -142,7 +142,8 @@ def run_status(arguments: argparse.Namespace) -> Document:
             if fork in (arguments.fork or [fork]):
                 stacks[name] += drift.status(own, fork)
         for line in stacks[name]:
-            rows.append([line.name.removesuffix(".patch"), line.fork, line.needed, line.reason])
+            name_of_patch = line["name"].removesuffix(".patch")
+            rows.append([name_of_patch, line["fork"], line["needed"], line["reason"]])
         console.table(f"stack {name}", ["patch", "fork", "still needed?", "why"], rows, result=True)
     return {"stacks": stacks}
 

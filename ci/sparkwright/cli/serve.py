@@ -51,6 +51,9 @@ _RANK = options.number(int, 0, 63)
 _SECONDS = options.number(int, 1, 86400)
 
 
+#: Share of its floor below which a server ends that started beside another; more than
+#: `guard_limit` gives one that is alone.
+LATER = 0.9
 #: A unit of systemd. vLLM ends with status 0 when its engine died, and a guard by a signal; the
 #: limits of systemd do not count the memory of a GB10's GPU, which the guard watches.
 UNIT = """\
@@ -344,10 +347,12 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
         return 0
     variables, descriptors = server.environment(), list[int]()
     if machines:
-        links, flags = peers.gather(machines, *server.python, server.model, server.flags, variables)
+        links, flags = peers.gather(machines, server.python, server.model, server.flags, variables)
         server, descriptors = replace(server, flags=flags), [link.detach() for link in links]
     floor = plan.memory.floor
-    guard.start(floor, guard_limit(floor), plan.model.path, descriptors)
+    # Of two servers the later one ends first, so that the other has its memory.
+    limit = LATER * floor if health.running() else guard_limit(floor)
+    guard.start(floor, limit, plan.model.path, descriptors)
     record = {
         **document,
         "pid": os.getpid(),

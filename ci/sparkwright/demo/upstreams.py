@@ -14,7 +14,6 @@ only if scales, codes and the choice of the largest scale are right.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import http.server
 import json
@@ -168,16 +167,13 @@ def write_base_wheel(
     libraries = {library: scratch / f"{library}.abi3.so" for library in sources}
     scratch.mkdir(parents=True, exist_ok=True)
 
-    def build(library: str) -> None:
+    for library, paths in sources.items():
         process.run(
-            [nvcc, *options, "-o", libraries[library], *sources[library]],
+            [nvcc, *options, "-o", libraries[library], *paths],
             log=scratch / f"{library}.log",
             env=env,
             failure=partial(BuildError, "compile-failed"),
         )
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(build, sources))
     name = WheelName(PACKAGE, VERSION, tag(machine))
     members = {
         **{f"{path.relative_to(tree)}": path for path in (tree / PACKAGE).rglob("*.py")},

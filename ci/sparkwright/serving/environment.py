@@ -7,12 +7,10 @@ Nothing of vLLM is imported: it ends over an unknown flag only after half a minu
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -45,17 +43,6 @@ RESERVED = {
     "--ssl-certfile": "use a proxy in front of the server",
     "--grpc": "not supported",
 }
-#: Value of ``--load-format`` → the package that loads so; without it vLLM ends while it loads.
-LOADERS = {
-    "fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
-    "runai_streamer": "runai_model_streamer", "runai_streamer_sharded": "runai_model_streamer",
-    "tensorizer": "tensorizer",
-}  # fmt: skip
-#: Attention backend, or version of FlashAttention → the library of vLLM that it calls.
-LIBRARIES = {
-    "FLASHMLA": "_flashmla_C", "FLASHMLA_SPARSE": "_flashmla_C", "3": "_vllm_fa3_C",
-}  # fmt: skip
-
 _SCRIPT = """\
 import importlib.metadata as metadata, importlib.util as util, json, os, sys
 def version(name):
@@ -63,18 +50,10 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-def left_out():
-    try:
-        record = json.loads(metadata.distribution("vllm").read_text("sparkwright.json") or "{}")
-        return list(record["transplant"]["left_out"])
-    except (metadata.PackageNotFoundError, ValueError, LookupError, TypeError):
-        return []
 spec = util.find_spec("vllm")
 folders = list(spec.submodule_search_locations or []) if spec else []
-loaders = ("fastsafetensors", "instanttensor", "runai_model_streamer", "tensorizer")
 print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"),
-                  "package": "".join(folders[:1]), "left_out": left_out(),
-                  "loaders": [name for name in loaders if util.find_spec(name)]}), flush=True)
+                  "package": "".join(folders[:1])}), flush=True)
 os._exit(0)
 """
 _FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
@@ -88,8 +67,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         prefix: Its folder.
         vllm: The version of vLLM.
         package: The folder ``vllm``.
-        loaders: Packages that load weights for ``--load-format`` and are installed.
-        left_out: Libraries and folders that this wheel of vLLM does not hold, by its build record.
         python: Its interpreter.
         marker: What `sparkwright install` installed in it; None for another environment.
     """
@@ -97,8 +74,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
     prefix: Path
     vllm: str
     package: Path
-    loaders: frozenset[str]
-    left_out: frozenset[str] = frozenset()
     python: Path = Path()
     marker: Marker | None = None
 
@@ -133,8 +108,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
 
         Raises:
             flag-unknown: vLLM does not know a flag, or `serve` sets it itself.
-            loader-missing: The package that ``--load-format`` needs is not installed.
-            library-left-out: The wheel does not hold the library of a backend that is asked for.
         """
         names, wrong = self.flags(), list[str]()
         for argument in flags.parse(words):
@@ -150,33 +123,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
                 f"vLLM {self.vllm} does not take {len(wrong)} of these arguments.",
                 details=wrong,
             )
-        loader = LOADERS.get(flags.value(words, "--load-format"), "")
-        if loader and loader not in self.loaders:
-            raise FlagError(
-                "loader-missing",
-                f"The environment of vLLM {self.vllm} has no {loader}.",
-                details=[str(self.python)],
-            )
-        for backend in _attention(words):
-            library = LIBRARIES.get(backend.upper(), "")
-            if library and any(f"/{library}." in name for name in self.left_out):
-                raise FlagError(
-                    "library-left-out",
-                    f"This wheel of vLLM {self.vllm} holds no {library}, library left out.",
-                    details=[f"asked for: {backend}"],
-                )
-
-
-def _attention(words: Sequence[str]) -> Iterator[str]:
-    """Yield the attention backend and the version of FlashAttention that *words* ask for."""
-    for argument in flags.parse(words):
-        if argument.name == "--attention-backend":
-            yield argument.value
-        elif argument.name == "--attention-config":
-            settings = {argument.key: argument.value}
-            with contextlib.suppress(msgspec.DecodeError):
-                settings |= msgspec.json.decode(argument.value, type=dict[str, Any])
-            yield from (str(settings.get(key, "")) for key in ("backend", "flash_attn_version"))
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:

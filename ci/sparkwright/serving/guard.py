@@ -36,11 +36,8 @@ REACTION = 0.04
 LONGEST = 1.0
 #: Seconds over which stalls are judged, and between two warnings.
 WINDOW, WARNING = 5.0, 60.0
-#: Seconds in which a server ends by itself whose other machine is lost, and for which one lets a
-#: server that started later end first.
+#: Seconds in which a server ends by itself whose other machine is lost.
 GRACE = 5.0
-#: Below this share of its limit a guard does not wait for the other servers.
-URGENT = 0.75
 #: Share of the time in which every process waited for memory, and bytes a second that came back
 #: from swap meanwhile, at which a machine hangs although memory seems available. Proposed.
 STALLED, SWAPPED = 0.5, 50e6
@@ -69,8 +66,7 @@ class Guard:
         self.meminfo = os.open(self.proc / "meminfo", os.O_RDONLY)
         self.free, self.available = self.read()
         self.least = self.available
-        self.warned = self.yielded = float("-inf")
-        self.later = set[int]()
+        self.warned = float("-inf")
         self.stalls = collections.deque[tuple[float, float, float]]()
 
     def read(self) -> tuple[int, int]:
@@ -82,20 +78,10 @@ class Guard:
         """Return why the server must end, *seconds* after the last look; empty if it may go on."""
         before, (self.free, self.available) = self.available, self.read()
         self.least = min(self.least, self.available)
-        if self.available >= self.limit * (URGENT if self.yields() else 1):
+        if self.available >= self.limit:
             return self.stall()
-        later = guards_after(os.getpid(), self.proc) - self.later
-        if later and not self.yields():
-            self.later |= later
-            self.yielded = time.monotonic()
-            self.say(f"{gib(self.available)} GiB are available; a server that started later ends")
-            return ""
         rate = (before - self.available) / max(seconds, 1e-3) / 1e9
         return f"{gib(self.available)} GiB of memory were available, {rate:.1f} GB/s were taken"
-
-    def yields(self) -> bool:
-        """Return whether a server that started later has its time to end."""
-        return time.monotonic() < self.yielded + GRACE
 
     @property
     def period(self) -> float:
@@ -182,10 +168,6 @@ class Guard:
             if reason:
                 free = gib(max(0, self.limit - SLACK))
                 self.end(f"{reason}: the server was ended, so that {free} GiB stay free")
-                # This process shows other guards that memory is about to come back, which takes
-                # seconds.
-                os.closerange(0, 3)
-                time.sleep(GRACE)
                 return
             self.warn()
         if server not in dict(ended):
@@ -205,25 +187,6 @@ def descendants(process: int) -> list[int]:
             with contextlib.suppress(OSError):
                 results += [int(pid) for pid in children.read_text().split()]
     return [pid for pid in results[1:] if pid != os.getpid()]
-
-
-def guards_after(process: int, proc: Path) -> set[int]:
-    """Return the guards by *proc*, of any user, that started after the guard *process*."""
-    guards, own = set[int](), started(process)
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError, IndexError):
-            other = int(path.parent.name)
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if Path(words[3]).name == Path(__file__).name and words[9] == str(proc):
-                guards |= {other} if started(other) > own else set()
-    return guards
-
-
-def started(process: int) -> tuple[int, int]:
-    """Return when *process* started, by the kernel's clock, and its number."""
-    # The name, in parentheses, may hold blanks.
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]), process
 
 
 def records() -> Path:

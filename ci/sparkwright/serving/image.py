@@ -69,22 +69,6 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 
-class ServingImage(msgspec.Struct, frozen=True):
-    """
-    An image that serves a release.
-
-    Attributes:
-        id: As the engine knows it. *name*: its local name.
-        present: The engine had it already.
-    """
-
-    id: str
-    name: str
-    release: str
-    platform: str
-    present: bool
-
-
 def select(index: Index, name: str, *, channel: Channel, stack: str, platform: str) -> str:
     """
     Return the name of the release for an image of *platform*: *name*, or the newest of *channel*,
@@ -130,9 +114,10 @@ def labels(index: Index, release: Release, platform: str, base: str) -> dict[str
 
 def build(
     context: RunContext, index: Index, release: Release, *, platform: str, base: str
-) -> ServingImage:
+) -> dict[str, Any]:
     """
-    Return the image of *release* on *base*, built if the engine does not have it.
+    Return the image of *release* on *base*, built if the engine does not have it (*present*): its
+    *id*, as the engine knows it, its local *name*, *release* and *platform*.
 
     Raises:
         engine-missing, engine-forbidden, engine-unreachable: As `container.connected`.
@@ -182,7 +167,8 @@ def build(
         identity = container.build_image(
             context, engine, "serve", key, arguments, platform, files, values
         )
-    return ServingImage(identity, name, release.name, platform, present)
+    image = {"id": identity, "name": name, "release": release.name, "platform": platform}
+    return {**image, "present": present}
 
 
 def _write_inputs(folder: Path, program: Sequence[Path]) -> None:

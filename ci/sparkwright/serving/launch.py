@@ -185,7 +185,7 @@ def plan(
         address-missing: This machine has not the address that is given for it.
         environment-unusable, file-invalid, model-missing, checkpoint-invalid: As the parts raise.
         recipe-unfit: The recipe does not know this vLLM.
-        flag-unknown, loader-missing, library-left-out: As `ServingEnvironment.check`.
+        flag-unknown: As `ServingEnvironment.check`.
         variable-refused: The installed vLLM does not know a variable.
         serve-unfit: A rule of `preflight` is broken.
         memory-held: Nothing else is wrong, and running programs hold too much.

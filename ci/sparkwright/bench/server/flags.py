@@ -34,17 +34,6 @@ class FlagError(SparkwrightError):
             "The installed release of vLLM does not know the flag, or `serve` sets it itself.",
             "Correct or remove it; `vllm serve --help=all` of that environment lists its flags.",
         ),
-        "library-left-out": Advice(
-            "A graft holds no library whose code its GPU cannot load, and the flags ask for an "
-            "attention backend that calls one.",
-            "Leave the flag out: vLLM then chooses a backend that runs there. `sparkwright audit` "
-            "lists what is left out, and `sparkwright build --keep NAME` keeps it.",
-        ),
-        "loader-missing": Advice(
-            "--load-format names a loader whose package the environment does not have.",
-            "Leave the flag out: it changes how fast the model loads, not how fast it answers. Or "
-            "install a release: vLLM requires fastsafetensors, so its locked set should have it.",
-        ),
     }
 
 
