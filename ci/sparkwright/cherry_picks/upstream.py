@@ -325,7 +325,7 @@ class Evidence(msgspec.Struct, frozen=True):
 def evidence(upstream: Upstream, base: Base, ours: Patch, outcome: Outcome) -> tuple[Evidence, ...]:
     """
     Return the results of three tests of whether *base* has the change of *ours*; each finds what
-    the others miss. The first two do not hold if a later commit takes the change back.
+    the others miss. The first two do not hold if a later commit says that it takes the change back.
 
     The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
     commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
@@ -350,28 +350,21 @@ def _ancestor(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None,
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     says = f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
-    return _still_there(upstream, base, ours, record.merge, says) if holds else (False, says)
+    return _unless_reverted(upstream, base, ours, record.merge, says) if holds else (False, says)
 
 
-def _still_there(
+def _unless_reverted(
     upstream: Upstream, base: Base, ours: Patch, landed: str, says: str
-) -> tuple[bool | None, str]:
+) -> tuple[bool, str]:
     """
-    Return False and the commit that takes the change of *ours* back, if the history of *base* has
-    one after the commit *landed*; True and *says* if it has none; None if that is not known here.
+    Return True and *says*; or False and the commit in the history of *base* whose message says that
+    it takes back the commit *landed*, or the pull request of *ours*.
     """
-    objects, paths = upstream.context.objects, set(ours.files)
-    try:
-        listed = changes(objects, base.commit, ours.files[:1], landed)
-        listed = [change for change in listed if paths <= change.files.keys()]
-        upstream.fetch_files(listed, paths)
-        pairs = ((change.commit, change.parent) for change in listed)
-        for commit, diff in patch.diffs_of(objects, pairs, paths).items():
-            if patch.takes_back(diff, ours.data):
-                line = log(objects, "-1", commit)[0].line()
-                return False, f"{says}, but {line} takes it back"
-    except SparkwrightError as error:
-        return None, f"{says}; whether it was taken back is not known here: {error.what}"
+    patterns = [f"--grep=^This reverts commit {landed}"]
+    if ours.pick:
+        patterns.append(f"--grep=^Revert .*(#{ours.pick})")
+    for revert in log(upstream.context.objects, "-1", *patterns, base.commit, f"^{landed}"):
+        return False, f"{says}, but {revert.line()} takes it back"
     return True, says
 
 
@@ -399,5 +392,5 @@ def _same_patch_id(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | 
         for commit, patch_id in patch.patch_ids(objects, pairs, context=context).items():
             if patch_id == own:
                 says = f"{log(objects, '-1', commit)[0].line()} has patch-id {own[:12]}"
-                return _still_there(upstream, base, ours, commit, says)
+                return _unless_reverted(upstream, base, ours, commit, says)
     return False, f"no commit of {base.name} has patch-id {own[:12]}"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -188,7 +188,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     options.define(parsers, {"serve": serve}, {"serve": _OPTIONS})
 
 
-def serve(arguments: argparse.Namespace) -> int:
+def serve(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """
     Check the request, and become the server; return only with ``--health``, ``--list``,
     ``--copy-model``, ``--unit`` or ``--dry-run``.
@@ -216,15 +216,14 @@ def serve(arguments: argparse.Namespace) -> int:
         from sparkwright.bench.server import start_parts
 
         parts = start_parts.read(Path(arguments.explain_start)).parts()
-        console.document({"parts": parts})
         _show_parts(parts)
-        return 0
+        return {"parts": parts}
     request = _request(arguments)
     if arguments.copy_model:
         model = launch.model_of(request, config.root(arguments.root))
         folder = models.copy(model.path, arguments.copy_model)
         console.result(f"{arguments.copy_model} has the same {folder}")
-        return 0
+        return None
     python = arguments.python or default_prefix() / "current" / "bin" / "python"
     if not arguments.python and not python.exists():
         python = Path(os.environ.get("VIRTUAL_ENV") or default_prefix(), "bin", "python")
@@ -241,7 +240,7 @@ def serve(arguments: argparse.Namespace) -> int:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
             console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(arguments.words))
-        return 0
+        return None
     explained = arguments.explain_start is not None
     return _start(plan, dry_run=arguments.dry_run, explained=explained)
 
@@ -290,22 +289,22 @@ def _unit(words: Sequence[str]) -> str:
     return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))
 
 
-def _check_health(arguments: argparse.Namespace) -> int:
+def _check_health(arguments: argparse.Namespace) -> dict[str, Any]:
     host, port = arguments.host or "127.0.0.1", arguments.port or 8000
     url = arguments.health or health.local_url(host, port)
     key = os.environ.get("VLLM_API_KEY", "")
     state = health.check(url, arguments.patience, key)
-    console.document({"health": state})
     if failure := FAILURES.get(state.state):
+        console.document({"health": state})
         what = f"The server at {url} does not serve: {state.state}."
         raise ServeError(failure, what, details=[state.message], data=msgspec.to_builtins(state))
     console.result(f"{state.state}: {state.message} at {url}")
     if arguments.deep:
         console.result(health.compare_with_canary(url, config.root(arguments.root), key))
-    return 0
+    return {"health": state}
 
 
-def _list() -> int:
+def _list() -> dict[str, Any]:
     """Show the servers that run here, and the memory that they and their children hold."""
     servers, machine = health.running(), MachineMemory.here()
     rows = list[tuple[str, ...]]()
@@ -321,11 +320,10 @@ def _list() -> int:
         result=True,
     )
     console.result(f"{machine.free:.1f} of {machine.total:.1f} GiB are free")
-    console.document({"servers": servers, "free_gib": machine.free})
-    return 0
+    return {"servers": servers, "free_gib": machine.free}
 
 
-def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
+def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> dict[str, Any]:
     """
     Show *plan*, check what may change between two starts, and become the server, whose start is
     *explained*.
@@ -335,7 +333,6 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
     _show(plan)
     for text in plan.warnings:
         console.warn(text)
-    console.document(document)
     if not request.join:
         launch.check_port(request.host, request.port)
     machines, server = plan.launch.machines, plan.launch
@@ -344,7 +341,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
     if dry_run:
         settings = (f"{name}={value}" for name, value in document["variables"].items())
         console.result(shell_lines(["env", *settings, *document["command"]]))
-        return 0
+        return document
     variables, descriptors = server.environment(), list[int]()
     if machines:
         links, flags = peers.gather(machines, server.python, server.model, server.flags, variables)
@@ -363,7 +360,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> int:
     text = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     if explained:
         _explain_start(plan.warm)
-    return _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
+    _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
 
 
 def _show(plan: ServingPlan) -> None:

@@ -307,7 +307,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"plans": plans}
 
 
-def build(arguments: argparse.Namespace) -> int:
+def build(arguments: argparse.Namespace) -> None:
     """Build and audit every fork; show failed audits, and raise for the first."""
     context = options.checkout(arguments)
     console.note(
@@ -341,7 +341,6 @@ def build(arguments: argparse.Namespace) -> int:
     console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
     console.document({"wheels": wheels})
     report.raise_for_findings(*audits)
-    return 0
 
 
 def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
