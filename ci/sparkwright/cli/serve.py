@@ -360,7 +360,7 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> dict[str, An
     text = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
     if explained:
         _explain_start(plan.warm)
-    _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
+    return _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
 
 
 def _show(plan: ServingPlan) -> None:
