@@ -148,14 +148,6 @@ def test_garbage_behind_a_green_health_is_named(own: canary.Canary, server: Byte
     assert all(any(word in line for line in caught.value.details) for word in words), caught.value.details
 
 
-def test_logits_that_are_not_numbers_are_wrong_answers(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:
-    """A plain ``--health`` finds them by token 0; the canary by the server's own words, also if some tokens alone are so."""
-    server.damage = only(lambda step: step.decoded > 10, lambda logits, _: logits * np.nan)
-    with bearer(server.url, own, tmp_path), refusal("answers-differ", match="does not answer as recorded") as caught:
-        main.run(["serve", "--health", server.url, "--deep"])
-    assert "not-a-number" in caught.value.details[0]
-
-
 class bearer:  # noqa: N801  used as a function
     """In its block, a process says that it serves at *url*; its environment has *own*, if there is one."""
 
@@ -202,13 +194,6 @@ def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer
         deep()
     with refusal("usage"):
         main.run(["serve", "--deep"])
-
-
-def test_flags_that_the_gate_did_not_have_are_named(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:
-    other_model(server)
-    with bearer(server.url, own, tmp_path, flags=["--kv-cache-dtype=fp8"]), refusal("answers-differ") as caught:
-        main.run(["serve", "--health", server.url, "--deep"])
-    assert caught.value.details[-1] == "The gate had no --kv-cache-dtype=fp8."
 
 
 def test_only_a_pass_against_the_stock_wheel_leaves_a_canary(wheel: Path, reference: Path, tmp_path: Path) -> None:
@@ -272,10 +257,3 @@ def test_servers_that_run_are_listed_and_those_that_ended_are_not(machine: Machi
     child.send_signal(signal.SIGTERM)
     child.wait(60)
     assert str(child.pid) not in machine.verb("serve", "--list").stdout.split()
-
-
-def test_a_record_that_is_none_of_ours_is_no_server() -> None:
-    record = json.dumps({"pid": 1, "url": "http://127.0.0.1:1"})
-    with subprocess.Popen(["/bin/sleep", "600"], env={health.RECORD: record}) as child:
-        assert child.pid not in {each.pid for each in health.running()}
-        child.kill()

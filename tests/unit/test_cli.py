@@ -49,13 +49,6 @@ def test_an_expected_failure_gives_1_and_a_document(cli: Cli, mini: Mini) -> Non
     assert "::error title=not-provided::Stack demo has no fork 'none'." in done.stderr
 
 
-@pytest.mark.parametrize("stack", ["2025.01", "../demo", "demo/../demo/.", "/"])
-def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither a misspelt name nor a path leads to a stack; those that exist are named."""
-    assert main.main(["apply", *mini.words, "--stack", stack]) == 1
-    assert "stacks: demo" in capsys.readouterr().err or stack != "2025.01"
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -149,21 +142,6 @@ def test_an_output_that_nobody_can_read_is_said_by_name(mini: Mini, words: list[
     closed = directed(mini, words, "<&- >&-")
     assert (closed.returncode, closed.stdout) == (code, "")
     assert directed(mini, words, "> >(exec true); sleep 0.2").returncode in (0, 1, 2)
-
-
-def test_an_output_that_may_not_grow_has_a_reference_of_its_own(mini: Mini, tmp_path: Path) -> None:
-    done = directed(mini, ["doctor", "--json"], f"> {tmp_path / 'out'}", limit=200)
-    assert (done.returncode, "error: output-unwritable: Standard output cannot be written." in done.stderr) == (1, True)
-
-
-def test_a_path_may_be_a_pipe_and_no_text(cli: Cli, tmp_path: Path) -> None:
-    """A pipe without a writer is not waited for; a name of any bytes is escaped in the message, and the document stays UTF-8."""
-    path = tmp_path / os.fsdecode(b"pipe-\xff")
-    os.mkfifo(path)
-    done = cli("release", "verify", "--at", path, "--json")
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["reference"]) == (1, "index-damaged")
-    assert ("pipe-?" in error["what"], r"pipe-\udcff" in done.stderr) == (True, True)
 
 
 def test_help_names_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:

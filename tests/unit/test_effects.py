@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
 import re
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import refserved
-from tests.support.fake_openai_server import Behaviour
-from tests.support.thread_load import ThreadLoad
 from tests.unit import patches_page
 
 from sparkwright.bench.recipes import recipe as recipes
@@ -72,14 +65,6 @@ def test_a_promise_counts_for_its_recipes_stack_and_concurrency(tmp_path: Path) 
         assert states(tmp_path, other) == []
     for other in (result(*equal, concurrency=8), result()):
         assert states(tmp_path, other) == [("effect-draft-fewer-words", "not-run", "effect-unmeasured", False)]
-
-
-def test_a_subject_may_promise_a_gain_of_its_own(tmp_path: Path) -> None:
-    """As a slimmer copy does, whatever its stack carries."""
-    promise = {"slim": effects.PromisedEffect(("plain",), "tpot", 1, 1.1)}
-    for differences, state in (((-0.09, -0.11, -0.1, -0.1, -0.105), "pass"), ((0.0, 0.001, 0.0, -0.001, 0.0), "fail")):
-        (check,) = throughput.effect_checks(result(*differences, recipe="plain"), tmp_path, promise)
-        assert (check.name, check.state) == ("effect-slim-1024-256-c1", state)
 
 
 def test_promises_share_the_error_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,43 +130,3 @@ def test_the_readme_has_the_table_of_the_default_stack() -> None:
     measured = [effect for effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].values() if effect.measured]
     assert ("No change has a measured effect on speed yet." in text) == (not measured)
     assert len(text.splitlines()) <= 110
-
-
-def measure(where: Path, monkeypatch: pytest.MonkeyPatch, what: str, ours: Behaviour, stock: Behaviour, *words: str, prompts: str = "w1 w2\nw3 w4") -> None:
-    """Run ci/bench/effects.py on reference servers, with short loads; *prompts* by lines."""
-    spec = importlib.util.spec_from_file_location("effects_bench", ROOT / "ci" / "bench" / "effects.py")
-    assert spec
-    assert spec.loader
-    bench = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, bench)
-    spec.loader.exec_module(bench)
-    for name, value in {"ANSWER": 24, "REQUESTS": {1: 2, 5: 1, 10: 1}, "CALM_S": 0.1, "WATCHED_S": 0.3, "EQUAL": 2, "EQUAL_TOKENS": 4}.items():
-        monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr(bench.vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
-    model, wheels = where / "model", [where / "ours.whl", where / "stock.whl"]
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text("{}")
-    (model / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts.splitlines()))
-    for wheel in wheels:
-        wheel.write_bytes(wheel.name.encode())
-    pythons = [refserved.environment(where / name, behaviour) for name, behaviour in (("ours", ours), ("stock", stock))]
-    options = {"ours": pythons[0], "stock": pythons[1], "wheel": wheels[0], "baseline": wheels[1], "model": model, "output": where / "out", "cache-dir": where / "cache"}
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    monkeypatch.setattr(sys, "argv", ["effects.py", what, *arguments, *words])
-    bench.main()
-
-
-def test_the_bench_of_effects_finds_the_true_ratio_and_prints_lines_for_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A server that needs twice as long for a token; too few rounds give no interval, and a second run continues."""
-    servers = Behaviour(tpot=0.02), Behaviour(tpot=0.01)
-    measure(tmp_path, monkeypatch, "waiting", *servers, "--rounds", "1")
-    assert "not measured: 1 rounds" in capsys.readouterr().out
-    measure(tmp_path, monkeypatch, "waiting", *servers, "--rounds", "3")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- {")]
-    found = strict_yaml.parse("\n".join(lines), list[effects.MeasuredEffect], "printed")
-    (time,) = (one for one in found if one.figure.startswith("time per token"))
-    assert time.ratio == pytest.approx(2, rel=0.25)
-    assert (time.count, time.wheel == time.baseline) == (3, False)
-    assert len((tmp_path / "out" / "waiting.jsonl").read_text().splitlines()) == 3

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,13 +192,6 @@ def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.
     os.utime(guard.records() / "22.json", (0, 0))
     ended = {check.subject: check.observed for check in doctor.servers()}
     assert {name: text for name, text in ended.items() if name in ("server 11", "server 22", "server 33")} == {"server 11": "it took all"}
-
-
-def test_guard_started_by_another_process_watches_nothing(tmp_path: Path) -> None:
-    began = time.monotonic()
-    guard.main([str(os.getpid()), "0", "0", str(tmp_path / "record"), "/nonexistent", "/proc"])
-    assert time.monotonic() - began < 5
-    assert not (tmp_path / "record").exists()
 
 
 def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: Machine) -> None:

@@ -82,19 +82,6 @@ def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Path
     assert made.sha256 == hashlib.sha256(upstream.work.output("diff-tree", "-r", "-p", *options, before, merge)).hexdigest()
 
 
-def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, api: Path) -> None:
-    """Nothing on the branch says which are the pull request's; the last one alone, or an empty diff, would be a lie."""
-    head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
-    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    upstream.work.git("cherry-pick", "main..pr7")
-    upstream.push()
-    tell(api, 7, head, merge=upstream.work.git("rev-parse", "HEAD"))
-
-    with refusal("pick-mismatch", match="is unclear what #7 changed on main"):
-        run(upstream, "7", *WHY)
-    assert upstream.ledger.records == ()
-
-
 @pytest.mark.parametrize("kind", ["squash", "open"])
 def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Path, kind: str, tmp_path: Path) -> None:
     """Where the API is out of reach, what was merged and how it was is read from the branch."""
@@ -238,11 +225,6 @@ def test_a_ledger_that_cannot_be_meant_is_refused(records: list[dict[str, Any]],
     with refusal("file-invalid") as caught:
         strict_yaml.parse(strict_yaml.dump({"url": Host.url, "records": records}), Ledger, "widget.yaml")
     assert words in " ".join(caught.value.details)
-
-
-def test_a_fork_may_have_no_ledger(upstream: Host) -> None:
-    """It has no picks then."""
-    assert ledger.load_ledger(upstream.root, "gadget").records == ()
 
 
 @pytest.mark.parametrize("fork", sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem not in ("effects", "ideas")))

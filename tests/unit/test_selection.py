@@ -46,11 +46,6 @@ def test_a_kind_that_compiled_libraries_decide_is_unresolved(ask: Callable[..., 
     assert [start[1:] for start in starts] == [[{"model_type": "m"}, "1"]] * 2
 
 
-def test_what_no_library_is_asked_is_asked_once(ask: Callable[..., Any]) -> None:
-    result, starts = ask({"yes": {**CHOSEN, "questions": []}})
-    assert (result.otherwise, len(starts)) == ({}, 1)
-
-
 @pytest.mark.parametrize("field", ["refused", "unresolved"])
 def test_refusal_names_the_line_of_vllm(ask: Callable[..., Any], field: str) -> None:
     result, _ = ask({answer: {"versions": {}, field: "ValueError: no", "line": "config/model.py:7", "questions": ["x"]} for answer in ("yes", "no")})

@@ -201,27 +201,6 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
             apply.apply_patches(objects, "mini", base, [picked(data)])
 
 
-def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects) -> None:
-    """git skips a damaged binary change and calls the rest a success; here it is an error."""
-    contents = ((TEXT, bytes(range(256))), (edited((7, "line seven\n")), bytes(reversed(range(256)))))
-    before, after = (objects.store_files([("a", git.REGULAR, text), ("logo", git.REGULAR, logo)]) for text, logo in contents)
-    outcome = tried(objects, before, mine(patch.render(objects, before, after).rstrip()))
-
-    assert outcome.status == "conflict"
-    assert "error: corrupt binary patch" in outcome.says[0]
-
-
-def test_a_killed_git_applies_nothing(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A git apply that the kernel ends for want of memory says nothing; the patch counts as one that does not apply."""
-    base, program = objects.store_files([("x", git.REGULAR, b"a\nc\n")]), tmp_path / "git"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *" apply "*) kill -9 $$;; esac\nexec {shutil.which("git")} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    with refusal("patch-conflict"):
-        apply.apply_patches(objects, "widget", base, [mine(EDIT)])
-
-
 HIDDEN = b"--- /dev/null\n+++ b/.github/y\n@@ -0,0 +1 @@\n+y\n"
 
 
@@ -380,16 +359,6 @@ def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Pick
     assert fault in caught.value.details[0]
 
 
-def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: PickRecord) -> None:
-    """With one, nothing of the pull request itself is applied."""
-    host.write(msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(("a.txt", "b.txt"), "why")}))
-    with refusal("backport-stale") as caught:
-        applied_by(host)
-    assert caught.value.details == ("all of #7 is left out, without a backport",)
-    host.ours("instead.patch", {"b.txt": b"2\n"}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
-    assert (text_of(host, "b.txt"), len(applied_by(host).steps)) == (b"2\n", 1)
-
-
 # Files.
 
 #: A patch file that is complete.
@@ -406,14 +375,6 @@ def test_a_series_and_its_folder_must_agree(tmp_path: Path) -> None:
     assert caught.value.details == ("listed twice: 0.patch", "listed, but not there: gone.patch", "there, but not listed: 1.patch")
 
 
-def test_a_list_of_quilt_and_mails_of_a_series_are_read(tmp_path: Path) -> None:
-    """The strip level that we use may stand in the list; what git puts before the subject of a mail is no part of it."""
-    (tmp_path / "0.patch").write_bytes(MAIL.replace(b"Subject: s", b"Subject: [RFC PATCH v2 1/3] [Misc] s"))
-    for line in (b"0.patch -p1\n", b"0.patch -pab  # ours\n"):
-        (tmp_path / "series").write_bytes(line)
-        assert [entry.subject for entry in patch.load_folder(tmp_path)] == ["[Misc] s"]
-
-
 @pytest.mark.parametrize("trailer", patch.TRAILERS)
 @pytest.mark.parametrize("line", [b"", b"\\1:   "])
 def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
@@ -421,14 +382,6 @@ def test_each_trailer_is_mandatory(trailer: str, line: bytes) -> None:
     with refusal("patch-invalid") as caught:
         patch.parse("x.patch", re.sub(b"(?m)^(%s): .*$" % trailer.encode(), line, MAIL))
     assert caught.value.details == (f"missing trailer: {trailer}",)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"), [(b" c\n", b"", r"x\.patch: A hunk of x is cut off"), (b"\n", b"\r\n", r"x\.patch has CRLF line ends")]
-)
-def test_a_damaged_file_is_named(old: bytes, new: bytes, what: str) -> None:
-    with refusal("patch-invalid", match=what):
-        patch.parse("x.patch", MAIL.replace(old, new))
 
 
 @given(st.binary(max_size=300), st.integers(0, 600))

@@ -104,13 +104,6 @@ def test_refused_before_anything_is_built(run: Run, words: list[str], reference:
     assert reference in json.dumps(document) + said
 
 
-def test_yanked_release_is_refused_by_name_too(world: World, run: Run) -> None:
-    world.yank("2026.11.1")
-
-    codes = [run("--base", BASE, "--dry-run", *words)[1]["error"]["reference"] for words in ((), ("2026.11.1",))]
-    assert codes == ["release-yanked"] * 2
-
-
 # The entrypoint: what each command makes of arguments and variables, and who gets the signals.
 
 

@@ -34,7 +34,6 @@ from sparkwright.client import environment as client
 from sparkwright.client.environment import default_prefix
 from sparkwright.client.records import WarmPack
 from sparkwright.core import config
-from sparkwright.core.arguments import redact
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
@@ -354,14 +353,6 @@ def test_what_was_not_shown_is_said(world: World) -> None:
     assert "spark.1 is a candidate" in warnings()
 
 
-def test_sources_that_are_not_vllms_check_nothing(world: World) -> None:
-    """A release that states its flags otherwise is served; vLLM judges them itself."""
-    for name in ("envs.py", "engine/arg_utils.py"):
-        (world.site / "vllm" / name).write_text("x = (\n")
-    plan = world.plan(flags=("--new-flag=1",), variables={"VLLM_NEW": "1"}, machine=DESKTOP)
-    assert "--new-flag=1" in plan.command
-
-
 def test_port_is_checked_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         launch.check_port("127.0.0.1", taken.getsockname()[1])
@@ -447,30 +438,6 @@ def test_secret_is_never_shown(machine: Machine, words: list[str]) -> None:
         if "--unit" in more:
             assert "ExecStart" not in done.stdout
             assert "EnvironmentFile=" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["OTEL_EXPORTER_OTLP_HEADERS=authorization=geheim"],
-        ['{"Authorization":"Bearer geheim"}'],
-        ['{"api_keys":["geheim"]}'],
-        [r'{\"api_key\": \"a}geheim\"}'],
-        ["HF_TOKEN=a\ngeheim"],
-        ["--api-key", "a", "geheim"],
-        ["--flag=--hf-token", "--flag", "geheim"],
-    ],
-    ids=" ".join,
-)
-def test_secret_is_hidden_to_the_end_of_its_word(words: list[str]) -> None:
-    assert "geheim" not in "".join(redact(words))
-    assert redact(redact(words)) == redact(words)
-
-
-def test_what_counts_tokens_is_no_secret() -> None:
-    words = ["--max-num-batched-tokens=8", "--tokenizer", "/models/toy", '--speculative-config={"num_speculative_tokens":3}', "--hf-overrides.eos_token_id=5"]
-    words += ['--hf-overrides={"num_key_value_heads":2,"linear_key_head_dim":8}', "--allowed-headers", "x", "--author=me", "--seed", "5"]
-    assert redact(words) == words
 
 
 def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_named(machine: Machine) -> None:
@@ -731,22 +698,6 @@ def test_a_commit_that_is_not_there_is_missing(hub: Path, revision: str) -> None
     assert resolved(hub, revision, download=True).path == Path(NAME)
 
 
-def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
-    place = hub / "models--org--Toy-1"
-    (place / "blobs" / "model.safetensors").rename(place / "blobs" / "0123.incomplete")
-    with refusal("model-missing", match=r"no model\.safetensors"):
-        resolved(hub)
-    assert resolved(hub, download=True).checkpoint is None
-
-
-def test_what_an_interrupted_download_left_beside_a_whole_model_is_no_fault(tmp_path: Path) -> None:
-    """The index says that it is whole (faults.md C3)."""
-    folder = standin.model(tmp_path / "toy")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model.safetensors"}}')
-    (folder / "model-00001.incomplete").touch()
-    assert models.find(str(folder), "", {}).checkpoint
-
-
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "a/b/c", "org/not-here", "x" * 300, "~nobody-here/x"])
 def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
     """A path or a name."""
@@ -875,15 +826,6 @@ def test_a_pack_of_another_machine_or_command_is_left_and_the_part_is_named(
     assert plan.warm is None
     assert [text for text in plan.warnings if said in text]
     assert not (world.environment / CACHES / "warm").exists()
-
-
-def test_a_damaged_pack_is_left_and_the_server_starts_cold(world: World) -> None:
-    world.install()
-    pack = pack_of(world, world.plan("toy-cpu", machine=DESKTOP), world.folder / "own")
-    (world.environment / CACHES / "packs" / pack.sha256).write_bytes(b"")
-    plan = world.plan("toy-cpu", machine=DESKTOP)
-    assert plan.warm is None
-    assert [text for text in plan.warnings if "not the one that was signed" in text]
 
 
 def test_a_pack_that_the_release_offers_is_named_in_a_line_and_not_fetched(world: World) -> None:
