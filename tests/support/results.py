@@ -105,8 +105,8 @@ def gate(
     result = Result(
         "gate", decision.state or "inconclusive", decision.message, FORK,
         results, legs,
-        baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
-        quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
+        baseline=STOCK, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
+        stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
         conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
         policy="12" * 32, began=BEGAN, seconds=5321.0,
@@ -126,7 +126,7 @@ def bench(
         "bench", "not-run", f"{blocks} launches were measured; nothing is judged", FORK,
         paired_differences.cell_results(workloads, legs, range(blocks), [], None), legs,
         recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
-        quantization=quantization, stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
+        stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
         conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
         began=BEGAN, seconds=912.0,
     )  # fmt: skip
@@ -142,7 +142,7 @@ def hostile() -> Result:
         for index, leg in enumerate(result.legs)
     )  # fmt: skip
     results = (result.cells[0], replace(result.cells[1], name=HOSTILE))
-    texts: dict[str, Any] = dict.fromkeys(("says", "recipe", "model", "quantization", "stack", "generator", "policy"), HOSTILE)
+    texts: dict[str, Any] = dict.fromkeys(("says", "recipe", "model", "stack", "generator", "policy"), HOSTILE)
     return replace(
         result, candidate=bad, baseline=bad, legs=legs, cells=results, host={HOSTILE: HOSTILE},
         conditions=(HOSTILE,), added=(HOSTILE,), **texts,

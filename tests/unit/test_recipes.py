@@ -418,7 +418,7 @@ cells = st.builds(
 @given(cells, st.floats(0.0, 1e4), st.floats(1.0, 10.0))
 def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, needed: float, more: float) -> None:
     assert WorkloadCell.parse(cell.name) == cell
-    count, fewest = RULE.requests(cell, needed), max(RULE.least, RULE.rounds * cell.concurrency)
+    count, fewest = RULE.requests(cell, needed), max(RULE.least, cell.concurrency)
     assert fewest <= count <= max(fewest, RULE.most) + cell.concurrency - 1
     assert count % cell.concurrency == 0
     assert count <= RULE.requests(cell, needed * more)

@@ -257,7 +257,7 @@ def test_a_slower_candidate_fails_and_is_named(tmp_path: Path) -> None:
     outcome = ran(tmp_path / "j", SimulatedServers(Noise(slowdown=math.log(1.05))))
     assert (state(outcome), len(outcome.blocks) <= 4) == ("fail", True)
     assert outcome.decision
-    assert "1024/1024 c1: time per token" in outcome.decision.culprits
+    assert "1024/1024 c1: time per token" in outcome.decision.message
 
 
 def test_an_equal_candidate_passes(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
     By the A/A block, which has the fewest requests; the number then holds for all measurements of the cell, also after a kill. How prompts differ
     that both sides have does not count, and no load takes much longer than it may.
     """
-    rule, policy = RequestRule(3, 2, 64), replace(POLICY, min_blocks=1, max_blocks=1)
+    rule, policy = RequestRule(3, 64), replace(POLICY, min_blocks=1, max_blocks=1)
     cell = WorkloadCell(64, 128, 1, primary=("tpot",))
     for kills in ([8], []):
         servers = fragile(now=1000.0) if not kills else fragile(kills[0])

@@ -118,7 +118,7 @@ class Series(msgspec.Struct, frozen=True):
         baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
         low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
             None with too few blocks.
-        margin, tolerated: Its bounds, as shares; 0 if it does not decide.
+        margin: Its bound, as a share; 0 if it does not decide.
         conclusion: What was excluded, in words.
     """
 
@@ -133,7 +133,6 @@ class Series(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     margin: float = 0.0
-    tolerated: float = 0.0
     conclusion: str = ""
 
 
@@ -181,8 +180,7 @@ class Result(msgspec.Struct, frozen=True):
         kind: Which of them. *format*: of this record.
         state: The verdict; ``not-run`` for a bench, which judges nothing. *says*: it in a sentence.
         stopped: Why it was given up; None if it was not.
-        culprits: Series that are slower than tolerated (``1024/1024 c8: time per token``).
-        recipe: Its name, or empty. *model*: its name. *quantization*: of the recipe, or empty.
+        recipe: Its name, or empty. *model*: its name.
         added: Flags and variables of both sides that the recipe does not have.
         host: Facts of the machine (`sparkwright.gates.core.ladder.host_facts`).
         margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
@@ -202,10 +200,8 @@ class Result(msgspec.Struct, frozen=True):
     legs: tuple[Measurement, ...]
     baseline: Subject | None = None
     stopped: Reason | None = None
-    culprits: tuple[str, ...] = ()
     recipe: str = ""
     model: str = ""
-    quantization: str = ""
     added: tuple[str, ...] = ()
     stack: str = ""
     host: dict[str, str] = {}

@@ -107,14 +107,12 @@ class Decision(msgspec.Struct, frozen=True):
         state: None while another block is needed.
         open: Series that need another block; empty once there is a decision.
         message: The decision in a sentence.
-        culprits: Series that are slower than tolerated.
     """
 
     state: State | None
     series: tuple[SeriesDecision, ...]
     open: tuple[str, ...]
     message: str
-    culprits: tuple[str, ...]
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
@@ -214,7 +212,7 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
         )  # fmt: skip
     else:
         state, text = None, f"{len(series) - len(waiting)} of {len(series)} series passed"
-    return Decision(state, results, () if state else names, f"{text}, after {end} blocks", slower)
+    return Decision(state, results, () if state else names, f"{text}, after {end} blocks")
 
 
 def _series_decision(

@@ -179,7 +179,7 @@ def cell_results(
                 row = replace(
                     row, pass_evidence=verdict.pass_evidence, fail_evidence=verdict.fail_evidence,
                     state=verdict.state, conclusion=verdict.conclusion,
-                    margin=own_series.bounds.margin, tolerated=own_series.bounds.tolerated,
+                    margin=own_series.bounds.margin,
                 )  # fmt: skip
             rows.append(replace(row, primary=name in deciding))
         results.append(CellResult(cell.name, cell.concurrency, tuple(rows)))

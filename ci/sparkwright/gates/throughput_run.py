@@ -115,7 +115,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     policy: ThroughputPolicy
     tokenizer: Path | None = None
     texts: Mapping[str, Path] = {}
-    rule: RequestRule = RequestRule(5, 3, 512)
+    rule: RequestRule = RequestRule(5, 512)
     resident: bool = False
     deadline: float = math.inf
     contract: Callable[[Side, Server], tuple[Check, ...]] | None = None

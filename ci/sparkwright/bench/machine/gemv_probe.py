@@ -8,34 +8,12 @@ measurement, and the number of readings. It prints their JSON alone.
 
 import json
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 
 #: Columns of the matrix; its size gives the rows.
 COLUMNS = 8192
-#: Seconds of a timed stretch, over which launch overhead and clock resolution are negligible.
-STRETCH = 0.01
-
-
-def median_seconds(
-    work: Callable[[], object], finish: Callable[[], object], warmup: float, seconds: float
-) -> float:
-    """Return the median seconds of *work* over at least five stretches."""
-    stretches: list[float] = []
-    count, measure_from = 1, time.perf_counter() + warmup
-    while len(stretches) < 5 or time.perf_counter() < measure_from + seconds:
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        finish()
-        end = time.perf_counter()
-        if count > 1 and start >= measure_from:
-            stretches.append((end - start) / count)
-        else:
-            count = max(2, int(STRETCH * count / (end - start)))
-    return statistics.median(stretches)
+#: What is timed.
+WORKS = {"gemv": "torch.matmul(matrix, vector, out=product)", "copy": "target[:] = matrix"}
 
 
 def main() -> None:
@@ -44,25 +22,28 @@ def main() -> None:
     output = os.dup(1)
     os.dup2(2, 1)
     import torch
+    from torch.utils.benchmark import Timer
 
     megabytes, warmup, seconds, readings = map(float, sys.argv[1:])
-    name, uuid, item_bytes, finish = "CPU", "", 4, time.perf_counter
+    name, uuid, item_bytes = "CPU", "", 4
     settings = {"dtype": torch.float32, "device": "cpu"}
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         name, uuid, item_bytes = gpu.name, str(getattr(gpu, "uuid", "")), 2
-        settings, finish = {"dtype": torch.bfloat16, "device": "cuda"}, torch.cuda.synchronize
+        settings = {"dtype": torch.bfloat16, "device": "cuda"}
     rows = max(1, int(megabytes * 1e6 / (item_bytes * COLUMNS)))
     matrix, target = (torch.ones((rows, COLUMNS), **settings) for _ in range(2))
     vector, product = torch.ones((COLUMNS,), **settings), torch.ones((rows,), **settings)
-    works = {
-        "gemv": lambda: torch.matmul(matrix, vector, out=product),
-        "copy": lambda: target.__setitem__(..., matrix),
-    }
-    taken = [
-        {key: median_seconds(work, finish, warmup, seconds) for key, work in works.items()}
-        for _ in range(int(readings))
-    ]
+    names = {"torch": torch, "matrix": matrix, "target": target}
+    names |= {"vector": vector, "product": product}
+    taken: list[dict[str, float]] = []
+    for _ in range(int(readings)):
+        taken.append({})
+        for key, work in WORKS.items():
+            timer = Timer(work, globals=names, num_threads=torch.get_num_threads())
+            if warmup:
+                timer.blocked_autorange(min_run_time=warmup)
+            taken[-1][key] = timer.blocked_autorange(min_run_time=seconds).median
     result = {
         "gpu": item_bytes == 2,
         "name": f"{name} by torch {torch.__version__}",

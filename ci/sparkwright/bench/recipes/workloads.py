@@ -69,19 +69,17 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         least: Requests in any leg; its figure is their median.
-        rounds: Multiple of the concurrency: the first and last round of a closed loop are not full.
         most: Requests at most, where their spread would ask for more.
     """
 
     least: Count
-    rounds: Count
     most: Count
 
     def requests(self, cell: WorkloadCell, needed: float = 0.0) -> int:
         """Return the requests of a leg of *cell*: those *needed*, in whole rounds."""
         if cell.requests:
             return cell.requests
-        fewest = max(self.least, self.rounds * cell.concurrency)
+        fewest = max(self.least, cell.concurrency)
         return cell.concurrency * math.ceil(max(fewest, min(needed, self.most)) / cell.concurrency)
 
 

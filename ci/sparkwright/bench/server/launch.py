@@ -99,12 +99,6 @@ def _vocabulary_path(match: re.Match[str]) -> str:
     return json.dumps(str(vocabulary_file(match[1])))[1:-1]
 
 
-@functools.cache
-def removed_variables() -> dict[str, str]:
-    """Return what became of each variable that earlier releases read."""
-    return strict_yaml.load(config.root() / "ci" / "variables.yaml", dict[str, str])
-
-
 def read_variables(package: Path) -> list[str]:
     """Return the ``VLLM_`` variables that the installed *package* reads, by its ``envs.py``."""
     table = package / "envs.py"
@@ -133,7 +127,8 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     unread = sorted(name for name in variables if name.startswith("VLLM_") and name not in read)
     if not read or not unread:
         return
-    details = [f"{name}: {removed_variables().get(name, 'unknown')}" for name in unread]
+    removed = strict_yaml.load(config.root() / "ci" / "variables.yaml", dict[str, str])
+    details = [f"{name}: {removed.get(name, 'unknown')}" for name in unread]
     raise VariableError(
         "variable-refused",
         f"The installed vLLM does not read {', '.join(unread)}.",
@@ -326,22 +321,17 @@ class Server:
 
     def stop(self, order: bytes = b"t") -> None:
         """Send *order* to the supervisor, and wait until the server is gone; may be repeated."""
-        processes, supervisor = self.processes(), self._process
+        supervisor = self._process
         assert supervisor.stdin
         with contextlib.suppress(OSError, ValueError):
             supervisor.stdin.write(order)
         try:
             supervisor.wait(timeout=self.plan.grace + KILL_SECONDS + 20)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            # A supervisor that runs as another user cannot be killed; it ends when its input is
-            # closed.
-            with contextlib.suppress(PermissionError):
-                supervisor.kill()
+            with contextlib.suppress(OSError, ValueError):
+                supervisor.stdin.write(b"k")
             supervisor.stdin.close()
             supervisor.wait()
-        for process in processes:  # are there only if the supervisor was killed
-            with contextlib.suppress(psutil.Error):
-                process.kill()
         # The other machines' guards see the connection close, and end their servers.
         for link in self._links:
             link.close()

@@ -23,12 +23,13 @@ import platformdirs
 import zstandard
 from msgspec.structs import replace
 
+from sparkwright.bench.server import flags
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan, Server
 from sparkwright.builder import host_info
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.folders import check_room, locked_folder, own_folder
 from sparkwright.client.records import PackKey, WarmPack, line
-from sparkwright.core.arguments import SECRET, is_flag, redact
+from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import list_folder, read_json, sha256_file
 from sparkwright.core.process import CACHES, cache_variables
@@ -46,8 +47,8 @@ COMPILERS = (
 #: Flags that change no graph: memory, which every machine plans for itself, and the API.
 UNCOMPILED_FLAGS = (
     "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--revision", "--profiler-config",
-    "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-auto-tool-choice",
-    "--tool-call-parser", "--reasoning-parser", "--chat-template",
+    "--enable-prefix-caching", "--enable-auto-tool-choice", "--tool-call-parser",
+    "--reasoning-parser", "--chat-template",
 )  # fmt: skip
 #: Beginnings of variables that may change one, and those that do not.
 COMPILED_VARIABLES = ("VLLM_", "FLASHINFER_", "TORCH", "TRITON_")
@@ -84,12 +85,9 @@ def pack_key(plan: LaunchPlan, recipe: str, model: str, marker: Marker) -> PackK
     """
     gpus = host_info.gpus()
     settings = list[str]()
-    for word in redact(plan.flags):
-        if is_flag(word) or not settings:
-            settings.append(word)
-        else:
-            settings[-1] += f"={word}"
-    settings = [each for each in settings if each.partition("=")[0] not in UNCOMPILED_FLAGS]
+    for argument in flags.parse(redact(plan.flags)):
+        if argument.name not in UNCOMPILED_FLAGS:
+            settings.append("=".join(argument.words))
     caches = cache_variables(Path())
     for name, value in plan.variables.items():
         outside = name in (*UNCOMPILED_VARIABLES, *caches) or SECRET.search(name)
