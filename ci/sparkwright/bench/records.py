@@ -17,8 +17,8 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 Side = Literal["baseline", "candidate", "control"]
 Metric = Literal["tpot", "ttft", "rate", "drafts"]
 
-#: Of each metric that may decide: title, unit, the factor from the record's unit (s, s, tokens/s),
-#: and whether more is better.
+#: Metric that may decide → title, unit, the factor from the record's unit (s, s, tokens/s), and
+#: whether more is better.
 METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "tpot": ("time per token", "ms", 1000.0, False),
     "ttft": ("time to first token", "ms", 1000.0, False),

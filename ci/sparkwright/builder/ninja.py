@@ -43,8 +43,8 @@ from sparkwright.core.files import content_key
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
-#: Of the memory that is available at the start; the rest is left to the system, which shares it
-#: with the GPU on a GB10.
+#: The share of the available memory that compilers may take; the system, and the GPU of a GB10,
+#: need the rest.
 SHARE = 0.85
 #: The compiler calls of this run, and of the last one that ended, in the folder ``launch``.
 CALLS, FINISHED = "calls.jsonl", "finished.jsonl"
@@ -413,7 +413,9 @@ class BuildFolder:
         record, calls = self._launch / CALLS, []
         record.touch()
         for line in record.read_bytes().splitlines():
-            with contextlib.suppress(msgspec.DecodeError):  # cut off, by a full disk for example
+            with contextlib.suppress(
+                msgspec.DecodeError
+            ):  # the line was cut off, for example by a full disk
                 call = msgspec.json.decode(line, type=CompilerCall)
                 unit = call.unit.removeprefix(self._source)
                 calls.append(msgspec.structs.replace(call, unit=unit))

@@ -304,7 +304,7 @@ def _publish(context: RunContext, built: BuiltWheel, parts: dict[str, str]) -> N
         with translate_disk_full(context.output), replacing(path) as temporary:
             try:
                 os.link(source, temporary)
-            except OSError:  # another file system
+            except OSError:  # a hard link into another file system
                 shutil.copyfile(source, temporary)
 
 

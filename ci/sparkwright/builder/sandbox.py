@@ -148,7 +148,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             # sandbox.
             end_by = signal.SIGKILL
         failure: SparkwrightError | None = None
-        counters.unlink(missing_ok=True)  # of a run that was killed
+        counters.unlink(missing_ok=True)  # a killed run may have left it
         wanted = list[str]()
         with socket.create_server(("127.0.0.1", 0)) as proxy:
             if not isolated:
@@ -162,7 +162,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             except SparkwrightError as error:
                 failure = error
             finally:
-                proxy.shutdown(socket.SHUT_RDWR)  # which ends a wait for a connection
+                proxy.shutdown(socket.SHUT_RDWR)  # this ends the thread's wait for a connection
         attempts = _unanswered(counters)
         counters.unlink(missing_ok=True)
         if wanted or attempts:
@@ -188,7 +188,7 @@ def _unanswered(counters: Path) -> int:
 
 def _refuse(proxy: socket.socket, wanted: list[str]) -> None:
     """Close every connection to *proxy*, and put the host that its request names in *wanted*."""
-    with contextlib.suppress(OSError):  # the end of the proxy
+    with contextlib.suppress(OSError):  # the proxy was shut down
         while True:
             # A connection may be reset, or stay silent.
             with proxy.accept()[0] as connection, contextlib.suppress(OSError):

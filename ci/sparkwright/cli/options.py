@@ -73,7 +73,7 @@ def refuse(*cases: tuple[object, str]) -> None:
 _OUTPUT: Options = {
     "--json": {"action": "store_true", "help": "print one JSON document on standard output"},
 }
-#: Of the commands that work on a checkout.
+#: Options of the commands that work on a checkout.
 _CHECKOUT: Options = {
     "--stack": {"default": None, "help": f"which stack (default: {DEFAULT_STACK})"},
     "--arch": {"default": "", "help": "CUDA architecture to build for (default: the stack's)"},
@@ -100,11 +100,11 @@ _CHECKOUT: Options = {
         "help": "the checkout (default: the nearest one above the current directory)",
     },
 }
-#: Of the commands that compare the pins of a stack.
+#: The option of the commands that compare the pins of a stack.
 FORCE_PIN: Options = {
     "--force-pin": {"action": "store_true", "help": "go on where releases do not fit together"},
 }
-#: Of the commands that start a server.
+#: Options of the commands that start a server.
 SERVER: Options = {
     "--flag": {
         **REPEATED,
@@ -118,7 +118,7 @@ SERVER: Options = {
         "help": "environment variable of the server; may be repeated",
     },
 }
-#: Of ``bench`` and ``gate``: recipe, model, workloads and output folder.
+#: Options of ``bench`` and ``gate``: recipe, model, workloads and output folder.
 MEASURING: Options = {
     "--recipe": {"default": "", "metavar": "NAME", "help": "recipe of the model (ci/recipes)"},
     "--serve": {

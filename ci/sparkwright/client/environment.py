@@ -320,7 +320,7 @@ class Prefix:
         with self.switching():
             for marker in (path for work in works for path in work.glob(f"[!.]*/{MARKER}")):
                 folder = self.environment_folder(marker.parent.name)
-                with contextlib.suppress(OSError):  # a disk that is mounted there stays
+                with contextlib.suppress(OSError):  # the folder of a mounted disk cannot be removed
                     if os.path.lexists(folder):
                         folder.rename(marker.parents[1] / ".old")
                     marker.parent.rename(folder)

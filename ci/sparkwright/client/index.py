@@ -63,7 +63,7 @@ def parse_address(text: str) -> str:
         index-missing: It is neither.
     """
     folder = text
-    with contextlib.suppress(ValueError):  # such as http://[
+    with contextlib.suppress(ValueError):  # the address is not valid, such as http://[
         parts = urlsplit(text)
         if parts.scheme in ("http", "https") and parts.netloc:
             return text.rstrip("/") + "/"
@@ -367,7 +367,7 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         if not wanted or wanted != first:
             root = _first_root(url, wanted, {first, *trusted.values()}, until - time.monotonic())
             wanted = files.sha256_bytes(root)
-        if wanted == first:  # its keys may be replaced since; also for a mirror
+        if wanted == first:  # keys of the first root may be replaced since
             root = CARRIED_ROOT.read_bytes()
         index = Index(url, root, wanted, own_folder(folder, wanted[:32]), until - time.monotonic())
         if trusted.get(shown) != wanted:

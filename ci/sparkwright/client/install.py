@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from sparkwright.client.locked_wheels import LockedWheel
     from sparkwright.client.wheel_check import CheckedWheel
 
-#: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
+#: The folder of the cache with the results of checks of wheels: a file for each sha256 and
+#: site-packages.
 CACHED_CHECKS = "checked"
 
 

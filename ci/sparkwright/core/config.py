@@ -23,7 +23,7 @@ from sparkwright.core.errors import UsageError
 CARRIED = ("ci/recipes/*.*", "ci/recipes/*/*.yaml", "ci/variables.yaml", "ci/traps.yaml")
 
 PACKAGE = Path(__file__).parents[1]
-#: Of an installed program.
+#: The folder of the data files of an installed program.
 DATA = PACKAGE / "data"
 
 

@@ -293,7 +293,7 @@ class Console:
             valid = text.encode("utf-8", "replace").decode()
             plain = json.dumps(json.loads(valid, parse_constant=lambda _: None), indent=2)
             self._write(sys.stdout, plain.replace("\x7f", "\\u007f") + "\n")
-        for stream in (sys.stdout, sys.stderr):  # to which argparse writes, too
+        for stream in (sys.stdout, sys.stderr):  # argparse writes to them, too
             self._write(stream, "")
 
     def result(self, text: str) -> None:

@@ -42,7 +42,7 @@ def execute(run: Callable[[Sequence[str]], int], words: Sequence[str] | None = N
             code, error = _run_and_report(run, words)
             console.finish(error)
             return code
-        except SparkwrightError as unwritable:  # the output itself
+        except SparkwrightError as unwritable:  # the output cannot be written
             console.json = False
             console.failure(unwritable)
             return unwritable.exit_code
@@ -70,7 +70,7 @@ def _run_and_report(
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run continues from here")
         return 130, {"reference": "interrupted"}
-    except Exception:  # a bug; the log must allow to find it
+    except Exception:  # a bug of ours, which the log has to explain
         return 3, {"reference": "fault", "log": write_log(words)}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-#: Of checks, gates and experiments. Only ``pass`` publishes to ``verified``; ``not-run`` is never
-#: a pass.
+#: The states of checks, gates and experiments. Only ``pass`` publishes to ``verified``; ``not-run``
+#: is never a pass.
 State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
 
 #: State → its sign; colour never stands alone.

@@ -3,7 +3,7 @@ The package index: which files it offers, downloads of them that resume and are 
 source archives among them, read without unpacking.
 
 The index is the one that pip or uv of this user would ask, by a variable, or else by pip.conf or
-uv.toml, so that a lab's own mirror works without a word to us. Locks hold names and hashes, never
+uv.toml, so that a lab's own mirror needs no setting of ours. Locks hold names and hashes, never
 addresses.
 
 An archive is hostile: a member may climb out of its folder, be a link that leaves it, a device, or
@@ -307,7 +307,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
                 fault = f"has a link that leaves its folder, to {info.linkname!r}"
             elif path in files or path in folders or not files.isdisjoint(above):
                 fault = "holds the same path twice"
-            total += info.size if info.isreg() else 0  # that of a link may be negative
+            total += info.size if info.isreg() else 0  # the size of a link may be negative
             files.add(path)
             folders |= above
             if len(files) + len(folders) > MOST_FILES or total > MOST_BYTES:

@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Canary]:
 
 
 def proved(path: Path, verdicts: Iterable[Verdict]) -> bytes:
-    """Return the canaries in the file at *path* that a pass of *verdicts* is behind, as JSON."""
+    """Return the canaries in the file at *path* that a pass of *verdicts* proves, as JSON."""
     names = passes(verdicts)
     return msgspec.json.encode({name: own for name, own in read(path).items() if name in names})
 

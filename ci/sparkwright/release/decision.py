@@ -140,7 +140,7 @@ def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
     *wheel*, and that its verdicts are the last of them.
 
     Who can write both files can also make them agree. This notices a verdict that was edited, or an
-    attempt that was taken out, without a thought of the rest.
+    attempt that was taken out, while the other file was left as it was.
 
     Raises:
         verdict-unlogged: They are not, or attempts are missing.

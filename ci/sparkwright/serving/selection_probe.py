@@ -94,7 +94,7 @@ def inspect(function: Any) -> Any:
     try:
         return function()
     except Exception as error:
-        inspections.append(error)  # vLLM raises another one in its place
+        inspections.append(error)  # vLLM raises another error in its place
         raise
 
 

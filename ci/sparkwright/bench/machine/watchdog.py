@@ -118,7 +118,7 @@ class KernelLog(io.FileIO):
                     raise
                 self.lost += 1
                 continue
-            if not record:  # there is none now
+            if not record:  # no further record is there now
                 return
             # ``6,339,5140900,-;NET: Registered``, and lines of further fields, which are indented.
             for line in record.decode("utf-8", "replace").splitlines():

@@ -274,7 +274,7 @@ def parse(shard: str, stored: ShardHeader) -> dict[str, Tensor]:
 
 
 def _header(path: Path) -> ShardHeader:
-    # A pipe of that name would hang.
+    # Reading a named pipe would hang.
     if not (path.is_file() and os.access(path, os.R_OK)):
         raise invalid(f"{path.name} is no file, or cannot be read.")
     with path.open("rb") as stream:

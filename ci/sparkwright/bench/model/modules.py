@@ -197,7 +197,7 @@ def audit(checkpoint: Checkpoint, listed: Sequence[Module] = ()) -> ModuleAudit:
     parts = {**dict.fromkeys(APART, 0.0), "experts": taken / max(1, every)}
     if shared and "embeddings" in groups:
         parts["lm_head"] = 0.0
-    else:  # a row for each token
+    else:  # an embedding: a row for each token
         tables = [module.rows for module in listed if module.group == "embeddings"]
         parts["embeddings"] = 1 / max([1, *tables])
     alike: dict[tuple[str, str, str], list[Module]] = defaultdict(list)

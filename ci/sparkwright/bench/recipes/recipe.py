@@ -271,7 +271,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the variant for the release *version*; None if the recipe has none."""
         try:
             release = Version(version).base_version
-        except ValueError:  # also of a number with too many digits
+        except ValueError:  # also raised for a number with too many digits
             return None
         variants = (variant for variant in self.versions if release in SpecifierSet(variant.vllm))
         return next(variants, None)

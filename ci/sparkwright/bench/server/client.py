@@ -186,7 +186,7 @@ class _Generated(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int | None = None  # adapters have none
+    max_model_len: int | None = None  # None for an adapter
 
 
 class _Models(msgspec.Struct):

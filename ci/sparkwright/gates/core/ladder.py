@@ -347,7 +347,7 @@ def host_facts() -> dict[str, str]:
 
 
 def is_transient(verdict: Verdict) -> bool:
-    """Return whether *verdict* is no pass for a reason that the next run may not meet."""
+    """Return whether *verdict* is no pass for a reason that may be gone in the next run."""
     return bool(verdict.worst_check and verdict.worst_check.reason in TRANSIENT)
 
 

@@ -31,7 +31,7 @@ ORDER: tuple[State, ...] = ("fail", "invalid", "inconclusive", "not-run", "pass"
 MOST_SAMPLES = 20
 
 
-#: Of the record `Ladder`.
+#: The version of the record `Ladder`.
 FORMAT = 2
 
 
