@@ -113,6 +113,27 @@ def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, 
     assert [again.estimate(name)[1] == "done" for name in ("G4", "G5")] == [True, False]
 
 
+def test_gates_that_ran_one_by_one_count_together(tonight: Tonight, tmp_path: Path) -> None:
+    """The last of them says what publish will say (seen on a GPU: "G0 not asked for", which had passed)."""
+    made, subject = tonight(only=("G8",)), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
+    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+
+    def finish(name: str, recipe: str) -> Verdict:
+        verdict = Verdict(name, GATES[name], subject.sha256, "", (passed("check", ""),), recipe, model="m" if recipe else "")
+        file.store(Ladder("2026.11", subject, (verdict,)))
+        return verdict
+
+    for name in GATES:
+        if name not in ("G6", "G8"):
+            finish(name, RECIPE if name in SERVED else "")
+    finish("G6", "another-recipe")
+    made._finish(NightStep("G8", "pass", "", 60.0, 60.0, finish("G8", RECIPE)))
+    assert made.answer == f"Not verified for {RECIPE}: G6 not asked for."
+    finish("G6", RECIPE)
+    assert made.answer.endswith(f"every gate passed for {RECIPE}.")
+    assert [step.name for step in made._done] == [*GATES]
+
+
 @pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later", "workload", "texts", "server_user"])
 def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""

@@ -10,6 +10,7 @@ the stock wheel alone, so the next wheel of ours takes it, too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import statistics
@@ -475,8 +476,18 @@ class Night:
 
     @property
     def _done(self) -> list[NightStep]:
-        """The steps that are finished, in their order."""
-        return [self._steps[name] for name in self._order if name in self._steps]
+        """The steps that are finished, and the gates of other runs of this wheel, in their order."""
+        done = [self._steps[name] for name in self._order if name in self._steps]
+        documents = ladder.read_documents(self._context.output, self._subject.sha256)
+        for verdict in itertools.chain.from_iterable(each.verdicts for each in documents):
+            if verdict.gate not in self._names and verdict.recipe in ("", self._recipe.name):
+                message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
+                message += ", in another run"
+                done.append(
+                    NightStep(verdict.gate, verdict.state, message, verdict.seconds, 0.0, verdict)
+                )
+        order = [ENVIRONMENTS, *sorted(set(GATES) - set(SERVED)), REFERENCE, *SERVED]
+        return sorted(done, key=lambda step: order.index(step.name))
 
     @property
     def answer(self) -> str:

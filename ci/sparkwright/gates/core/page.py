@@ -95,7 +95,7 @@ def facts(
     """
     named = dict(host)
     for name, value in observed.items():
-        if isinstance(value, (str, int)):
+        if isinstance(value, (str, int)) and name not in ("format", "recipe"):
             named[f"stock: {name}"] = str(value)
     for name, value in observed.get("prefix_cache", {}).items():
         named[f"stock: prefix cache, {name}"] = str(value)
