@@ -476,7 +476,7 @@ class Night:
 
     @property
     def _done(self) -> list[NightStep]:
-        """The steps that are finished, and the gates of other runs of this wheel, in their order."""
+        """The finished steps, and the gates that other runs of this wheel had, in their order."""
         done = [self._steps[name] for name in self._order if name in self._steps]
         documents = ladder.read_documents(self._context.output, self._subject.sha256)
         for verdict in itertools.chain.from_iterable(each.verdicts for each in documents):
