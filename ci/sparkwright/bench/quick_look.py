@@ -26,8 +26,8 @@ class QuickLook(msgspec.Struct, frozen=True):
     The result of a quick look.
 
     Attributes:
-        output_tokens: Of each answer, which may be shorter than those of the workload.
-        requests: Of a run. *runs*: their count.
+        output_tokens: The tokens of each answer, which may be shorter than those of the workload.
+        requests: The requests of one run. *runs*: how many runs there are.
         generator: Name and version.
     """
 

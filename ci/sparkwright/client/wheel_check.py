@@ -51,7 +51,7 @@ class CheckedWheel(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Where the wheel lies.
-        time: Of its file, in ns: while that is the same, it need not be checked again.
+        time: When its file changed, in ns; it is checked again only if this differs.
         files: Path below the environment → member, sha256 and size.
         scripts: Paths of programs, whose bytes the installer makes.
         info: Path of the ``.dist-info`` folder, in which the installer writes files of its own.

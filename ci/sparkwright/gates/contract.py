@@ -121,10 +121,10 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines: Lines that state a choice; each pattern has a group *value*.
         unwanted: Lines that should not be there.
         batch: Requests at once in the profile, or the recipe's if they are fewer.
-        share: Of the time of a kind of layer, by the class that the recipe states, at least.
-        least_part: The same of the first class of a sum.
+        share: The least share of a kind's time that kernels of the recipe's class must have.
+        least_part: The least share of the first class, if the recipe states a sum of classes.
         unknown: Share of a phase's time by kernels that nothing judges, at most.
-        helpers: The same by kernels that only move, quantise or route.
+        helpers: The most of the time that kernels which only move, quantise or route may take.
         change: By how much the share of a class may differ from the stock wheel's; and the time of
             helpers, as a share of the phase's.
         fallbacks: Classes that may only serve where the recipe states them.

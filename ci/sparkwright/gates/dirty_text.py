@@ -126,7 +126,7 @@ class DirtyText:
     Attributes:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
-        rounds: Those that were asked.
+        rounds: The rounds of questions that were asked.
         faults_by_answer: The cell of each answer, and what is dirty in it; empty if nothing.
 
     Raises:

@@ -136,7 +136,7 @@ class QuestionedServer(NamedTuple):
 
     Attributes:
         kind: The kind of its model.
-        recipe: By which it is served; it declares abilities, speculation and context.
+        recipe: The recipe of the server; it declares abilities, speculation and context.
         relaunch: None for questions of which none is about drafts.
         limit: The most tokens of a prompt and its completion.
         stock_wrong: As `StockText.wrong`.
@@ -171,7 +171,7 @@ def run(
         profile: The kind of model, a name of *policy*'s profiles.
         recipe, relaunch, deadline: As of `QuestionedServer`.
         stock: The sampled answers of the stock wheel, or why there are none.
-        stock_answers: Those that are right or wrong. Without them, each wrong answer counts.
+        stock_answers: Whether the stock wheel's are right; without them each wrong answer counts.
         quick: Make the checks of `QUICK` alone.
     """
     policy, kind, results = policy.sized(profile), policy.profiles[profile], dict[str, Check]()

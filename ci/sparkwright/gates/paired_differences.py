@@ -40,7 +40,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
         alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
         min_blocks, max_blocks: Blocks before a decision, and after which there is none.
-        launches: Of a bench, which compares nothing.
+        launches: How many launches a bench has, which compares nothing.
         workloads: The set of ``workloads.yaml`` that decides.
         generator: Stack whose official wheel of vLLM holds the load generator.
         warmups: Requests before each measurement that do not count.

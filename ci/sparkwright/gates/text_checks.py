@@ -120,13 +120,13 @@ class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tokens: The most of an answer.
         temperature: At which answers are sampled.
         concurrency: Requests at once, if no recipe states it.
-        blocks: Of the prefix cache that all questions begin with.
+        blocks: How many blocks of the prefix cache all questions have in common.
         repeats: As often in a row the same text is dirt.
         passages: The same for a text of *passage* characters or more.
         letters: Scripts that each answer may have.
         languages: Words that are frequent in a language, and rare in the others.
         words: As many of them show the language.
-        chance: That a sound server fails, over all comparisons.
+        chance: The probability that a sound server fails, over all comparisons.
         most: The share of dirty answers that no server may exceed.
         template: Variables of the chat template; one that does not know them ignores them.
         chats, calls: Questions with a ``{number}`` that varies; the latter call the tool.

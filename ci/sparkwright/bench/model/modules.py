@@ -144,8 +144,8 @@ class ModuleAudit(msgspec.Struct, frozen=True):
 
     Attributes:
         model: The family of its architecture, ``model_type`` of its config.
-        scheme: That of the largest modules that are quantised; empty if none are.
-        experts: Of a layer: all, and those of a token.
+        scheme: The format of the largest quantised modules; empty if none are quantised.
+        experts: How many a layer has, and how many of them a token takes.
         bytes: Size of the checkpoint.
         drafts: Whether vLLM can draft with it (MTP).
         weights: Bytes of the weights that a step reads.

@@ -51,7 +51,7 @@ class Serving(msgspec.Struct, frozen=True):
     How a model is served.
 
     Attributes:
-        requests: At a time.
+        requests: How many are served at a time.
         drafts: Tokens that its own layers draft for each step.
         context: Tokens of each request.
         cache: As in ``--kv-cache-dtype``.

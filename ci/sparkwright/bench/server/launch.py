@@ -152,7 +152,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             whatever the caller does meanwhile; 0 for no floor.
         grace: Seconds between the request to end and the kill.
         user: The user that it runs as; empty for that of the caller.
-        machines: That serve together; None for this one alone, or if others bring them together.
+        machines: The machines of one server; None for this one alone, or if others join them.
     """
 
     python: Path

@@ -107,7 +107,7 @@ class Machines(msgspec.Struct, frozen=True):
         nodes: How many they are.
         address: Of this machine on their network; empty if it is not known.
         join: Address of the first one; empty if this is the first.
-        rank: Of this one; 0 for the first.
+        rank: The number of this machine; 0 for the first.
         port: Where they meet; vLLM's processes do at the next one.
     """
 
