@@ -27,7 +27,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, SparkwrightError, UsageError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.github import ADDRESS, GitHub, PullRequest, repository_of
+from sparkwright.core.github import ADDRESS, PullRequest, pull_request, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import UNRESOLVED, SourceUnreachable
@@ -44,9 +44,9 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
     owner = repository_of(ledger.url)
     if owner and not context.offline:
         try:
-            return GitHub.from_environment(context.mirrored(ADDRESS)).pull(*owner, number)
+            return pull_request(context.mirrored(ADDRESS), *owner, number)
         except GitHubError as error:
-            if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
+            if error.reference == "pull-request-gone":
                 raise
             console.note(f"{error.reference}: {error.what} Asking git alone.")
     return None

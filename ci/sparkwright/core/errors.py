@@ -186,18 +186,12 @@ class GitHubError(SparkwrightError):
     """GitHub cannot be reached, or refuses a request."""
 
     references: ClassVar[Mapping[str, Advice]] = {
-        "github-limited": Advice(
-            "GitHub limits the requests per hour; without a token, all users behind one "
-            "address share a small limit.",
-            "Wait an hour, after which the limit ends, or set GITHUB_TOKEN, which raises it and "
-            "needs no rights for public repositories.",
-            exit_code=5,
-        ),
         "github-refused": Advice(
-            "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has expired, or it may not "
-            "read this repository.",
-            "Renew the token, or give it the right to read; a public repository needs no "
-            "token, so unset both.",
+            "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has expired, or it may not read "
+            "this repository; or the requests of an hour are used up, of which all users behind "
+            "one address share a few without a token.",
+            "Renew the token, or give it the right to read; a public repository needs none, and a "
+            "token raises the limit. Or wait an hour.",
         ),
         "github-unreachable": Advice(
             "The network or a proxy blocks GitHub, a login page answers instead, or GitHub "

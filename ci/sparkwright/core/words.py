@@ -42,7 +42,3 @@ ENGINE_FULL = re.compile("no space left on device", re.I)
 #: The container engine: the kernel does not run a program of the image. The status is that of every
 #: program that fails, and this process may not see which emulators the engine's machine has.
 FORMAT_UNKNOWN = re.compile("exec format error", re.I)
-
-#: GitHub: a request is one too many. Of its four forms of such a reply, one has the status of a
-#: missing right and no header that tells the two apart.
-RATE_LIMITED = re.compile(b"rate limit", re.I)
