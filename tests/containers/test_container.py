@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from docker import DockerClient
-from tests.containers.conftest import OTHER, OWN, ROOT
+from tests.containers.conftest import OWN, ROOT
 from tests.refusals import refusal
 
 from sparkwright.builder import container
@@ -42,18 +42,13 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 def test_a_base_that_the_engine_lacks(demo_session: RunContext, engine: DockerClient) -> None:
-    """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
-    with refusal("base-unresolved"):
-        container.prepare_base(demo_session, engine, DIGEST, f"linux/{OWN}")
+    """It is pulled, unless there is no network or nobody who has it."""
+    words = demo_session, engine, f"127.0.0.1:9/debian@{DIGEST}", f"linux/{OWN}", "serve-system"
+    files = {"Dockerfile": b"ARG BASE\nFROM ${BASE} AS serve-system\n"}
+    with refusal("image-build-failed"):
+        container.system_image(*words, files)
     with refusal("offline"):
-        container.prepare_base(dataclasses.replace(demo_session, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}", f"linux/{OWN}")
-    with refusal("source-unreachable"):
-        container.prepare_base(demo_session, engine, f"127.0.0.1:9/debian@{DIGEST}", f"linux/{OWN}")
-
-
-def test_a_base_of_another_platform_is_refused(demo_session: RunContext, engine: DockerClient, base: str) -> None:
-    with refusal("image-mismatch"):
-        container.prepare_base(demo_session, engine, base, f"linux/{OTHER}")
+        container.system_image(dataclasses.replace(demo_session, offline=True), *words[1:], files)
 
 
 def test_what_a_base_lacks_is_named_without_a_network(demo_session: RunContext, engine: DockerClient, plain_base: str) -> None:

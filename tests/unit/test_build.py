@@ -113,28 +113,15 @@ def check(context: RunContext, changed: Mapping[str, str], base: Path | None = N
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
-    """A requirement for another Python is none."""
-    project = PROJECT.replace('"ninja"', "\"ninja<1; python_version < '3.9'\"")
-    broken = {
-        "mini_vllm/a.py": "def f(:\n",
-        "mini_vllm/deep.py": "x = 1\n\0\n",
-        "pyproject.toml": project.replace(">=3.9", ">=3.99").replace(">=77", "<60"),
-    }
     with refusal("early-check-failed") as caught:
-        check(mini.context(), broken)
-    words = ("mini_vllm/a.py:1: ", "mini_vllm/deep.py:", "wants Python >=3.99; this is", "requires setuptools<60, and pylock.toml has ")
-
-    assert [word for line in caught.value.details for word in words if word in line] == list(words)
-    assert len(caught.value.details) == 4
-
-
-SETUPTOOLS = 'version = "80.10.2"\nwheels = [\n  { path = "wheels/setuptools-80.10.2-'
+        check(mini.context(), {"mini_vllm/a.py": "def f(:\n", "mini_vllm/deep.py": "x = 1\n\0\n"})
+    assert [line.partition(":")[0] for line in caught.value.details] == ["mini_vllm/a.py", "mini_vllm/deep.py"]
 
 
 @pytest.mark.parametrize(
     ("words", "path", "old", "new", "reference"),
     [
-        (["plan", "--fork", "vllm"], "build/demo/pylock.toml", SETUPTOOLS, SETUPTOOLS.replace("80.", "8."), "early-check-failed"),
+        (["plan", "--fork", "vllm"], "build/demo/archs.yaml", '"8.0;9.0;10.0;12.0"', '"8.0"', "rule-mismatch"),
         (["build", "--fork", "cutlass"], "ci/audit.yaml", "mini-flashinfer:", "other:\n    reason: 3\n  mini-flashinfer:", "file-invalid"),
         (["audit", "--offline", "WHEEL"], "ci/audit.yaml", "mini-flashinfer:", "mini-flashinfer:", ""),
         (["audit", "--offline", "WHEEL", "--judge", "stack"], "ci/audit.yaml", "mini-flashinfer:", "mini-flashinfer:", "offline"),

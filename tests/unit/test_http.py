@@ -278,7 +278,6 @@ def test_credentials_are_used_and_never_shown(
 
 
 PIP_CONF = "[global]\nindex-url = https://e.example/\n"
-UV_TOML = '[[index]]\nname = "lab"\nurl = "https://f.example/"\ndefault = true\n'
 
 
 @pytest.mark.parametrize(
@@ -291,9 +290,7 @@ UV_TOML = '[[index]]\nname = "lab"\nurl = "https://f.example/"\ndefault = true\n
         ({"PIP_INDEX_URL": "https://d.example/"}, "https://d.example/"),
         ({"PIP_INDEX_URL": "https://d.example/", "SPARKWRIGHT_INDEX_URL": "https://a.example/"}, "https://a.example/"),
         ({"PIP_INDEX_URL": "https://d.example/", "pip/pip.conf": PIP_CONF}, "https://d.example/"),
-        ({"pip/pip.conf": PIP_CONF, "uv/uv.toml": UV_TOML}, "https://e.example/"),
-        ({"pip/pip.conf": "[global]\ntimeout = 5\n", "uv/uv.toml": UV_TOML}, "https://f.example/"),
-        ({"uv/uv.toml": 'index-url = "https://g.example/"\n'}, "https://g.example/"),
+        ({"pip/pip.conf": PIP_CONF}, "https://e.example/"),
     ],
 )
 def test_the_users_own_index_is_asked(

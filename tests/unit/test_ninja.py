@@ -21,7 +21,7 @@ from tests.refusals import refusal
 from tests.support import processes
 
 from sparkwright.builder import ninja
-from sparkwright.builder.ninja import HEAVY, LIGHT, BuildFolder, CompileOrder, Cost
+from sparkwright.builder.ninja import HEAVY, LIGHT, BuildFolder, Cost
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core.store import Store
@@ -235,7 +235,7 @@ def commands(build: Path, file: str) -> list[str]:
 def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
     """Large units get the pool; build.ninja stays as it is."""
     (tmp_path / "build.ninja").write_text(TEXT)
-    ninja.write_schedule(tmp_path, tmp_path, COSTS, 2, 10 * HEAVY)
+    ninja.write_schedule(tmp_path, COSTS, 2, 10 * HEAVY)
     text = (tmp_path / ninja.SCHEDULE).read_text()
 
     assert commands(tmp_path, "build.ninja") == commands(tmp_path, ninja.SCHEDULE)
@@ -243,20 +243,6 @@ def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> Non
     assert places == sorted(places)
     assert text.count("pool = heavy") == 2
     assert (tmp_path / "build.ninja").read_text() == TEXT
-
-
-def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path: Path) -> None:
-    """FlashInfer writes a file for each module, with absolute names as ninja sees them."""
-    rule = "rule cc\n  command = cc -c $in -o $out\n"
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.ninja").write_text(f"{rule}build /in/{name}.o: cc /src/{name}.cu\n")
-    (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
-    costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
-
-    assert ninja.write_schedule(tmp_path, Path("/in"), costs, 4, HEAVY * 4) == CompileOrder(4, 1)
-    names = (tmp_path / ninja.SCHEDULE).read_text().split()[-4:]
-    assert names[1::2] == [f"/in/{name}.{ninja.SCHEDULE}" for name in ("b", "a")]
-    assert "pool = heavy" in (tmp_path / f"a.{ninja.SCHEDULE}").read_text()
 
 
 SIZES = st.one_of(st.integers(100, LIGHT), st.integers(HEAVY + 1, 9000))

@@ -253,50 +253,6 @@ def run(
 # Images.
 
 
-def prepare_base(context: RunContext, engine: docker.DockerClient, base: str, target: str) -> str:
-    """
-    Return the id of the base image; pull it when the engine has none for that platform.
-
-    Raises:
-        base-unresolved: An id names it, and the engine does not have it.
-        offline, source-unreachable: It cannot be pulled.
-        image-mismatch: It is for another platform.
-    """
-    image = find_image(engine, base)
-    if (image is None or _platform(image) != target) and not base.startswith("sha256:"):
-        if context.offline:
-            raise SourceError(
-                "offline",
-                f"The engine does not have {base}.",
-                todo="Run once with a connection, or load the image with `docker load`.",
-            )
-        name, _, sha256 = base.partition("@")
-        try:
-            with console.step(f"pull {base}"):
-                image = engine.images.pull(name, tag=sha256, platform=target)
-        except docker.errors.APIError as error:
-            raise SourceError(
-                "source-unreachable",
-                f"{base} cannot be pulled.",
-                details=[str(error.explanation or error)],
-            ) from error
-    if image is None:
-        raise ContainerError(
-            "base-unresolved",
-            f"The engine has no image {base}.",
-            todo="See `docker image ls --no-trunc` for what it has.",
-        )
-    if _platform(image) != target:
-        raise ContainerError(
-            "image-mismatch", f"{base} is for {_platform(image)}, not for {target}."
-        )
-    return str(image.id)
-
-
-def _platform(image: Image) -> str:
-    return f"{image.attrs['Os']}/{image.attrs['Architecture']}"
-
-
 def find_image(engine: docker.DockerClient, name: str) -> Image | None:
     """Return the image of that name, digest or id; None if the engine has none."""
     try:
@@ -401,14 +357,19 @@ def system_image(
         target: The platform of the image. *files*: the context, ``Dockerfile`` among them.
 
     Raises:
-        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
-            disk-full: As `prepare_base` and `build_image`.
+        offline: The engine does not have the base, and the run is offline.
+        emulation-missing, image-build-failed, disk-full: As `build_image`.
     """
+    if context.offline and not find_image(engine, base):
+        raise SourceError(
+            "offline",
+            f"The engine does not have {base}.",
+            todo="Run once with a connection, or load the image with `docker load`.",
+        )
     key = content_key(
         "image",
         {
-            # By its id, which a second tag on the same image does not change.
-            "base": prepare_base(context, engine, base, target),
+            "base": base,
             "dockerfile": sha256_bytes(files["Dockerfile"]),
             "platform": target,
         },

@@ -73,7 +73,6 @@ _LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
 _STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
 _PATH = r"((?:\$.|[^$ :|\n]++)++)"
 _BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
-_SUBNINJA = re.compile(r"subninja +(.+)\n")
 
 
 # Costs.
@@ -157,48 +156,29 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
 
 
 def write_schedule(
-    build: Path, inside: Path, costs: Mapping[str, Cost], cores: int, megabytes: int
+    build: Path, costs: Mapping[str, Cost], cores: int, megabytes: int
 ) -> CompileOrder:
     """
     Write the schedule of the build folder, and return the order of its units.
 
     Args:
-        inside: The name that the folder has for ninja.
         costs: The costs of units, by their paths as the compiler sees them.
     """
-    text, units = _schedule(build / "build.ninja", build, inside, costs)
-    chosen = order(units, cores, megabytes)
-    (build / SCHEDULE).write_text(f"pool heavy\n  depth = {chosen.heavy}\n{text}", "utf-8")
-    return chosen
-
-
-def _schedule(
-    path: Path, build: Path, inside: Path, costs: Mapping[str, Cost]
-) -> tuple[str, list[Cost]]:
-    """Return the text of a ninja file with its units longest first, and their costs."""
-    statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
-    seconds, units = dict[int, float](), list[Cost]()
+    text = (build / "build.ninja").read_text("utf-8")
+    statements, units = _STATEMENT.findall(f"{text}\n"), dict[int, Cost]()
     for slot, statement in enumerate(statements):
         if source := _compiled_source(statement):
-            cost = costs.get(source, GUESS)
-            units.append(cost)
-            seconds[slot] = cost.seconds
+            units[slot] = costs.get(source, GUESS)
             # Of two values for a variable, ninja takes the last.
-            statements[slot] += "  pool = heavy\n" if cost.megabytes > HEAVY else ""
-        elif match := _SUBNINJA.fullmatch(statement):
-            nested = build / (inside / _unescaped(match[1])).relative_to(inside)
-            text, nested_units = _schedule(nested, build, inside, costs)
-            target = nested.with_suffix(f".{SCHEDULE}")
-            target.write_text(text, "utf-8")
-            statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
-            seconds[slot] = max((unit.seconds for unit in nested_units), default=0.0)
-            units += nested_units
+            statements[slot] += "  pool = heavy\n" if units[slot].megabytes > HEAVY else ""
+    chosen = order([*units.values()], cores, megabytes)
     # Every other statement keeps its place; rules stand before the edges that use them.
-    result = list(statements)
-    longest_first = sorted(seconds, key=lambda slot: -seconds[slot])
-    for slot, other in zip(seconds, longest_first, strict=True):
-        result[slot] = statements[other]
-    return "".join(result), units
+    result = [f"pool heavy\n  depth = {chosen.heavy}\n", *statements]
+    longest_first = sorted(units, key=lambda slot: -units[slot].seconds)
+    for slot, other in zip(units, longest_first, strict=True):
+        result[slot + 1] = statements[other]
+    (build / SCHEDULE).write_text("".join(result), "utf-8")
+    return chosen
 
 
 def _compiled_source(statement: str) -> str:
@@ -320,7 +300,6 @@ class BuildFolder:
             (self._launch / "tmp").mkdir()
             chosen = write_schedule(
                 self._path,
-                self._sandbox.sandbox_path(self._path),
                 {f"{self._source}{unit}": cost for unit, cost in costs.items()},
                 self._cores,
                 self._megabytes,

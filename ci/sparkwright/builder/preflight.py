@@ -8,19 +8,12 @@ output folder that cannot be written.
 
 from __future__ import annotations
 
-import platform
 import tempfile
-import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
-
-from sparkwright.builder import BuildError, pins, pylock, toolchain
-from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder import BuildError, pins, toolchain
 from sparkwright.builder.workspace import SourceTree, rules_of, vendored_trees
 from sparkwright.core.console import console
 from sparkwright.core.git import blob_id
@@ -72,7 +65,7 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
         base-mismatch: See `check_base`.
     """
     with console.step(f"check {source.fork} before it is built"):
-        findings = [*python_syntax(context, source), *build_requirements(context, source)]
+        findings = [*python_syntax(context, source)]
         findings += pins.disagreements(context) if base else []
         if findings:
             raise BuildError(
@@ -96,33 +89,6 @@ def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
                 compile(text, path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             yield f"{path}:{getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
-
-
-def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]:
-    """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
-    here = platform.python_version()
-    locked = {
-        canonicalize_name(name): WheelName.parse(file).version
-        for name, file, _ in pylock.wheels(context.project)
-    }
-    try:
-        tables = tomllib.loads(
-            (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
-        )
-        wanted = tables.get("project", {}).get("requires-python", "")
-        if here not in SpecifierSet(wanted):
-            yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
-        for requirement in map(Requirement, tables.get("build-system", {}).get("requires", [])):
-            # A graft uses few of the tools that upstream lists; one that is not locked is not used.
-            version = locked.get(canonicalize_name(requirement.name), "")
-            applies = version and (not requirement.marker or requirement.marker.evaluate())
-            if applies and not requirement.specifier.contains(version, prereleases=True):
-                yield (
-                    f"pyproject.toml: building {source.fork} requires {requirement}, and "
-                    f"pylock.toml has {version}"
-                )
-    except ValueError as error:
-        yield f"pyproject.toml: {error}"
 
 
 def check_base(context: RunContext, source: SourceTree, base: Path) -> None:

@@ -422,14 +422,12 @@ def obtain(context: RunContext) -> Toolchain:
 
 def disassembler(context: RunContext) -> Path:
     """
-    Return the folder of nvdisasm: of the stack's tools if they are installed, else of its wheel.
+    Return the folder of nvdisasm, from its wheel.
 
     Raises:
         source-unreachable, source-mismatch, offline, disk-full, command-failed: As `install`.
     """
     wheels = [wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVDISASM]
-    if installed(context) or not wheels:
-        return obtain(context).cuda / "bin"
     root = locked_environment(context, "nvdisasm", wheels, platform.machine())
     return root / "nvidia" / "cu13" / "bin"
 

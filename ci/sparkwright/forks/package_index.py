@@ -2,8 +2,8 @@
 The package index: which files it offers, downloads of them that resume and are verified, and the
 source archives among them, read without unpacking.
 
-The index is the one that pip or uv of this user would ask, by a variable, or else by pip.conf or
-uv.toml, so that a lab's own mirror needs no setting of ours. Locks hold names and hashes, never
+The index is the one that pip of this user would ask, by a variable, or else by pip.conf, so that a
+lab's own mirror needs no setting of ours. Locks hold names and hashes, never
 addresses.
 
 An archive is hostile: a member may climb out of its folder, be a link that leaves it, a device, or
@@ -66,20 +66,10 @@ class IndexFile(msgspec.Struct, frozen=True):
     yanked: bool = False
 
 
-class _UvIndex(msgspec.Struct):
-    url: str = ""
-    default: bool = False
-
-
-class _UvConfig(msgspec.Struct, rename="kebab"):
-    index: list[_UvIndex] = []
-    index_url: str = ""
-
-
 def index_url() -> str:
     """
     Return the address of the simple index (PEP 503, PEP 691): from the environment, else from the
-    configuration of pip or uv, else PyPI's.
+    configuration of pip, else PyPI's.
 
     Raises:
         file-invalid: A configuration file is not readable.
@@ -92,27 +82,23 @@ def index_url() -> str:
 
 
 def _configured() -> str:
-    """Return the index that the user's pip.conf or uv.toml names; empty if none does."""
-    folders = [Path("/etc"), platformdirs.user_config_path()]
+    """Return the index that the user's pip.conf names; empty if none does."""
     # The later ones win, as with pip.
-    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), Path.home() / ".pip/pip.conf"]
-    files += [folders[-1] / "pip" / "pip.conf", Path(sys.prefix) / "pip.conf"]
+    paths = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), Path.home() / ".pip/pip.conf"]
+    paths += [platformdirs.user_config_path("pip") / "pip.conf", Path(sys.prefix) / "pip.conf"]
     named = os.environ.get("PIP_CONFIG_FILE", "")
-    pip, uv = configparser.RawConfigParser(), _UvConfig()
+    pip = configparser.RawConfigParser()
     try:
-        pip.read([*files, named] if named != os.devnull else [], "utf-8")
-        for path in (folder / "uv" / "uv.toml" for folder in folders):
-            uv = msgspec.toml.decode(path.read_bytes(), type=_UvConfig) if path.is_file() else uv
-    except (OSError, ValueError, configparser.Error, msgspec.MsgspecError) as error:
+        pip.read([*paths, named] if named != os.devnull else [], "utf-8")
+    except (OSError, ValueError, configparser.Error) as error:
         raise FileError(
             "file-invalid",
-            "A configuration file of pip or uv is not readable.",
+            "A configuration file of pip is not readable.",
             details=str(error).splitlines(),
             todo=f"Correct it, or name the index with {VARIABLES[0]}.",
         ) from error
-    own = [index.url for index in uv.index if index.default]
     sections = (pip.get(name, "index-url", fallback="") for name in ("install", "global"))
-    return next(filter(None, (*sections, *own, uv.index_url)), "")
+    return next(filter(None, sections), "")
 
 
 def files(project: str) -> tuple[IndexFile, ...]:

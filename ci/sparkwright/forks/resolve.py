@@ -137,7 +137,8 @@ class _Resolver:
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.proof and locked.is_resolved:
             trees = [entry.tree for entry in (git, *locked.submodules.values()) if entry]
-            proof = earlier.proof if _same_content(locked, earlier) else None
+            same = msgspec.structs.replace(locked, proof=earlier.proof) == earlier
+            proof = earlier.proof if same else None
             if not self._context.objects.missing(trees):
                 proof = prove(self._context, name, locked, specs)
             locked = msgspec.structs.replace(locked, proof=proof)
@@ -293,16 +294,6 @@ class _Resolver:
             tree = package_index.import_file(self._context, file)
             file = msgspec.structs.replace(file, tree=tree)
         return file
-
-
-def _same_content(locked: ForkLock, earlier: ForkLock) -> bool:
-    """Return True if both locks name the same archives, commit and submodules."""
-
-    def content(lock: ForkLock) -> tuple[object, ...]:
-        trees = {path: entry.tree for path, entry in lock.submodules.items()}
-        return lock.git and lock.git.tree, lock.sdist, lock.wheel, trees
-
-    return content(locked) == content(earlier)
 
 
 def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, str]]:
