@@ -21,7 +21,7 @@ from tests.support.byte_model_server import ByteModelServer, Message, called, on
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.cli import gate, main
+from sparkwright.cli import main
 from sparkwright.client.environment import CANARY
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
@@ -213,16 +213,6 @@ def test_only_a_pass_against_the_stock_wheel_leaves_a_canary(wheel: Path, refere
     other = replace(gated(wheel), verdicts=tuple(replace(verdict, recipe="other") for verdict in gated(wheel).verdicts))
     files(other, reference)
     assert [name.split()[-1] for name in canary.read(path)] == [RECIPE, "other"]
-
-
-def test_gate_writes_the_canary_of_its_pass(wheel: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the verdicts, of the reference that it was given; the pass itself is made up."""
-    monkeypatch.setattr(gate, "climb", lambda *_, **__: gated(wheel))
-    words = ["gate", str(wheel), "--stack", wheels.STACK, "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path), "--against", str(reference)]
-    assert main.run(words) == 0
-    (path,) = tmp_path.glob("*.canary.json")
-    assert path.name == f"{wheel.stem}.canary.json"
-    assert [name.split()[1:] for name in canary.read(path)] == [[MODEL, RECIPE]]
 
 
 def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, reference: Path, tmp_path: Path) -> None:

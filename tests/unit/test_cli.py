@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -100,20 +99,6 @@ def test_an_interruption_gives_130(mini: Mini) -> None:
         assert run.stderr.read() == "interrupted; what is finished is kept, and the next run continues from here\n"
 
 
-def directed(mini: Mini, words: Sequence[str], where: str, limit: int = -1) -> subprocess.CompletedProcess[str]:
-    """Run the program with its streams directed as a shell would by *where*; it may write files of *limit* bytes."""
-    shared = [] if words[0] == "--version" else [*mini.words, "--offline"]
-    command = f"exec {shlex.join([sys.executable, '-m', 'sparkwright', *words, *shared])} {where}"
-    # With this variable nothing is left in a buffer at the end.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False, timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])),
-    )  # fmt: skip
-    assert not re.search("Traceback|Exception ignored|error: fault", done.stderr)
-    return done
-
-
 @pytest.mark.parametrize(
     ("words", "reference"),
     [(["build", "--output"], "usage"), (["apply", "--cache-dir"], "cache-unusable"), (["list", "--prefix"], "environment-unusable")],
@@ -130,19 +115,6 @@ def test_a_folder_that_is_not_utf8_is_refused(
 
 
 # A help text, a table, and the documents of a failure and of wrong usage, each with its exit code.
-@pytest.mark.parametrize(
-    ("words", "code"), [(["--version"], 0), (["doctor"], 0), (["fetch", "--fork", "none", "--json"], 1), (["fetch", "--none", "--json"], 2)], ids=str
-)
-def test_an_output_that_nobody_can_read_is_said_by_name(mini: Mini, words: list[str], code: int) -> None:
-    """A full disk is disk-full, a closed stream changes nothing, and a reader that left is told nothing."""
-    full = directed(mini, words, "> /dev/full")
-    assert (full.returncode, full.stderr.count("error: disk-full: Standard output cannot be written.")) == (1, 1)
-    assert directed(mini, words, "> /dev/full 2>&1").returncode == 1
-    closed = directed(mini, words, "<&- >&-")
-    assert (closed.returncode, closed.stdout) == (code, "")
-    assert directed(mini, words, "> >(exec true); sleep 0.2").returncode in (0, 1, 2)
-
-
 def test_help_names_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     """--help fits 80 columns and 34 lines."""
     assert main.main(["--help"]) == 0

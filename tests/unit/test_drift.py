@@ -248,20 +248,6 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     assert {"cherry_picks/widget.yaml", "forks/test/stack.yaml", "forks/test/lock.yaml", "forks/test/widget/first.patch"} <= changed
 
 
-@pytest.mark.parametrize("patches", ["none", "the last"])
-def test_a_bump_that_leaves_no_patch(upstream: Upstream, patches: str) -> None:
-    """A fork that has none, and one whose only pick the release has, move like any other; a release that was taken back is no newest one."""
-    shutil.rmtree(upstream.host.series)
-    upstream.host.write(*upstream.host.ledger.records[: patches == "the last"])
-    upstream.release("1.1.0", {"c.txt": b"picked\n"})
-    upstream.release("1.2.0", {"c.txt": b"broken\n"}, marks='data-yanked="broken"')
-    assert upstream.bump("newest") == 0
-
-    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=TAG)
-    assert not upstream.host.ledger.carried("test")
-    assert not list(upstream.host.root.glob(".rebase/test/*"))
-
-
 def test_a_fork_without_releases_is_bumped_to_a_tag(upstream: Upstream) -> None:
     """Its git ref says which one it is at; nothing says which is the newest."""
     text = "".join(line for line in OLD.splitlines(keepends=True) if "widget-kit" not in line and "bases:" not in line)

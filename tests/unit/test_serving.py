@@ -140,13 +140,6 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
     assert world.plan(machine=SPARK).memory.weights > 0
 
 
-def test_model_that_is_not_downloaded_yet_gets_a_small_cache(world: World) -> None:
-    """It was refused unless the user pinned a cache."""
-    plan = world.plan(model="org/not-here", variables={"HF_HUB_CACHE": str(world.folder)}, download=True, machine=SPARK)
-    assert any(flag == f"--kv-cache-memory-bytes={8 * GIB}" for flag in plan.launch.flags)
-    assert any("its size is not known before the download" in text for text in plan.warnings)
-
-
 def test_drafter_of_its_own_is_counted_and_drafting_layers_only_where_they_draft(world: World) -> None:
     """A drafter that is missing is said before vLLM loads the target."""
     def weights(*words: str, model: Path | None = None) -> float:
@@ -225,19 +218,6 @@ def test_vllm_that_keeps_a_reserve_is_told_what_stays_free(world: World) -> None
     assert world.plan(machine=SPARK, floor=9.0).launch.variables[name] == "9"
     assert world.plan(machine=SPARK, variables={name: "20"}).launch.variables[name] == "20"
     assert name not in world.plan(machine=DESKTOP).launch.variables
-
-
-@pytest.mark.parametrize("recipe", ["", "toy-cpu"])
-@pytest.mark.parametrize("given", [["--kv-offloading-size", "500"], ["--cpu-offload-gb=500"]])
-def test_what_is_offloaded_to_shared_memory_is_counted(world: World, recipe: str, given: list[str]) -> None:
-    """And what fits is in the plan; a GPU's own memory is not the host's."""
-    with refusal("serve-unfit") as caught:
-        world.plan(recipe, flags=(PINNED, *given), machine=SPARK)
-    assert [line for line in caught.value.details if line.startswith("memory-short")]
-    less = [word.replace("500", "5") for word in given]
-    plans = [world.plan(recipe, flags=(PINNED, *words), machine=SPARK) for words in ([], less)]
-    assert plans[1].memory.needed == pytest.approx(plans[0].memory.needed + 5)
-    assert world.plan(recipe, flags=(PINNED, *given), machine=MachineMemory(140.4, 139.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -456,14 +436,6 @@ def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_name
     assert "LD_LIBRARY_PATH" in warning
     assert "VLLM_USE_V1" in warning
     assert "LD_PRELOAD" not in warning
-
-
-def test_unit_names_the_variables_of_the_shell_that_it_lacks(machine: Machine) -> None:
-    machine.environment |= {"NCCL_SOCKET_IFNAME": "enp1s0"}
-    done = machine.run("--unit")
-    assert "the unit lacks: " in done.stderr
-    assert "NCCL_SOCKET_IFNAME" in done.stderr
-    assert "NCCL_SOCKET_IFNAME" not in done.stdout
 
 
 def test_without_a_release_the_way_to_one_is_named(machine: Machine) -> None:

@@ -266,7 +266,6 @@ def parse(name: str, data: bytes) -> Patch:
         patch-invalid: It is not a mail with a diff, lacks a trailer, has an unknown
             Upstream-Status or a malformed Changes; or see `sections`.
     """
-    _refuse_crlf(data.partition(b"\n")[0], name)
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
     raw, separator, rest = body.partition(b"\n---\n")
@@ -415,7 +414,6 @@ def _section(data: bytes) -> Section:
     body = _BODY.search(data)
     head = data[: body.start()] if body else data
     fields, first = dict(_FIELD.findall(head)), head.partition(b"\n")[0]
-    _refuse_crlf(first, "A diff")
     old, new = _paths(first, fields)
     path, index = new or old, _INDEX.match(fields.get(b"index ", b""))
     for name in (old or new, path):
@@ -438,17 +436,6 @@ def _section(data: bytes) -> Section:
     binary = body is not None and not body[0].startswith(b"@@ ")
     hunks = [] if body is None or binary else re.split(rb"(?m)^(?=@@ )", data[body.start() :])[1:]
     return Section(old, new, data, tuple(_hunk(hunk, path) for hunk in hunks), binary, blob)
-
-
-def _refuse_crlf(line: bytes, what: str) -> None:
-    """Raise `patch-invalid`, for *what*, if the *line* of a header ends as on Windows."""
-    if line.endswith(b"\r"):
-        raise PatchError(
-            "patch-invalid",
-            f"{what} has CRLF line ends in its headers: a program converted it.",
-            todo="Copy it again without a conversion (git: core.autocrlf=false; a mail: as an "
-            "attachment).",
-        )
 
 
 def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:

@@ -192,7 +192,7 @@ def plan(
     """
     machine = machine or MachineMemory.here()
     recipe = find_recipe(root, request.recipe) if request.recipe else None
-    name = _model_name(request, recipe)
+    name, revision = _model(request, recipe)
     environment = environments.examine(python)
     nodes = request.nodes or max(recipe.nodes if recipe else 1, 2 if request.join else 1)
     machines = None
@@ -200,7 +200,6 @@ def plan(
         rank = request.rank if request.join else 0
         machines = Machines(nodes, request.address, request.join, rank, request.node_port)
     variables = _variables(request, recipe, environment, machines)
-    revision = _revision(request, recipe)
     download = request.download or request.dry_run
     model = models.find(name, revision, {**os.environ, **variables}, download=download)
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
@@ -259,8 +258,7 @@ def model_of(request: ServeRequest, root: Path) -> LocalModel:
         UsageError, model-missing, checkpoint-invalid: As `plan`.
     """
     recipe = find_recipe(root, request.recipe) if request.recipe else None
-    name, variables = _model_name(request, recipe), {**os.environ, **request.variables}
-    return models.find(name, _revision(request, recipe), variables)
+    return models.find(*_model(request, recipe), {**os.environ, **request.variables})
 
 
 def _refusal(
@@ -339,15 +337,23 @@ def find_recipe(root: Path, text: str) -> Recipe:
     )
 
 
-def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
-    own = recipe.model.repository if recipe and recipe.model.repository != "any" else ""
-    if name := request.model or own:
-        return name
-    raise UsageError(
-        "usage",
-        f"{recipe.name} needs a model." if recipe else "There is no model to serve.",
-        todo="Name a recipe, or a model with --model.",
-    )
+def _model(request: ServeRequest, recipe: Recipe | None) -> tuple[str, str]:
+    """
+    Return the folder or name of the model, and the commit or branch of a name; empty for the one
+    that was downloaded last.
+    """
+    name, revision = request.model, request.revision
+    if recipe and name in ("", recipe.model.repository) and recipe.model.repository != "any":
+        name = recipe.model.repository
+        if not revision and recipe.model.revision != "unresolved":
+            revision = recipe.model.revision
+    if not name:
+        raise UsageError(
+            "usage",
+            f"{recipe.name} needs a model." if recipe else "There is no model to serve.",
+            todo="Name a recipe, or a model with --model.",
+        )
+    return name, revision
 
 
 def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[str, str]) -> int:
@@ -362,14 +368,6 @@ def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[st
         return 0
     places, download = {**os.environ, **variables}, request.download or request.dry_run
     return models.find(name, "", places, download=download).weights
-
-
-def _revision(request: ServeRequest, recipe: Recipe | None) -> str:
-    """Return the commit or branch to serve; empty for the one that was downloaded last."""
-    if request.revision or recipe is None or recipe.model.revision == "unresolved":
-        return request.revision
-    own = request.model in ("", recipe.model.repository)
-    return recipe.model.revision if own else ""
 
 
 def _variables(
