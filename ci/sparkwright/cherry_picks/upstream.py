@@ -167,15 +167,13 @@ class Upstream:
 
     def commit(self, name: str) -> str:
         """
-        Return the commit that *name* means: a branch, a tag, or the beginning of a commit id.
+        Return the commit that *name* means: a branch, a tag, or a commit id.
 
         Raises:
             not-provided: There is none.
             offline, source-unreachable: The repository may not be asked, or does not answer.
         """
         commit: str | None = name if re.fullmatch(r"[0-9a-f]{40}", name) else ""
-        if re.fullmatch(r"[0-9a-f]{7,39}", name):
-            commit = self.context.objects.resolve(f"{name}^{{commit}}", check=False)
         if self.mirror and not commit:
             commit = self.mirror.history(name, newest=not self.context.offline)
         if not commit or not self.mirror:
