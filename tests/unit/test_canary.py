@@ -196,25 +196,6 @@ def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer
         main.run(["serve", "--deep"])
 
 
-def test_only_a_pass_against_the_stock_wheel_leaves_a_canary(wheel: Path, reference: Path, tmp_path: Path) -> None:
-    """None of a gate that failed, of a model without a digest, or of a wheel that repairs what the stock one computes."""
-
-    def files(ladder: Ladder, against: Path | None) -> list[Path]:
-        canary.write(Store(tmp_path / "store"), tmp_path, ladder, against, "default")
-        return [*tmp_path.glob("*.canary.json")]
-
-    assert files(gated(wheel, G5="inconclusive"), reference) == []
-    assert files(verdicts.ladder(wheel, recipes=[RECIPE]), reference) == []
-    assert files(gated(wheel), None) == []
-    repaired = tmp_path / "repaired"
-    (repaired / "precise").mkdir(parents=True)
-    assert files(gated(wheel), repaired) == []
-    (path,) = files(gated(wheel), reference)
-    other = replace(gated(wheel), verdicts=tuple(replace(verdict, recipe="other") for verdict in gated(wheel).verdicts))
-    files(other, reference)
-    assert [name.split()[-1] for name in canary.read(path)] == [RECIPE, "other"]
-
-
 def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, reference: Path, tmp_path: Path) -> None:
     ladder = gated(wheel)
     (tmp_path / wheel.name).write_bytes(wheel.read_bytes())

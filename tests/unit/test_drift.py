@@ -318,10 +318,8 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         OLD.replace('version: "1.0.0"}', "version: 1.0.0}"),
         OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
         OLD.replace("    bases:", '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n    bases:'),
-        OLD.replace("    bases:", '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n    bases:'),
-        OLD.replace("build: graft", 'build: graft\n    vendored: {x: {ignored: "1.0.0"}}'),
     ],
-    ids=["no quotes", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field"],
+    ids=["no quotes", "a ref without quotes", "a wheel without quotes"],
 )
 def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.unit import patches_page
@@ -74,13 +73,6 @@ def test_promises_share_the_error_rate(tmp_path: Path, monkeypatch: pytest.Monke
     for count, state in ((1, "fail"), (10**6, "inconclusive")):
         monkeypatch.setattr(effects, "promises", lambda *_, count=count: dict.fromkeys(map(str, range(count)), promise.promise))
         assert next(throughput.effect_checks(measured, tmp_path)).state == state
-
-
-def test_a_flag_of_one_side_alone_is_named(tmp_path: Path) -> None:
-    """Our wheel alone has the draft vocabulary of its recipe."""
-    subjects = Subject("ours", flags=("--a", '{"draft_vocabulary": "x"}')), Subject("stock", flags=("--a", "{}"))
-    found = {check.name: check for check in throughput.checks(msgspec.structs.replace(result(0.0), candidate=subjects[0], baseline=subjects[1]))}
-    assert found["flags"].message.endswith("; ours alone ['{\"draft_vocabulary\": \"x\"}'], the stock wheel alone ['{}']")
 
 
 @pytest.mark.parametrize(

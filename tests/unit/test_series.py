@@ -27,34 +27,6 @@ from sparkwright.forks import fetch
 
 #: Path → mode and bytes, before and after: edited in two places, without a last line end, of another mode, gone, new, and binary; names that git quotes.
 EDITED = "".join(f"{number}\r\n" for number in range(40)).encode()
-BEFORE = {
-    'quo"ted ü/a b.txt': (git.REGULAR, EDITED), "d/e": (git.REGULAR, b"x\ny"), "-dash": (git.REGULAR, b"m\n"), "gone": (git.REGULAR, b"--- a/x\n"),
-    "binary": (git.REGULAR, b"\0\n"), "same": (git.REGULAR, b"s\n"),
-}  # fmt: skip
-AFTER = {
-    'quo"ted ü/a b.txt': (git.REGULAR, EDITED.replace(b"3\r", b"@@ -1 +1 @@\r")), "d/e": (git.REGULAR, b"x\nz"), "-dash": (git.EXECUTABLE, b"m\n"),
-    "binary": (git.REGULAR, b"\0\0\n"), "same": (git.REGULAR, b"s\n"), "new\ttab": (git.REGULAR, b"+++ b/x\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("context", [0, 1, 3])
-def test_a_diff_is_taken_apart_without_loss(objects: Objects, context: int) -> None:
-    """The sections are the diff, byte for byte; their paths are git's own; their hunks stand where they say."""
-    trees = [objects.store_files((path, *entry) for path, entry in files.items()) for files in (BEFORE, AFTER)]
-    rendered = patch.render(objects, *trees, context=context)
-    sections = patch.sections(rendered)
-    named = objects.run(["diff-tree", "-r", "-z", "--no-renames", "--name-only", *trees])[1].decode().split("\0")[:-1]
-
-    assert b"".join(section.data for section in sections) == rendered
-    assert [section.path for section in sections] == named
-    for section in sections:
-        assert (section.old == "", section.new == "") == (section.path not in BEFORE, section.path not in AFTER)
-        for hunk in section.hunks:
-            for files, start, lines in ((BEFORE, hunk.start, hunk.before), (AFTER, hunk.new_start, hunk.after)):
-                text = patch.lines_of(files.get(section.path, ("", b""))[1])
-                assert not lines or tuple(text[start - 1 : start - 1 + len(lines)]) == lines
-
-
 HEADER = b"index 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
 EDIT = b"diff --git a/x b/x\n" + HEADER
 
@@ -286,21 +258,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None
         "to go on: sparkwright patch export --stack test --fork widget",
     ):
         assert wanted in text
-
-
-def test_a_submodule_in_a_pick_is_named_as_one(host: Host) -> None:
-    """Its file is in no tree; the way on is to leave it out."""
-    host.work.commit({"a.txt": TEXT}, "Begin")
-    host.lock()
-    for number, branch in (("1", "main"), ("2", "pr7")):
-        host.work.git("checkout", "--quiet", "-B", branch)
-        host.work.git("update-index", "--add", "--cacheinfo", f"160000,{number * 40},dep")
-        host.work.git("commit", "--quiet", "-m", f"Take {number}")
-    host.push("main", "pr7:refs/pull/7/head")
-    host.carry(7, host.work.git("rev-parse", "pr7"))
-    with refusal("patch-conflict") as caught:
-        applied_by(host)
-    assert "dep: is a submodule, which no patch can change: leave it out" in caught.value.details
 
 
 # Picks that are carried in part, and the patches that stand in for the rest.

@@ -176,21 +176,6 @@ def test_short_flags_are_seen_by_admission(world: World, words: tuple[str, ...])
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        (["-O3"], "--optimization-level", "3"), (["-O=2"], "--optimization-level", "2"), (["-O", "1"], "--optimization-level", "1"),
-        (["-q", "fp8"], "--quantization", "fp8"), (["-ep"], "--enable-expert-parallel", ""), (["-sc.method=mtp"], "--speculative-config", "mtp"),
-        (["--device-memory-utilization=0.5"], "--gpu-memory-utilization", "0.5"), (["--no-enable-prefix-caching"], "--enable-prefix-caching", ""),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_short_flag_is_its_long_one(words: list[str], name: str, value: str) -> None:
-    """So that it replaces what a recipe states, and a recipe's is not given twice."""
-    (argument,) = flags.parse(words)
-    assert (argument.name, argument.value, flags.merge([f"{name}=x"], words)) == (name, value, tuple(words))
-
-
-@pytest.mark.parametrize(
     ("given", "parts", "refused"),
     [
         ({"nodes": 2}, (2, 1), ""), ({"nodes": 3}, (1, 3), ""), ({"nodes": 4}, (2, 2), ""), ({"nodes": 2, "flags": ("--pipeline-parallel-size=2",)}, (1, 2), ""),

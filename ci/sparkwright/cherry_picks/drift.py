@@ -230,14 +230,13 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
         source-unreachable, source-unresolved, offline: The release cannot be fetched.
     """
     context, fork, project = upstream.context, upstream.fork, upstream.context.project
-    before, locked, old = project.fork(fork), context.lock.forks[fork], _version(project, fork)
+    locked, old = context.lock.forks[fork], _version(project, fork)
     if old == version:
         raise SourceError(
             "not-provided", f"{fork} is at {version} already.", todo="Name another with --to."
         )
-    after = _bumped(before, old, version)
     # Refused before anything is fetched.
-    stack_text = _rewrite_stack(project, fork, old, version, after)
+    stack_text, after = _rewrite_stack(project, fork, old, version)
     patches = series.load_series(context, fork)
     drop = [up_to(patches, name)[-1].name for name in drop]
     resolved = resolve.resolve_fork(context, fork, after, locked)
@@ -275,21 +274,6 @@ def _tag(base: WheelSpec, version: str) -> str:
     return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 
-def _bumped(fork: ForkSpec, old: str, version: str) -> ForkSpec:
-    """Return *fork* at *version*: its release, and the wheels and the ref of the same version."""
-    replace, sources = msgspec.structs.replace, fork.sources
-
-    def wheel(spec: WheelSpec) -> WheelSpec:
-        same = sources.sdist and spec.name == sources.sdist.name
-        return replace(spec, version=version, tag=_tag(spec, version)) if same else spec
-
-    git = sources.git and replace(sources.git, ref=sources.git.ref.replace(old, version), commit="")
-    sdist = sources.sdist and replace(sources.sdist, version=version)
-    own = replace(sources, git=git, sdist=sdist, wheel=sources.wheel and wheel(sources.wheel))
-    bases = {machine: wheel(spec) for machine, spec in fork.bases.items()}
-    return replace(fork, sources=own, bases=bases)
-
-
 def _version(project: Project, fork: str) -> str:
     """
     Return the release of *fork* in stack.yaml: of its source distribution, or by its tag.
@@ -310,27 +294,32 @@ def _version(project: Project, fork: str) -> str:
     return match[1]
 
 
-def _rewrite_stack(project: Project, fork: str, old: str, version: str, after: ForkSpec) -> str:
+def _rewrite_stack(project: Project, fork: str, old: str, version: str) -> tuple[str, ForkSpec]:
     """
     Return stack.yaml with *version* in place of *old* wherever the block of the fork has it in
-    quotes, with the tags of the new wheels and without the commit of *old*, so that comments stay.
+    quotes, with the tags of the new wheels and without the commit of *old*, so that comments stay;
+    and the fork that it then states.
 
     Raises:
-        file-invalid: It is written in another form, so that the fork would not be *after* then.
+        file-invalid: The block has the old version in another form, too.
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
     start, end = strict_yaml.span(text, "forks", fork)
-    block = re.sub(rf'"(v?){re.escape(old)}"', lambda pin: f'"{pin[1]}{version}"', text[start:end])
-    block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
-    for machine, base in before.bases.items():
-        block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
-    text = text[:start] + block + text[end:]
-    if strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork] != after:
+    block, quoted = text[start:end], re.compile(rf'"(v?){re.escape(old)}"')
+    stated = "".join(line.partition("#")[0] for line in block.splitlines())
+    if stated.count(old) != len(quoted.findall(stated)):
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {version} instead of {old}"],
+            details=[f"expected: {fork} at {old}, in quotes wherever it stands"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
             "rebase`.",
         )
-    return text
+    block = quoted.sub(lambda pin: f'"{pin[1]}{version}"', block)
+    block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
+    sdist = before.sources.sdist
+    for base in (before.sources.wheel, *before.bases.values()):
+        if base and sdist and base.name == sdist.name:
+            block = block.replace(f'"{base.tag}"', f'"{_tag(base, version)}"')
+    text = text[:start] + block + text[end:]
+    return text, strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]

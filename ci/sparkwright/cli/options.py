@@ -237,7 +237,6 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     from sparkwright.core import config
-    from sparkwright.core.errors import UsageError
     from sparkwright.core.files import is_utf8
     from sparkwright.forks.context import RunContext
     from sparkwright.forks.stack import Project, SourceError, stack_names
