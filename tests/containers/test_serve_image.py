@@ -211,10 +211,12 @@ def state(made: Container) -> dict[str, Any]:
 
 
 def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
-    """A release that the image's Python cannot have is refused there, under the client's reference."""
+    """A release that the image's Python cannot have is refused there, and the client's reference is among the details."""
     own.publish("2026.11.3", pythons=("3.99",))
 
-    assert own.run("2026.11.3", status=1)["error"]["reference"] == "release-unknown"
+    error = own.run("2026.11.3", status=1)["error"]
+    assert error["reference"] == "image-build-failed"
+    assert "release-unknown" in "\n".join(error["details"])
 
 
 # The Spark's own kind of processor.

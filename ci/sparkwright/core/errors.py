@@ -10,7 +10,6 @@ interruption.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 
@@ -75,13 +74,6 @@ Failure = Callable[..., SparkwrightError]
 def classes(base: type[SparkwrightError] = SparkwrightError) -> list[type[SparkwrightError]]:
     """Return every error class whose module is loaded."""
     return [kind for child in base.__subclasses__() for kind in (child, *classes(child))]
-
-
-def by_reference(reference: str) -> Failure | None:
-    """Return a constructor of the error with *reference*, or None if no loaded class has it."""
-    return next(
-        (partial(kind, reference) for kind in classes() if reference in kind.references), None
-    )
 
 
 class UsageError(SparkwrightError):

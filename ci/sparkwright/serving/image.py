@@ -8,7 +8,6 @@ lie in a volume of the engine, and so in no layer and no build context.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 from docker import DockerClient
 from docker.types import Mount
 
@@ -30,7 +28,6 @@ from sparkwright.client.index import Index
 from sparkwright.client.install import select_release
 from sparkwright.client.records import Channel, Release
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError, by_reference
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 
@@ -55,7 +52,7 @@ python=$prefix/program/bin/python
 $python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-index \\
     --find-links {_INPUTS} sparkwright
 $python -I -m pip uninstall --quiet --yes pip setuptools
-$python -I -m sparkwright.client.main install --json --prefix $prefix --index "$1" --trust "$2" \\
+$python -I -m sparkwright.client.main install --prefix $prefix --index "$1" --trust "$2" \\
     --channel "$3" --version "$4"
 $python -I -m compileall -qq -j 0 --invalidation-mode unchecked-hash $prefix >&2 || :
 """
@@ -123,7 +120,6 @@ def build(
         engine-missing, engine-forbidden, engine-unreachable: As `container.connected`.
         offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
             disk-full: As `container.system_image` and `container.program_wheels`.
-        SparkwrightError: The client refused the release, with its own reference.
     """
     folder = context.project.root / "build"
     files = {
@@ -205,7 +201,7 @@ def _install(
     words = [address, index.fingerprint, index.states[name].channel, name]
     network = "none" if context.offline else "host"
     with console.step(f"install {name} in a container"):
-        status, output, messages = container.run(
+        status, _, messages = container.run(
             engine,
             system,
             ["-c", _SCRIPT, "sh", *words],
@@ -213,15 +209,8 @@ def _install(
             **{**_OPTIONS, "mounts": mounts, "network_mode": network},
         )
     if status:
-        raise _failure(output, [*messages.splitlines()[-25:], f"status: {status}"])
-
-
-def _failure(output: str, messages: Sequence[str]) -> SparkwrightError:
-    """Return why the container failed: as the client's document *output* states, if it does."""
-    with contextlib.suppress(msgspec.DecodeError):
-        error = msgspec.json.decode(output, type=dict[str, Any]).get("error") or {}
-        if kind := by_reference(str(error.get("reference"))):
-            return kind(error["what"], details=error["details"], todo=error["todo"])
-    what = "The release could not be installed in the image."
-    otherwise = partial(ContainerError, "image-build-failed")
-    return container.translate_error("\n".join(messages), otherwise, what)
+        raise container.translate_error(
+            f"{messages}\nstatus: {status}",
+            partial(ContainerError, "image-build-failed"),
+            "The release could not be installed in the image.",
+        )
