@@ -196,7 +196,7 @@ TEXT = {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads
 )  # fmt: skip
 def test_token_takes_what_the_layers_that_attend_to_everything_keep(config: dict[str, Any], dtype: str, token: int) -> None:
     """A field that is missing or wrong makes it unknown, and nothing is judged by it."""
-    shape = CacheShape.of(config, dtype)
+    shape = CacheShape.from_config(config, dtype)
     assert shape.token == token
     if token:
         assert shape.request(shape.tokens(4.0)) <= 4.0 < shape.request(shape.tokens(4.0) + 17)
@@ -223,7 +223,7 @@ WINDOW, STATE = (64 + 8192) * 2 * 2 * 256 * 2, 32 * 128 * 64 * 8
 def test_request_takes_windows_and_states_whatever_its_length(
     config: dict[str, Any], dtype: str, parts: int, drafts: int, token: int, fixed: float
 ) -> None:
-    shape = CacheShape.of(config, dtype, parts, drafts)
+    shape = CacheShape.from_config(config, dtype, parts, drafts)
     assert (shape.token, shape.fixed) == (token, fixed)
     # Whole blocks of 16 tokens, and one that vLLM keeps empty.
     assert [shape.request(tokens) * GIB for tokens in (0, 1, 16, 17)] == [fixed + blocks * 16 * token for blocks in (1, 2, 2, 3)]

@@ -250,7 +250,7 @@ class CacheShape(msgspec.Struct, frozen=True):
         return count
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: Mapping[str, Any], dtype: str = "auto", parts: int = 1, drafts: int = 0
     ) -> CacheShape:
         """

@@ -472,7 +472,7 @@ def _memory(
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
     drafts = int("mtp" in str(speculation.get("method")) or bool(speculation.get("model")))
     tensor = int(flags.number(words, TENSOR) or 1)
-    shape = CacheShape.of(config, flags.value(words, "--kv-cache-dtype"), tensor, drafts)
+    shape = CacheShape.from_config(config, flags.value(words, "--kv-cache-dtype"), tensor, drafts)
     server = ServerMemory(
         weights,
         reserve=machine.reserve(),

@@ -129,7 +129,7 @@ class StoredModel(msgspec.Struct, frozen=True):
         return min(max(1, stated), modules.LARGEST_DEPTH) if type(stated) is int else 1
 
     def shape(self, serving: Serving) -> CacheShape:
-        return CacheShape.of(self.config, serving.cache, drafts=int(serving.drafts > 0))
+        return CacheShape.from_config(self.config, serving.cache, drafts=int(serving.drafts > 0))
 
     def row_read(self, row: ModuleRow, serving: Serving) -> float:
         """Return the bytes of the modules *row* that a step reads."""
