@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Mini, Repository
+from tests.unit.conftest import Repository
 
 from sparkwright.builder import configure
 from sparkwright.builder.arch import plan
@@ -18,7 +17,6 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
 from sparkwright.builder.arch.rules import (
     ArchException,
-    ArchGuard,
     ArchRule,
     ArchRules,
     DroppedUnits,
@@ -27,9 +25,8 @@ from sparkwright.builder.arch.rules import (
 )
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.workspace import source_tree
-from sparkwright.core import process, strict_yaml
-from sparkwright.core.git import REGULAR, Objects
+from sparkwright.core import process
+from sparkwright.core.git import Objects
 from sparkwright.forks import resolve
 from sparkwright.forks.stack import ForkLock, VendoredLock
 
@@ -91,48 +88,6 @@ def test_a_rule_that_does_not_match_one_place_lists_the_near_misses(text: str, f
 def test_two_rules_have_lists_of_their_own() -> None:
     with refusal("rule-mismatch", match="Rule again matches 0 places"):
         rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
-
-
-# Guards.
-
-GUARD = ArchGuard(
-    name="one-arch", fork="mini", files=("csrc/*.cu", "csrc/*.cuh"), patterns=("only_120<",),
-    reason="It traps on 12.1.", todo="Pick the mend.", drop_when="nobody wraps a kernel",
-)  # fmt: skip
-
-UNSAFE = b"// gemm\nusing A = only_120<Gemm>;\nusing B = family<Gemm>;\nusing C = only_120<Other>;\n"
-GUARDED = {"csrc/deep/er/gemm.cu": UNSAFE, "csrc/wrap.cuh": b"struct only_120 {};\n", "README.md": b"only_120<this> is prose\n"}
-MENDED = GUARDED | {"csrc/deep/er/gemm.cu": UNSAFE.replace(b"only_120", b"family")}
-
-
-@pytest.mark.parametrize(
-    ("fields", "reference"),
-    [
-        ({}, ""),
-        ({"patterns": ("only_120",), "exempt": {"csrc/wrap.cuh": "defines it"}}, ""),
-        ({"files": ("gone/kernels.cu",)}, "rule-mismatch"),
-        ({"patterns": ("only_12O<",)}, "rule-mismatch"),
-        ({"exempt": {"csrc/deep/er/gemm.cu": "all of it"}}, "rule-mismatch"),
-    ],
-)
-def test_a_tree_without_the_text_passes_unless_the_guard_guards_nothing(tmp_path: Path, fields: dict[str, object], reference: str) -> None:
-    """With paths or a text that upstream outgrew, or that somebody mistyped, it would pass for ever. An exempt file may hold the text."""
-    objects = Objects(tmp_path / "objects.git")
-    before, tree = (objects.store_files((path, REGULAR, data) for path, data in files.items()) for files in (GUARDED, MENDED))
-    with refusal(reference, match="guards nothing") if reference else contextlib.nullcontext():
-        archs.check_guards(objects, before, tree, [msgspec.structs.replace(GUARD, **fields)])
-
-
-def test_every_line_that_would_fail_is_listed_with_the_reason(mini: Mini) -> None:
-    """The stage that makes the tree ends with the advice of the guard."""
-    site = source_tree(mini.context(), "vllm").sites[0]
-    guard = msgspec.structs.replace(GUARD, fork="vllm", files=("CMakeLists.txt",), patterns=(site.before,))
-    with (mini.root / "build" / "demo" / "archs.yaml").open("a") as rules:
-        rules.write(strict_yaml.dump({"guards": [msgspec.to_builtins(guard)]}))
-    with refusal("arch-trap", match="lines of vllm would fail at run time") as caught:
-        source_tree(mini.context(), "vllm")
-    assert {f"one-arch: {GUARD.reason}", f"CMakeLists.txt:{site.line}"} <= set(caught.value.details)
-    assert caught.value.todo == GUARD.todo
 
 
 # CMake.

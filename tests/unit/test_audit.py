@@ -574,33 +574,6 @@ def test_a_symbol_that_is_needed_in_two_versions_keeps_both(tmp_path: Path) -> N
     assert elf.shared_object((tmp_path / "a.so").read_bytes()).imports["f"] == ("ONE", "TWO")
 
 
-@pytest.mark.parametrize(
-    ("tag", "names", "expected"),
-    [
-        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
-        ("py3-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
-        ("cp310.cp311-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
-        ("cp310-cp310", ["a.cpython-310-x86_64-linux-gnu.so"], 0),
-        ("cp311-cp311", ["a.cpython-310-x86_64-linux-gnu.so", "b.cpython-311-x86_64-linux-gnu.so"], 1),
-        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.cpython-311-x86_64-linux-gnu.so"], 0),
-        ("cp310-abi3", ["a.cpython-310-x86_64-linux-gnu.so", "a.abi3.so"], 0),
-        ("py3-none", ["a.cpython-310-x86_64-linux-gnu.so", "a.pyi"], 1),
-        ("cp313-cp313", ["a.cpython-313t-x86_64-linux-gnu.so"], 1),
-        ("cp313-cp313t", ["a.cpython-313t-x86_64-linux-gnu.so"], 0),
-        ("cp31-none", ["a.cpython-310-x86_64-linux-gnu.so"], 1),
-    ],
-)
-def test_a_module_for_one_python_is_found_where_the_tag_promises_others(
-    tmp_path: Path, library: bytes, tag: str, names: list[str], expected: int
-) -> None:
-    """A policy that names it by its Python allows it."""
-    wheel = write_wheel(tmp_path, dict.fromkeys(names, library), python=tag)
-
-    assert rules(audit(wheel, policy(distributions={}), NOWHERE, judged="any")) == ["python-other"] * expected
-    named = {**HOST_ONLY, "glob": "*.cpython-3*"}
-    assert rules(audit(wheel, policy(named), NOWHERE, judged="any")) == []
-
-
 def test_a_platform_tag_is_held_against_all_runtimes_of_c_and_says_which(tmp_path: Path) -> None:
     """Also a tag with a name: glibc 2.17's systems have no C++ runtime with a sized delete."""
     (tmp_path / "a.cc").write_text("void f(int *number) { delete number; }\n")

@@ -17,7 +17,6 @@ its fatbin sections as they are. Python, host code and the version label are no 
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections import Counter
@@ -103,10 +102,6 @@ class DeviceCode(msgspec.Struct, frozen=True):
         }
 
 
-def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
-    return [image.driver_target for image in images if image.kind == kind]
-
-
 def read(
     data: elf.Buffer,
     library: elf.SharedObject,
@@ -158,11 +153,7 @@ def wheel_digest(digests: Iterable[str]) -> str:
 
 def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
     """Return the sha256 over the fatbin sections as they are."""
-    sha = hashlib.sha256()
-    with memoryview(data) as view:
-        for offset, size in library.fatbins:
-            sha.update(view[offset : offset + size])
-    return sha.hexdigest()
+    return sha256_bytes(b"".join(data[begin : begin + size] for begin, size in library.fatbins))
 
 
 def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
@@ -199,7 +190,11 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
     for image in images:
         units.setdefault(image.container, []).append(image)
     numbers = Counter(
-        support_level(_targets(unit, "cubin"), _targets(unit, "ptx"), device)
+        support_level(
+            [image.driver_target for image in unit if image.kind == "cubin"],
+            [image.driver_target for image in unit if image.kind == "ptx"],
+            device,
+        )
         for unit in units.values()
     )
     return {name: numbers[name] for name in SUPPORT_LEVELS if numbers[name]}

@@ -102,7 +102,6 @@ RULES: Mapping[str, str] = {
     "operator-missing": "an operator that is not registered with torch, or only declared and not "
     "implemented",
     "ptx-foreign": "PTX that no policy allows",
-    "python-other": "a module for one CPython, where the wheel's tag promises another or all",
     "record-mismatch": "RECORD has another hash or size than the member",
     "record-missing": "a member that RECORD does not list",
     "record-surplus": "RECORD lists a missing file",

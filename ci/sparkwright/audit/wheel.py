@@ -38,7 +38,6 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 from packaging.metadata import RawMetadata, parse_email
-from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -62,7 +61,6 @@ from sparkwright.builder.wheel import elf, symbols
 from sparkwright.builder.wheel.archive import (
     BUILD_RECORD,
     CompiledUnit,
-    WheelName,
     member_text,
     records,
 )
@@ -618,7 +616,6 @@ class LibraryAudit:
                     f"it needs {symbols}, so a system of {needs}; the tag promises glibc "
                     f"{elf.version_text(promised)}",
                 )
-        self._check_interpreter()
         if self._name.endswith(".abi3.so"):
             self._check_python(shared)
         self._check_torch(shared)
@@ -646,25 +643,6 @@ class LibraryAudit:
                 f"it calls {', '.join(driver[:3])} ({len(driver)} functions), and does not want "
                 f"{_DRIVER}",
             )
-
-    def _check_interpreter(self) -> None:
-        """Report a module for one CPython in a wheel whose tags promise others."""
-        stem, separator, rest = self._name.partition(".cpython-")
-        if not separator or "cpython" in self._wants.glob:
-            return
-        python = rest.partition("-")[0]
-        modules = [
-            name for name in self._rows if name.startswith(f"{stem}.") and name.endswith(".so")
-        ]
-        for tag in sorted(parse_tag(WheelName.parse(self._about.file).tag), key=str):
-            several = tag.abi == "abi3" or tag.interpreter.startswith("py")
-            abi = tag.abi if tag.abi.startswith("cp") else tag.interpreter
-            own = any(name.startswith(f"{stem}.cpython-{abi[2:]}-") for name in modules)
-            if not (len(modules) > 1 if several else own):
-                self._find(
-                    "python-other",
-                    f"it is for CPython {python[0]}.{python[1:]} alone, the tag says {tag}",
-                )
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""

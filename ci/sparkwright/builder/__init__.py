@@ -18,12 +18,6 @@ class BuildError(SparkwrightError):
             "Apply the rule named beside each unit, or list the unit under `kept` with a reason. "
             "Correct entries that are not true; list a unit that a rule removes under `dropped`.",
         ),
-        "arch-trap": Advice(
-            "The tree holds code that compiles for the requested architecture and fails at run "
-            "time there.",
-            "Follow the advice of the guard in archs.yaml. Do not remove the guard: neither "
-            "configure nor audit detects such code.",
-        ),
         "base-mismatch": Advice(
             "The official wheel was not built from the locked source, so a graft onto it would "
             "mix two releases.",

@@ -313,7 +313,7 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     Return the source tree of *fork*, and record its id for the gates (`RunContext.source_inputs`).
 
     Raises:
-        patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
+        patch-conflict, patch-no-effect, rule-mismatch, and what fetching raises.
     """
     source = fetch.recorded_source(context, fetch.fetch(context, fork))
     patched = series.apply_series(context, source)
@@ -321,13 +321,12 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     tree, sites = patched.tree, tuple[Site, ...]()
     own = [rule for rule in rules.rules if not rule.source]
     _check_rule_sources(context, fork, rules)
-    if own or rules.guards:
+    if own:
         with console.step(f"rewrite {fork}: {len(own)} rules"):
             files, sites = archs.rewrite(partial(context.objects.blob, tree), own)
             tree = context.objects.with_files(tree, files)
             for site in sites:
                 console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-            archs.check_guards(context.objects, source.tree, tree, rules.guards)
     context.store.put("source-tree", context.source_inputs(fork), tree)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 

@@ -49,8 +49,8 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "symbols": ("every symbol that a library needs is defined", ("undefined-symbol",)),
     "platform": ("the platform tag promises what the libraries need", ("tag-newer",)),
     "python": (
-        "only Python's limited API is used, by modules for every Python of the tag",
-        ("abi3-newer", "abi3-violated", "python-other"),
+        "only Python's limited API is used",
+        ("abi3-newer", "abi3-violated"),
     ),
     "torch": ("only torch's stable ABI is used", ("torch-newer", "torch-unstable")),
     "copies": ("the wheel holds no copy of the driver", ("vendored-driver",)),

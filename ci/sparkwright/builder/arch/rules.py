@@ -1,15 +1,10 @@
 """
 Arch rules, as reviewed data: how the arch lists in a fork's CMake are changed, which units stay at
-another arch, and which texts no compiled tree may hold.
+another arch.
 
 A rule names one argument of one command in one branch, and the value that it expects there. It
 appends to that list and does nothing else; if it does not match exactly one place, upstream has
 moved, and the rewrite stops.
-
-A guard names code that compiles for the requested arch and fails when it runs there, because it
-tests for one arch by number and traps on every other. No configure shows that, so a guard searches
-the final tree. A guard that matches nothing would pass silently, so each must match the unpatched
-source.
 
 CMake's text is split into tokens as cmake-language(7) defines them, because an arch list in a
 comment, in a string or in another branch looks the same to a regular expression. An edit replaces a
@@ -27,7 +22,6 @@ import msgspec
 
 from sparkwright.builder import BuildError
 from sparkwright.core import strict_yaml
-from sparkwright.core.git import Objects
 
 _OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "macro", "block"))
 _CLOSERS = frozenset(
@@ -47,9 +41,6 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-
-Line = Annotated[str, msgspec.Meta(pattern=r"^[^\n]*\S[^\n]*$")]
-Lines = Annotated[tuple[Line, ...], msgspec.Meta(min_length=1)]
 
 
 class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,44 +103,12 @@ class ArchException(DroppedUnits, frozen=True, forbid_unknown_fields=True):
     gencode: Annotated[str, msgspec.Meta(pattern=r"^(compute_[0-9]+[af]?|default)$")]
 
 
-class ArchGuard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A text that must not occur in the tree that is compiled.
-
-    Attributes:
-        files: Paths inside the source tree; ``*`` and ``?`` match as in a shell, ``*`` also across
-            folders.
-        patterns: Plain texts, none of which a line of these files may hold.
-        reason: The failure at run time of a line that does.
-        todo: The advice of the error.
-        drop_when: The change upstream after which the guard is no longer needed.
-        exempt: Files that may hold one, each with the reason.
-    """
-
-    name: str
-    fork: str
-    files: Lines
-    patterns: Lines
-    reason: Line
-    todo: Line
-    drop_when: Line
-    exempt: dict[str, Line] = {}
-
-    def matches(self, objects: Objects, tree: str, pattern: str) -> list[str]:
-        """Return the lines of *tree* that hold *pattern*, each as ``path:line``."""
-        excluded = [f":(exclude,literal){path}" for path in self.exempt]
-        command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
-        lines = objects.text(*command, check=False).splitlines()
-        return [":".join(line.split(":")[1:3]) for line in lines]
-
-
 class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of ``build/<stack>/archs.yaml``."""
 
     rules: tuple[ArchRule, ...] = ()
     kept: tuple[ArchException, ...] = ()
     dropped: tuple[DroppedUnits, ...] = ()
-    guards: tuple[ArchGuard, ...] = ()
 
     def for_fork(self, fork: str) -> ArchRules:
         """Return the entries for *fork*."""
@@ -157,7 +116,6 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rules=tuple(rule for rule in self.rules if rule.fork == fork),
             kept=tuple(entry for entry in self.kept if entry.fork == fork),
             dropped=tuple(entry for entry in self.dropped if entry.fork == fork),
-            guards=tuple(entry for entry in self.guards if entry.fork == fork),
         )
 
 
@@ -342,32 +300,3 @@ def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
     if set(rule.append) <= set(value.split(";")):
         return f"holds {', '.join(rule.append)} already"
     return "" if value == rule.expect else f"holds {value!r}, the rule expects {rule.expect!r}"
-
-
-def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[ArchGuard]) -> None:
-    """
-    Raise unless *tree* is free of every text that *guards* forbid.
-
-    Args:
-        source: The tree before picks, patches and rules, which each pattern must match.
-
-    Raises:
-        arch-trap: A file of *tree* holds such a text; every place is listed, with the reason.
-        rule-mismatch: A pattern matches nothing in *source*.
-    """
-    for guard in guards:
-        for pattern in guard.patterns:
-            if not guard.matches(objects, source, pattern):
-                raise BuildError(
-                    "rule-mismatch",
-                    f"Guard {guard.name} of archs.yaml guards nothing: no line holds {pattern!r}.",
-                    todo="See where upstream moved the code, and correct the guard. It may go "
-                    f"when: {guard.drop_when}",
-                )
-            if lines := guard.matches(objects, tree, pattern):
-                raise BuildError(
-                    "arch-trap",
-                    f"{len(lines)} lines of {guard.fork} would fail at run time on the arch.",
-                    details=[f"{guard.name}: {guard.reason}", *lines],
-                    todo=guard.todo,
-                )
