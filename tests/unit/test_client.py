@@ -134,19 +134,6 @@ def test_endless_or_slow_reply_is_cut_off(name: str, listen: Listen) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 
-def test_redirect_is_not_followed_and_proxy_not_used(
-    listen: Listen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = listen(completing(SOUND))
-    monkeypatch.setenv("http_proxy", elsewhere.url)
-    moved = head(
-        "text/html", 0, "307 Temporary Redirect", f"location: {elsewhere.url}/v1/completions"
-    )
-    with invalid("server-refused"):
-        Client(listen(completing(moved)).url).complete((7, 8), max_tokens=2)
-    assert elsewhere.asked == []
-
-
 @pytest.mark.parametrize(
     ("models", "requested", "reason"),
     [

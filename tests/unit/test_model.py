@@ -463,25 +463,6 @@ def test_a_config_that_declares_no_layers_is_not_guessed_at(tmp_path: Path, quan
     assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
 
 
-@pytest.mark.parametrize("shards", [2, 0])
-def test_a_published_mixture_is_accepted(tmp_path: Path, shards: int) -> None:
-    """
-    As NVIDIA stores Qwen3.8-Flash-Next: NVFP4 experts, FP8 experts that draft, and a table in FP8 with one scale for all shards, by the
-    description in sglang #38121.
-    """
-    mixture, table, root = MIXTURES["experts declared as one"], "layers.1.ple.ple_embedding.ngram_embedding", "model.language_model."
-    config = mixture.config(root)
-    layers = {root + table: "FP8", "mtp.layers.0.mlp.experts": "FP8_BLOCK_SCALES"}
-    config["quantization_config"]["quantized_layers"] |= {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
-    names = [f"{root}{table}.shard_{number}" for number in range(shards)] or [root + table]
-    tensors = [*((f"{name}.weight", "F8_E4M3", [64, 16]) for name in names), (f"{root}{table}.weight_scale", "BF16", [])]
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        name = f"mtp.layers.0.mlp.experts.0.{part}"
-        tensors += [(f"{name}.weight", "F8_E4M3", [128, 128]), (f"{name}.weight_scale_inv", "F32", [1, 1])]
-    folder = write(tmp_path / "m", config, [*mixture.tensors(root), *tensors])
-    assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
-
-
 @pytest.mark.parametrize("wrong", [{"ignore": "lm_head"}, {"quantized_layers": {"a": 1}}, {"quantization": [1]}])
 def test_a_declaration_of_an_impossible_form_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     mixture = MIXTURES["experts declared as one"]

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +20,6 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import peers
 from sparkwright.bench.server.launch import Server
 from sparkwright.bench.server.peers import Machines, Statement
-from sparkwright.serving import guard
 
 __all__ = ["_standin"]
 
@@ -33,47 +27,6 @@ FIRST = Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", ("--max-model-len=64",),
 SECOND = replace(FIRST, address="10.0.0.2", rank=1)
 HERE = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
-
-
-@contextlib.contextmanager
-def joining(*statements: Statement, port: int) -> Iterator[list[list[Statement]]]:
-    """Let other machines come; yield what each of them was told, filled at the end."""
-    told: list[list[Statement]] = []
-
-    def join(own: Statement) -> None:
-        links, seen = peers.meet(own, len(statements) + 1, HERE, port)
-        told.append(seen)
-        links[0].close()
-
-    threads = [threading.Thread(target=join, args=(each,)) for each in statements]
-    for thread in threads:
-        thread.start()
-    yield told
-    for thread in threads:
-        thread.join(20)
-
-
-def test_all_machines_are_told_the_same_and_a_stranger_nothing() -> None:
-    port, own = free_port(), replace(FIRST, address=HERE)
-    with joining(SECOND, replace(SECOND, rank=2), port=port) as told:
-        stranger = threading.Thread(target=strange, args=(port,))
-        stranger.start()
-        links, seen = peers.meet(own, 3, HERE, port)
-        stranger.join(20)
-    assert sorted(each.rank for each in seen) == [0, 1, 2]
-    assert told == [seen, seen]
-    assert [link.recv(1) for link in links] == [b"", b""]
-    peers.compare([replace(each, address="x") for each in seen], 3)
-
-
-def strange(port: int) -> None:
-    """Speak HTTP to the port where machines meet."""
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection((HERE, port), timeout=5) as one:
-            one.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert one.recv(100) == b""
-            return
-        time.sleep(0.05)
 
 
 def test_machine_that_does_not_come_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +92,12 @@ def test_model_that_differs_is_said_on_both_machines(tmp_path: Path, standin: Pa
             machine.close()
 
 
+def connected(port: int) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        return socket.create_connection((HERE, port), timeout=5)
+    return None
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, tmp_path: Path, standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of `serve` does; and the other machine's part ends with it. Only the link is not measured, as no torch is here."""
@@ -155,7 +114,15 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
     second = replace(machines, join=HERE, rank=1)
     joined: list[tuple[list[socket.socket], tuple[str, ...]]] = []
     words = ("--node-rank=1", "--headless", "--gpu-memory-utilization=0.3", "--max-model-len=64")
-    other = threading.Thread(target=lambda: joined.append(peers.gather(second, standin, model, words, {})))
+
+    def join() -> None:
+        # A stranger who speaks HTTP to the port is told nothing.
+        with until(lambda: connected(port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            joined.append(peers.gather(second, standin, model, words, {}))
+            assert stranger.recv(100) == b""
+
+    other = threading.Thread(target=join)
     other.start()
     with Server(replace(plan, machines=machines, variables={}, name="toy"), tmp_path / "log") as server:
         other.join(20)
@@ -171,31 +138,3 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
     if not lost:
         assert link.recv(1) == b""
         link.close()
-
-
-@pytest.mark.parametrize(("deaf", "status"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
-def test_server_ends_when_another_machine_is_lost(tmp_path: Path, deaf: bool, status: int) -> None:
-    """Asked first, and killed with its children if it does not hear."""
-    script = "import signal, subprocess, sys, time\n" + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" * deaf
-    script += "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid, flush=True)\n"
-    script += "from pathlib import Path\nfrom sparkwright.serving import guard\nguard.start(0.0, 0.0, Path('/nonexistent'), [int(sys.argv[1])])\n"
-    script += "print('guarded', flush=True)\nchild.wait()\ntime.sleep(60)\n"
-    own, other = socket.socketpair()
-    with own, other:
-        environment = {"HOME": str(tmp_path), "PYTHONPATH": str(Path(guard.__file__).parents[2])}
-        server = subprocess.Popen(
-            [sys.executable, "-c", script, str(own.fileno())], env=environment, pass_fds=[own.fileno()],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert server.stdout is not None
-        child = int(server.stdout.readline())
-        assert server.stdout.readline() == "guarded\n"
-        own.close()
-        time.sleep(0.5)
-        assert server.poll() is None
-        other.close()
-        _, said = server.communicate(timeout=30)
-    assert server.returncode == status
-    assert "another machine of this server has ended or is lost" in said
-    if deaf:
-        until(lambda: not standin.alive(child), 20)

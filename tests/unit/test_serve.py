@@ -29,9 +29,7 @@ from tests.support import installers, processes
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
 from sparkwright.bench.server.server_log import (
-    MOST_LINES,
     LogInvalid,
-    LogLines,
     LogPattern,
     scan,
 )
@@ -280,23 +278,11 @@ BOTH = {"chosen": CHOSEN, "size": LogPattern("KV cache size", r"KV cache size: (
 LINE = "(Worker pid=7) INFO 11-21 22:31:50 [__init__.py:1303] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
 
 
-def values(data: bytes, log: Path) -> LogLines:
-    """Return the lines of `CHOSEN` in a log with *data*."""
-    log.write_bytes(data)
-    return scan(log, BOTH)["chosen"]
-
-
-def test_values_of_a_line_are_counted_without_its_colour_and_those_without_end_are_not_kept(tmp_path: Path) -> None:
-    lines = values((LINE * 2 + "\x1b[32mUsing \x1b[0mOther for NVFP4 GEMM\n").encode(), tmp_path / "log")
-    assert (lines.count, lines.values) == (3, {"MarlinNvFp4LinearKernel": 2, "Other": 1})
-    lines = values(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(10_000)), tmp_path / "log")
-    assert (lines.count, len(lines.values)) == (10_000, MOST_LINES)
-
-
 def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path) -> None:
-    data = LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode()
+    (tmp_path / "log").write_bytes(LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert values(data, tmp_path / "log").count == 2
+    lines = scan(tmp_path / "log", BOTH)["chosen"]
+    assert (lines.count, lines.values) == (2, {"MarlinNvFp4LinearKernel": 2})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
 

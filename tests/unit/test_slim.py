@@ -224,16 +224,6 @@ def test_the_algorithm_of_a_file_of_its_own_is_declared_in_the_config(tmp_path: 
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
 
 
-def test_layers_are_added_to_a_copy_of_a_copy(tmp_path: Path) -> None:
-    slimmed(model(tmp_path / "source"), tmp_path / "first", "fp8", "linear_attn.*")
-    after = slimmed(tmp_path / "first", tmp_path / "second", "nvfp4-w4a16", "self_attn.*", "mtp*")
-    declared = json.loads((tmp_path / "second" / "config.json").read_text())["quantization_config"]
-    assert [*declared["config_groups"]] == ["slim_1", "slim_0"]
-    assert {"model.layers.0.self_attn.qkv_proj", "mtp.layers.0.self_attn.o_proj"} <= {*declared["config_groups"]["slim_1"]["targets"]}
-    assert {"lm_head", "model.layers.0.mlp.gate"} <= {*declared["ignore"]}
-    assert after["mtp.layers.0.self_attn.o_proj.weight_packed"].shape == (32, 24)
-
-
 # What is refused.
 
 
@@ -402,15 +392,6 @@ def test_memory_does_not_grow_with_a_tensor(tmp_path: Path, form: Format) -> Non
     source = checkpoints.write(tmp_path / "source", {"model_type": "x", "num_hidden_layers": 1}, [shape])
     done = subprocess.run([sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out"), form], capture_output=True, text=True, check=True)
     assert int(done.stdout) < (64 << 20 if form == "fp8" else 160 << 20)
-
-
-def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    source = model(tmp_path / "source")
-    slimming = Slimming(source, "fp8")
-    with (source / "model-2.safetensors").open("r+b") as stream:
-        stream.truncate(stream.seek(0, 2) - 64)
-    with refusal("checkpoint-invalid"):
-        slimming.write(tmp_path / "out")
 
 
 def test_the_command_says_what_is_gained_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

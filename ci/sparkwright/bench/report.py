@@ -32,14 +32,6 @@ def interval(low: float | None, high: float | None) -> str:
     return "–" if low is None or high is None else f"{number(low)} … {number(high)}"
 
 
-def verdict(result: Result) -> tuple[str, str]:
-    """Return the sign and the word of *result*; what judges nothing was only measured."""
-    unjudged = result.kind == "bench" and result.state == "not-run"
-    if unjudged and any(leg.counts for leg in result.legs):
-        return "•", "measured"
-    return SIGNS[result.state], result.state
-
-
 def ratios(result: Result) -> Table:
     """Return the candidate against the baseline: a ratio and its interval for each series."""
     pairs = [(cell, series) for cell in result.cells for series in cell.series if result.baseline]
@@ -61,7 +53,7 @@ def ratios(result: Result) -> Table:
         "Candidate by baseline, of the medians over the blocks of launches. Times below 1 and "
         "rates above 1 are better. Rows with a sign decide."
     )
-    return Table("Candidate against baseline", heads, rows, 5, note)
+    return Table("Candidate against baseline", heads, rows, note)
 
 
 def figure_texts(figure: LoadFigure) -> tuple[str, str, str, str]:
@@ -81,36 +73,26 @@ def figures(result: Result) -> Table:
             rows.append((cell.name, text, side, *numbers))
     heads = ("Workload", "Figure", "Of", *FIGURE_HEADS[1:])
     note = "Medians over the blocks of launches. Drift between sessions is not in the intervals."
-    return Table("Absolute figures", heads, rows, 5, note)
-
-
-def gaps(result: Result) -> list[str]:
-    """Return what was not measured, or not well enough, in a sentence each."""
-    sentences = []
-    if not any(leg.counts for leg in result.legs):
-        sentences.append("Nothing was measured.")
-    gpu = result.host.get("gpu", "none")
-    if "GB10" not in gpu:
-        sentences.append(f"Not a Spark: these are figures of a machine with this GPU: {gpu}.")
-    if not result.candidate.sha256:
-        sentences.append("The candidate's wheel is unknown: the figures belong to no known bytes.")
-    counts = Counter(reason.reference for leg in result.legs for reason in leg.reasons)
-    if counts:
-        names = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
-        sentences.append(f"Measurements that do not count: {names}.")
-    return sentences
+    return Table("Absolute figures", heads, rows, note)
 
 
 def show(result: Result) -> None:
-    """Print *result* as the result of a command."""
-    console.result(f"{' '.join(verdict(result))}: {result.says}")
-    for gap in gaps(result):
-        console.result(f"  - {gap}")
-    for table in (ratios(result), figures(result)):
-        if table.rows:
-            rows = [row[: table.narrow] for row in table.rows]
-            console.table(table.title, table.heads[: table.narrow], rows, result=True)
-            console.result(table.note)
+    """Print the *result* of a bench, and what it lacks."""
+    console.result(result.says)
+    gpu = result.host.get("gpu", "none")
+    if "GB10" not in gpu:
+        console.result(f"  - Not a Spark: the figures are of a machine with this GPU: {gpu}.")
+    if not result.candidate.sha256:
+        console.result("  - The wheel is unknown: the figures belong to no known bytes.")
+    counts = Counter(reason.reference for leg in result.legs for reason in leg.reasons)
+    if counts:
+        names = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
+        console.result(f"  - Measurements that do not count: {names}.")
+    table = figures(result)
+    if table.rows:
+        rows = [row[:-1] for row in table.rows]
+        console.table(table.title, table.heads[:-1], rows, result=True)
+        console.result(table.note)
 
 
 def show_quick(look: QuickLook, title: str) -> None:

@@ -25,17 +25,15 @@ _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 class Table(msgspec.Struct, frozen=True):
     """
-    A table of the page; a terminal shows the first columns.
+    A table of the page.
 
     Attributes:
         heads: Headings; one that begins with ``>`` is of numbers.
-        narrow: The number of columns that fit a terminal.
     """
 
     title: str
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    narrow: int
     note: str = ""
 
 
