@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from tests.client.world import CLIENT, ONE, PYTHON, THREE, TWO, User, World, whe
 from tests.support import mounts, processes
 from uv import find_uv_bin
 
-from sparkwright.client import folders, main
 from sparkwright.client.environment import CANARY, Prefix
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseFile, TextChange
 from sparkwright.core.files import sha256_bytes
@@ -101,12 +98,12 @@ def test_second_release_shares_equal_files_and_either_becomes_current(both: User
     assert changes == ("switched", ["demo 1.0"], ["demo 1.1"])
 
 
-def test_slow_index_holds_up_neither_rollback_nor_doctor(both: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_asks_no_index_and_waits_for_no_installation(both: User) -> None:
     """
-    Going back makes nothing, waits for no installation, and can be undone. An unreadable record of trust is in no way. What is known
-    of yanks is shown, also while another run asks the index.
+    Going back makes nothing, and can be undone. What is known of yanks is shown, also by `doctor`; an unreadable record of trust or of
+    the history is in no way.
     """
-    before, faults, arrived, third = both.listing(), both.world.faults, threading.Event(), wheel("demo", "1.2")
+    before, arrived, third = both.listing(), threading.Event(), wheel("demo", "1.2")
     both.world.yank(ONE)
     both.world.publish(THREE, [third])
 
@@ -114,36 +111,24 @@ def test_slow_index_holds_up_neither_rollback_nor_doctor(both: User, monkeypatch
         arrived.set()
         dripping(handler)
 
-    faults[f"files/{third.sha256}/{third.name}"] = drip
+    both.world.faults[f"files/{third.sha256}/{third.name}"] = drip
     with subprocess.Popen([*CLIENT, "install"], env=both.environment, stderr=subprocess.DEVNULL) as installation:
         assert arrived.wait(60)
-        faults |= {f"metadata/{name}": dripping for name in ("timestamp.json", "1.root.json")}
+        both.world.faults |= {f"metadata/{name}": dripping for name in ("timestamp.json", "1.root.json")}
         back = subprocess.run([*CLIENT, "rollback", "--yes"], env=both.environment, timeout=10, capture_output=True, text=True, check=False)
         assert (back.returncode, both.current, installation.poll()) == (0, ONE, None)
         assert "it answers wrongly" in back.stderr
+        assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
         installation.kill()
     assert both.run("rollback").reference == "nothing-installed"
-    monkeypatch.setattr(main, "PATIENCE", 0.5)
-    began = time.monotonic()
-    for hold in (folders.locked_folder(both.prefix / "trust"), contextlib.nullcontext()):
-        with hold:
-            assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
-    assert time.monotonic() - began < 10
-    faults.clear()
+    both.world.faults.clear()
     for place, text in (("*/targets.json", "{}"), ("indexes.json", "{")):
         assert both.run("install", "--version", TWO).document["release"]["state"] == "switched"
         assert both.listing() == before
         next((both.prefix / "trust").glob(place)).write_text(text)
         assert both.run("rollback").code == 0
-
-
-def test_damaged_history_is_made_anew(both: User) -> None:
-    """A record that was cut off blocks nothing; releases count in the order in which they were made."""
-    history = both.prefix / "history.json"
-    for words, current in (("rollback", ONE), ("install", TWO), ("install --renew", TWO), ("rollback", ONE)):
-        history.write_text('["2026')
-        assert (both.run(*words.split()).code, both.current) == (0, current)
-    assert json.loads(history.read_bytes()) == [ONE]
+    (both.prefix / "history.json").write_text('["2026')
+    assert both.run("rollback").reference == "nothing-installed"
 
 
 def reverse(path: Path) -> bytes:
@@ -153,16 +138,6 @@ def reverse(path: Path) -> bytes:
     path.write_bytes(data[::-1])
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     return data
-
-
-def test_changed_file_is_not_linked_into_the_next_release(installed: User) -> None:
-    """Size and time of a file prove nothing: uv links files of the release before, which are read again."""
-    data = reverse(installed.site() / "other/__init__.py")
-    installed.world.publish(TWO, [wheel("demo", "1.1")], [wheel("other", "2.0")])
-
-    assert (installed.run("install").reference, installed.current) == ("environment-broken", ONE)
-    assert installed.run("install", "--renew", "--version", TWO).code == 0
-    assert (installed.site() / "other/__init__.py").read_bytes() == data
 
 
 def test_variables_of_a_prefix_with_odd_characters(user: User) -> None:
@@ -190,8 +165,7 @@ def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
     both.world.yank(ONE, "it answers wrongly")
     assert both.run("rollback").code == 0  # nobody here can know it
     assert both.run("install", "--version", TWO).code == 0
-    assert both.run("doctor").document["releases"][ONE]["yanked"] == "it answers wrongly"
-
+    assert both.run("list", "--index", both.world.url).code == 0
     back = both.run("rollback")
 
     assert (back.reference, both.current) == ("release-yanked", TWO)
@@ -230,15 +204,6 @@ def test_candidate_is_installed_only_from_its_channel(world: World) -> None:
     assert user.install("--channel", "candidate").code == 0
     world.publish(ONE, [demo])
     assert user.run("install").document["release"]["state"] == "there already"
-
-
-def test_candidate_is_proposed_only_where_it_can_be_taken(world: World) -> None:
-    """Of a yanked one, the yank is what counts."""
-    world.publish(ONE, [wheel("demo", "1.0")], channel="candidate")
-    user = world.user()
-    assert user.install().reference == "release-unproved"
-    world.yank(ONE)
-    assert user.install().reference == user.install("--channel", "candidate").reference == "release-yanked"
 
 
 def test_stack_and_channel_select_the_release(world: World) -> None:
@@ -528,7 +493,7 @@ def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
             assert again.code == 0 or again.reference == "nothing-installed", again.said
             assert user.current == after
             assert user.run("doctor", "--deep").code == 0
-            assert [*scratch.iterdir(), *user.prefix.rglob(".unfinished-*"), *user.cache.glob("checked/*/.unfinished-*")] == []
+            assert [*scratch.iterdir(), *user.prefix.rglob(".unfinished-*")] == []
             assert Prefix(user.prefix).history[-1] == (after or TWO)
             assert {path.name for path in user.prefix.glob("releases/*")} - {TWO} == {ONE}
             step += stride

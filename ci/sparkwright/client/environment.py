@@ -254,22 +254,15 @@ class Prefix:
     @property
     def history(self) -> list[str]:
         """
-        The releases that were current, the latest last, which is the current one if any is.
-
-        Without a readable record, those that are installed, in the order in which they were made.
+        The releases that were current, the latest last, which is the current one if any is; without
+        a readable record, that one alone.
         """
         path, current = self.root / "history.json", self.current
         try:
             entries = files.read_json(path, list[str]) if os.path.lexists(path) else []
         except FileError as error:
-            console.warn(f"{error.what} The releases count in the order of their installation.")
-            entries = sorted(
-                self.installed(),
-                key=lambda name: (
-                    name == current,
-                    (self.environment_folder(name) / MARKER).stat().st_mtime_ns,
-                ),
-            )
+            console.warn(f"{error.what} No earlier release is known.")
+            entries = [current] if current else []
         # A `switch` that was killed leaves entries after the current one.
         while current in entries and entries[-1] != current:
             entries.pop()

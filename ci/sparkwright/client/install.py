@@ -48,9 +48,8 @@ from sparkwright.client.records import (
     ReleaseLock,
     WarmPack,
 )
-from sparkwright.core import files
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, PythonError, StoreError
+from sparkwright.core.errors import PythonError, StoreError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.process import CACHES, cache_variables
 from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
@@ -224,7 +223,6 @@ def install(
                 edits=release.edits,
                 overlays=release.overlays,
                 inexact=release.inexact_records,
-                renew=renew,
             )
         if dry_run:
             return _result(prefix, "would install", before, marker)
@@ -315,7 +313,7 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
         folder = own_folder(prefix.environment_folder(marker.name), CACHES, PACKS)
         with locked_folder(cache), translate_disk_full(folder):
             remove_unfinished(folder)
-            for pack, path in zip(packs, locked_wheels.obtain(cache, wheels, {}), strict=True):
+            for pack, path in zip(packs, locked_wheels.obtain(cache, wheels), strict=True):
                 with replacing(folder / pack.sha256) as temporary:
                     shutil.copyfile(path, temporary)
                     flush(temporary)
@@ -402,7 +400,6 @@ def prepare_wheels(
     edits: Sequence[FileEdit],
     overlays: Sequence[Overlay],
     inexact: Collection[str],
-    renew: bool = False,
 ) -> tuple[list[CheckedWheel], dict[str, bytes]]:
     """
     Bring the *wheels* of a set into *cache*, whose lock is held, check all that can be known of
@@ -410,32 +407,16 @@ def prepare_wheels(
 
     Args:
         inexact: Projects whose RECORD may disagree with their members.
-        renew: Check every wheel again.
 
     Raises:
         As `locked_wheels.obtain` and `wheel_check.check_set`; and edit-mismatch.
     """
     from sparkwright.client import locked_wheels, wheel_check
 
-    folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
-    remove_unfinished(folder)
-    earlier: dict[str, CheckedWheel] = {}
-    for wheel in () if renew else wheels:
-        with contextlib.suppress(FileError):
-            earlier[wheel.sha256] = files.read_json(folder / wheel.sha256, wheel_check.CheckedWheel)
-    paths = locked_wheels.obtain(
-        cache, wheels, {sha256: checked.time for sha256, checked in earlier.items()}
-    )
+    paths = locked_wheels.obtain(cache, wheels)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        old = earlier.get(wheel.sha256)
-        if old and old.time == path.stat().st_mtime_ns:
-            return msgspec.structs.replace(old, wheel=wheel, path=str(path))
-        loose = wheel.project in inexact
-        new = wheel_check.check_wheel(wheel, path, python.site, inexact=loose)
-        if not loose:
-            write_file(folder / wheel.sha256, msgspec.json.encode(new))
-        return new
+        return wheel_check.check_wheel(wheel, path, python.site, inexact=wheel.project in inexact)
 
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
@@ -446,8 +427,9 @@ def prepare_wheels(
             for file, upper in wheel_check.overlaid(checked, overlay).items()
         }
         replaced |= wheel_check.edited(checked, edits, python.site)
-    # uv links from its cache, which has the files of a wheel that was installed before.
-    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in earlier)
+    # uv links from its cache, which has the files of a wheel that is installed.
+    held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}
+    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in held)
     check_room(cache, new)
     same_disk = cache.stat().st_dev == prefix.root.stat().st_dev
     check_room(prefix.root, new if same_disk else sum(wheel.size for wheel in checked))
@@ -499,7 +481,9 @@ def _switch(
     return _result(prefix, "switched", before, after)
 
 
-def rollback(prefix: Prefix, *, confirmed: bool, yanked: Callable[[Marker], str]) -> dict[str, Any]:
+def rollback(
+    prefix: Prefix, *, confirmed: bool, yanked: Callable[[Prefix, Marker], str]
+) -> dict[str, Any]:
     """
     Let ``current`` lead to the release that was current before.
 
@@ -522,7 +506,7 @@ def rollback(prefix: Prefix, *, confirmed: bool, yanked: Callable[[Marker], str]
         if not marker:
             raise ClientError("nothing-installed", f"{prefix.root} has no earlier release.")
         name = marker.name
-        if reason := yanked(marker):
+        if reason := yanked(prefix, marker):
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
                 raise ClientError(

@@ -4,8 +4,8 @@ The wheels of a locked set (``pylock.toml``, PEP 751), and how they come into th
 A lock is read as hostile: only wheels with a sha256 at an address are accepted; archives,
 directories, repositories, extras and whatever else the format has are refused.
 
-Wheels are known by hash alone. A cached file is hashed again unless its time is that of the last
-check; uv hashes every wheel that it unpacks. The wheels of an index in a folder are used in place.
+Wheels are known by hash alone: a cached file is hashed again, and uv hashes every wheel that it
+unpacks. The wheels of an index in a folder are used in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,13 +162,10 @@ def select(
     )
 
 
-def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
+def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
     """
     Return where each of *wheels* lies; their addresses are absolute, and the lock of *cache* is
     held.
-
-    Args:
-        checked: The sha256 of files that were checked before → their times then, in ns.
 
     Raises:
         download-invalid: Other bytes arrived. index-damaged: A file does not exist, or is not the
@@ -177,8 +174,7 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int
     """
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         paths = [_path(cache, wheel) for wheel in wheels]
-        times = [checked.get(wheel.sha256, 0) for wheel in wheels]
-        valid = pool.map(_is_valid, wheels, paths, times)
+        valid = pool.map(_is_valid, wheels, paths)
         pairs = [
             (wheel, path)
             for wheel, path, good in zip(wheels, paths, valid, strict=True)
@@ -217,12 +213,12 @@ def _path(cache: Path, wheel: LockedWheel) -> Path:
     return own_folder(cache, "wheels", wheel.sha256) / wheel.name
 
 
-def _is_valid(wheel: LockedWheel, path: Path, time: int) -> bool:
+def _is_valid(wheel: LockedWheel, path: Path) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
     # A file with holes could be larger than any disk.
     sized = regular and wheel.size in (0, path.stat().st_size)
-    if sized and (path.stat().st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
+    if sized and files.sha256_file(path) == wheel.sha256:
         return True
     if local:
         raise ClientError("index-damaged", f"{path} is not the file that the index names.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,11 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import without_links
 from sparkwright.client.index import Index, newest_first, open_index, seen_states
 from sparkwright.client.records import CHANNELS
-from sparkwright.core import http
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, FileError, SparkwrightError, UsageError
+from sparkwright.core.errors import CommandError, FileError, UsageError
 from sparkwright.core.files import list_folder
 from sparkwright.core.process import cache_variables
 from sparkwright.core.program import execute
-
-#: Seconds that `doctor` waits for all indexes together, which it can do without.
-PATIENCE = 15.0
 
 
 def nonempty(text: str) -> str:
@@ -145,7 +140,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
-        if command not in ("rollback", "uninstall", "run"):
+        if command in ("install", "list"):
             add_index(parser)
         for commands, name, options in _ARGUMENTS:
             if command in commands:
@@ -158,17 +153,17 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
-def _yanked(prefix: Prefix, address: str) -> dict[str, str]:
+def _yanked(prefix: Prefix, marker: Marker) -> str:
     """
-    Return the releases of the index at *address* → why each was yanked, empty if it was not, as
-    this machine last saw them.
+    Return why the release of *marker* was yanked, as this machine last saw its index; empty if it
+    was not.
     """
     try:
-        states = seen_states(prefix.root / "trust", address)
+        states = seen_states(prefix.root / "trust", marker.index)
     except FileError as error:
-        console.warn(f"whether a release was yanked is not known: {error.what}")
-        return {}
-    return {name: state.yanked for name, state in states.items()}
+        console.warn(f"whether {marker.name} was yanked is not known: {error.what}")
+        return ""
+    return states[marker.name].yanked if marker.name in states else ""
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -257,11 +252,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
     prefix = Prefix(Path(arguments.prefix))
-
-    def yanked(marker: Marker) -> str:
-        return _yanked(prefix, marker.index).get(marker.name, "")
-
-    return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=yanked))
+    return _show(installation.rollback(prefix, confirmed=arguments.yes, yanked=_yanked))
 
 
 def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -275,19 +266,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
     installed = prefix.installed()
-    # An index is asked once, however many releases came from it.
-    reasons, until = {}, time.monotonic() + PATIENCE
-    for address in {marker.index for marker in installed.values()}:
-        # Markers hold addresses without credentials.
-        named = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
-        url, trust = (arguments.index, arguments.trust) if address == named else (address, "")
-        left = max(0.1, until - time.monotonic())
-        try:
-            open_index(prefix.root / "trust", url, trust or "", left)
-        except SparkwrightError as error:
-            console.warn(f"the last known yanks of {address}: {error.what} ({error.reference})")
-        reasons[address] = _yanked(prefix, address)
-    yanked = {name: reasons[marker.index].get(name, "") for name, marker in installed.items()}
+    yanked = {name: _yanked(prefix, marker) for name, marker in installed.items()}
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,

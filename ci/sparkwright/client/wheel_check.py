@@ -51,7 +51,6 @@ class CheckedWheel(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Where the wheel lies.
-        time: When its file changed, in ns; it is checked again only if this differs.
         files: Path below the environment → member, sha256 and size.
         scripts: Paths of programs, whose bytes the installer makes.
         info: Path of the ``.dist-info`` folder, in which the installer writes files of its own.
@@ -59,7 +58,6 @@ class CheckedWheel(msgspec.Struct, frozen=True):
 
     wheel: LockedWheel
     path: str
-    time: int
     files: dict[str, tuple[str, str, int]]
     scripts: frozenset[str]
     info: str
@@ -93,7 +91,7 @@ def check_wheel(
         wheel-unsafe, archive-unsafe: A file would land outside of the places for packages.
     """
     with zips.zip_file(path) as archive:
-        time, members = path.stat().st_mtime_ns, zips.zip_members(archive, wheel.name)
+        members = zips.zip_members(archive, wheel.name)
         info, texts = zips.info_folder(members, wheel.name), {}
         for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"):
             member = members.get(f"{info}/{name}")
@@ -114,7 +112,7 @@ def check_wheel(
             scripts.add(target)
         elif name != f"{info}/RECORD":
             targets[target] = (name, sha256, size)
-    return CheckedWheel(wheel, str(path), time, targets, frozenset(scripts), f"{site}/{info}")
+    return CheckedWheel(wheel, str(path), targets, frozenset(scripts), f"{site}/{info}")
 
 
 def _unsafe(name: str, what: str, *members: str) -> WheelError:
