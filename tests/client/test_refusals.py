@@ -619,7 +619,6 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "in another package": ("wheel-unsafe", with_file("torch/nn/evil.py")),
     "in the place of a folder": ("wheel-unsafe", with_file("torch", b"x")),
     "program of another": ("wheel-unsafe", with_entry("torchrun = evil:main")),
-    "cannot start": ("environment-broken", with_file("evil.pth", b"import os; os._exit(0)\n")),
 }
 
 
