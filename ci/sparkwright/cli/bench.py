@@ -17,7 +17,6 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine import probe
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
-from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
@@ -147,9 +146,9 @@ def quick(
     rate: float | None = None,
     *,
     natural: bool = False,
-) -> QuickLook:
+) -> None:
     """
-    Show, store and return a quick look at the first cell of the workloads of *bench_options*.
+    Show and store a quick look at the first cell of the workloads of *bench_options*.
 
     Args:
         rate: Requests per second; None for a closed loop.
@@ -189,22 +188,17 @@ def quick(
         assert client
         try:
             name, counters = client.model(), _counters(client)
-        except ServerInvalid as error:
+            if DRAFTS in counters:
+                texts = texts or prompts.programs(context.store, cell.prompt)
+            load = LoadSpec(
+                client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
+                seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
+                prompt_file=texts, request_rate=rate, natural_length=natural,
+            )  # fmt: skip
+            look = quick_look.quick_look(generator, load)
+        except (ServerInvalid, LoadError) as error:
             raise GateError(
                 "measurement-invalid", f"{client.url} was not measured.", details=[str(error)]
-            ) from None
-        if DRAFTS in counters:
-            texts = texts or prompts.programs(context.store, cell.prompt)
-        load = LoadSpec(
-            client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
-            seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
-            prompt_file=texts, request_rate=rate, natural_length=natural,
-        )  # fmt: skip
-        try:
-            look = quick_look.quick_look(generator, load)
-        except LoadError as error:
-            raise GateError(
-                "measurement-invalid", f"{name} was not measured.", details=[str(error)]
             ) from error
         change = counter_change(counters, _counters(client))
     for warning in warnings:
@@ -229,4 +223,3 @@ def quick(
     }
     path = throughput.write_record(context.store, context.output, f"{name}.quick", facts)
     console.document({**facts, "file": str(path)})
-    return look
