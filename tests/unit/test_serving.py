@@ -307,17 +307,6 @@ def test_environment_without_the_recipes_vllm_is_refused(world: World) -> None:
         examine(old / "bin" / "python")
 
 
-def test_what_was_not_shown_is_said(world: World) -> None:
-    """Stock vLLM, and a candidate."""
-
-    def warnings() -> str:
-        return "\n".join(world.plan("toy-cpu", machine=DESKTOP).warnings)
-
-    assert "is no release of sparkwright" in warnings()
-    world.install("candidate")
-    assert "spark.1 is a candidate" in warnings()
-
-
 def test_port_is_checked_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken"):
         launch.check_port("127.0.0.1", taken.getsockname()[1])
