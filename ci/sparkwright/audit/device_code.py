@@ -145,12 +145,6 @@ def read(
     return DeviceCode(tuple(images), digest)
 
 
-def wheel_digest(digests: Iterable[str]) -> str:
-    """Return a wheel's digest from those of its libraries; empty without device code."""
-    stated = sorted({digest for digest in digests if digest})
-    return sha256_bytes(canonical(stated)) if stated else ""
-
-
 def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
     """Return the sha256 over the fatbin sections as they are."""
     return sha256_bytes(b"".join(data[begin : begin + size] for begin, size in library.fatbins))

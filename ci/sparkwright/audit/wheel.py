@@ -309,7 +309,7 @@ def cached_audit(
             "name": path.name,
             "policy": policy,
             "judged": judged,
-            "symbols": symbols.set_key(target),
+            "symbols": symbols.set_key(target) if machines else "",
             "bases": [fork.bases for fork in target.lock.forks.values()],
             "form": FORM,
         },
@@ -411,7 +411,7 @@ def audit(
         for name in fnmatch.filter(names, glob)
     ]
     others = linked() if objects else {}
-    undefined = {} if others is None else symbols.undefined(objects, others)
+    undefined = symbols.undefined(objects, others) if objects and others is not None else {}
     bases = official() if undefined and contents.record else {}
     for name, lacking in undefined.items():
         faults = [symbol for symbol in lacking if not symbols.inherited(symbol, bases.get(name))]
@@ -426,13 +426,14 @@ def audit(
         and wants not in present
         and judged == "stack"
     ]
+    digests = sorted({library.device_code for library in libraries} - {""})
     return AuditReport(
         subject=about,
         target=policy.target,
         policy=sha256_bytes(canonical(policy)),
         libraries=tuple(libraries),
         findings=tuple(sorted(findings)),
-        device_code=device_code.wheel_digest(library.device_code for library in libraries),
+        device_code=sha256_bytes(canonical(digests)) if digests else "",
         judged=judged,
         deviations=record.deviations,
         unlocked=record.unlocked,

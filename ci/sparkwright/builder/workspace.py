@@ -305,7 +305,12 @@ class SourceTree(msgspec.Struct, frozen=True):
 def rules_of(context: RunContext, fork: str) -> ArchRules:
     """Return the arch rules of *fork*; raise `file-invalid` if their file is malformed."""
     path = context.project.build_folder / f"archs{context.project.suffix}.yaml"
-    return strict_yaml.load(path, ArchRules).for_fork(fork)
+    rules = strict_yaml.load(path, ArchRules)
+    return ArchRules(
+        rules=tuple(rule for rule in rules.rules if rule.fork == fork),
+        kept=tuple(entry for entry in rules.kept if entry.fork == fork),
+        dropped=tuple(entry for entry in rules.dropped if entry.fork == fork),
+    )
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:

@@ -30,6 +30,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import ADDRESS, PullRequest, pull_request, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.mirror import mirrored
 from sparkwright.forks.stack import UNRESOLVED, SourceUnreachable
 
 
@@ -44,7 +45,7 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
     owner = repository_of(ledger.url)
     if owner and not context.offline:
         try:
-            return pull_request(context.mirrored(ADDRESS), *owner, number)
+            return pull_request(mirrored(context.mirrors, ADDRESS), *owner, number)
         except GitHubError as error:
             if error.reference == "pull-request-gone":
                 raise

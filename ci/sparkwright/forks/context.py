@@ -56,7 +56,9 @@ class RunContext:
 
     def mirror(self, url: str) -> Mirror:
         """Return the mirror of the upstream repository *url*."""
-        return Mirror(self.store, self.objects, url, self.mirrored(url), offline=self.offline)
+        return Mirror(
+            self.store, self.objects, url, mirrored(self.mirrors, url), offline=self.offline
+        )
 
     @cached_property
     def lock(self) -> Lock:
@@ -92,7 +94,3 @@ class RunContext:
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
         return content_key("source-tree", (fork, self.source, self.lock.forks[fork], digests))
-
-    def mirrored(self, url: str) -> str:
-        """Return where *url* is reached (`mirror.mirrored`)."""
-        return mirrored(self.mirrors, url)

@@ -286,13 +286,13 @@ def _git_tree(
     Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
     its submodules; those that are ignored, or that FetchContent does not take, are left out.
     """
-    commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
+    commit = full_commit(context, name, locked)
     mirror, objects = context.mirror(locked.url), context.objects
     tree = _commit_tree(context, locked, commit)
     if idle := [path for path in locked.without if not objects.has(f"{tree}:{path}")]:
         raise FileError(
             "file-invalid",
-            f"{url} has nothing of what `without` leaves out.",
+            f"{redact_credentials(locked.url)} has nothing of what `without` leaves out.",
             details=idle,
             todo="Take it out of stack.yaml, and lock again.",
         )

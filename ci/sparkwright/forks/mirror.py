@@ -68,7 +68,7 @@ class Mirror:
         Raises:
             offline, source-unreachable: The host may not be asked, or does not answer.
         """
-        self._online(f"{name} of {redact_credentials(self.url)}")
+        self._online(name)
         wanted = (
             (name,)
             if name.startswith("refs/") or name == "HEAD"
@@ -175,7 +175,7 @@ class Mirror:
         Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git;
         yield whether it has histories.
         """
-        self._online(f"a part of {redact_credentials(self.url)}")
+        self._online("a part")
         with self._store.lock(f"mirror-{self.path.name}"):
             if not (self.path / "HEAD").exists():
                 with self._store.building(self.path) as folder:
@@ -226,7 +226,8 @@ class Mirror:
 
     def _online(self, what: str) -> None:
         if self._offline:
-            raise SourceUnreachable("offline", f"{what} is not in the store.")
+            where = redact_credentials(self.url)
+            raise SourceUnreachable("offline", f"{what} of {where} is not in the store.")
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
         return SourceError(

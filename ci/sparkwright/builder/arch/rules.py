@@ -110,14 +110,6 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: tuple[ArchException, ...] = ()
     dropped: tuple[DroppedUnits, ...] = ()
 
-    def for_fork(self, fork: str) -> ArchRules:
-        """Return the entries for *fork*."""
-        return ArchRules(
-            rules=tuple(rule for rule in self.rules if rule.fork == fork),
-            kept=tuple(entry for entry in self.kept if entry.fork == fork),
-            dropped=tuple(entry for entry in self.dropped if entry.fork == fork),
-        )
-
 
 class Site(msgspec.Struct, frozen=True):
     """A place that a rule changed: the list *before* and *after*, and the line of its command."""
