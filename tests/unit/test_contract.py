@@ -6,7 +6,8 @@ import contextlib
 import gzip
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,25 +234,30 @@ def test_fallback_in_batches_alone_fails(fault: str, tmp_path: Path) -> None:
     assert judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz"))["backends"].state == "pass"
 
 
-@pytest.mark.parametrize(("served_at_once", "batch"), [(64, 16), (4, 4)])
-def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batch: int, tmp_path: Path) -> None:
-    """Prompts differ, or the prefix cache would have them."""
-    prompts, running, together = list[str](), [0], threading.Barrier(batch, timeout=20)
-
-    def complete(prompt: str, **_: object) -> None:
-        prompts.append(prompt)
-        running[0] += 1
-        if running[0] > 1:
-            together.wait()
+def writing(*write: Callable[[], object], complete: Callable[..., None] = lambda *_, **__: None) -> Any:
+    """Return a server whose profile writes traces."""
 
     @contextlib.contextmanager
     def profile() -> Iterator[None]:
         yield
-        trace(tmp_path / "trace.json.gz")
+        for each in write:
+            each()
+
+    return SimpleNamespace(client=lambda: SimpleNamespace(complete=complete, profile=profile))
+
+
+@pytest.mark.parametrize(("served_at_once", "batch"), [(64, 16), (4, 4)])
+def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batch: int, tmp_path: Path) -> None:
+    """Prompts differ, or the prefix cache would have them."""
+    prompts, together = list[str](), threading.Barrier(batch, timeout=20)
+
+    def complete(prompt: str, **_: object) -> None:
+        prompts.append(prompt)
+        if len(prompts) > 1:
+            together.wait()
 
     recipe = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=served_at_once))
-    server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=complete, profile=profile))
-    found = contract.profile(POLICY, recipe, server, tmp_path)
+    found = contract.profile(POLICY, recipe, writing(lambda: trace(tmp_path / "trace.json.gz"), complete=complete), tmp_path)
 
     assert isinstance(found, KernelTrace)
     assert len(set(prompts)) == len(prompts) == 1 + batch
@@ -272,14 +278,9 @@ def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_each_rank_is_judged(wrong: int, tmp_path: Path) -> None:
     """vLLM writes a trace of each; one with a fallback kernel, and without graphs, is seen whatever its file's name."""
-    @contextlib.contextmanager
-    def profile() -> Iterator[None]:
-        yield
-        for rank in (0, 1):
-            trace(tmp_path / f"rank{rank}.json.gz", (*SERVING, MARLIN) if rank == wrong else SERVING, graphs=rank != wrong)
-
-    server: Any = SimpleNamespace(client=lambda: SimpleNamespace(complete=lambda *_, **__: None, profile=profile))
-    found = contract.profile(POLICY, RECIPE, server, tmp_path)
+    kernels = [(*SERVING, MARLIN) if rank == wrong else SERVING for rank in (0, 1)]
+    traces = (partial(trace, tmp_path / f"rank{rank}.json.gz", kernels[rank], graphs=rank != wrong) for rank in (0, 1))
+    found = contract.profile(POLICY, RECIPE, writing(*traces), tmp_path)
     (tmp_path / "server.log").write_text(LOG)
     assert not isinstance(found, Check)
     failing = {check.name for check in contract.check_contract(POLICY, RECIPE.contract, tmp_path / "server.log", found) if check.state == "fail"}

@@ -16,13 +16,12 @@ from tests.support.thread_load import ThreadLoad
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Kind, Result
 from sparkwright.cli import main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import throughput
-from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
-from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment
+from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.throughput import Experiment
 from sparkwright.gates.throughput_run import (
     CounterChange,
     MeasurementJournal,
@@ -91,23 +90,6 @@ def test_a_candidate_that_is_wrong_never_passes(
     result = answered(place, question(place, candidate, baseline_python=base, variable=tuple(variables.items())), "gate")
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")]
-)
-def test_a_recipe_says_how_both_sides_are_served(place: Path, recipe: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Under the model's own name, and never with a prefix cache; both sides of a gate count NaN
-    logits, as for its other gates.
-    """
-    monkeypatch.setattr(preflight, "check_traps", lambda *_: None)  # the folder holds no weights
-    one, plan = environment(place, "one"), recipes.load(place, recipe)
-    for gated, counts in ((True, "1"), (False, None)):
-        launch = launch_plan(question(place), plan, one, MEASURED_FLAGS, gated=gated)
-        assert (launch.name, launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS")) == (name, counts)
-        assert {"--no-enable-prefix-caching", *plan.flags("0.33.0")} <= set(launch.flags)
-    assert launch_plan(question(place, model="mine"), plan, one, (), gated=False).name == "mine"
 
 
 def test_a_recipe_counts_only_as_it_is_served_and_profiled(

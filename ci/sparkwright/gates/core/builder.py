@@ -74,17 +74,13 @@ LOGPROBS = "logprobs.json"
 #: Stands for the task of G6 in the name of a file.
 TASK = "{task}"
 
-_STARTS = {"a model to --serve, and the --python of its environment": ("serve",)}
-_COMPARES = {"the reference with --against": ("against",)}
-_WHEEL = {"a WHEEL": ("wheel",)}
-
 
 class GateNeeds(msgspec.Struct, frozen=True):
     """
     What a gate needs.
 
     Attributes:
-        options: For people → attributes of `GateOptions` of which any gives it.
+        options: Of the command line, by the attributes of `GateOptions`.
         recorded: The file that the stock wheel gives it; empty if there is none.
         required: Whether it cannot do without that file.
         rehearsed_s: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a
@@ -93,7 +89,7 @@ class GateNeeds(msgspec.Struct, frozen=True):
             from a pace.
     """
 
-    options: Mapping[str, tuple[str, ...]] = {}
+    options: tuple[str, ...] = ()
     recorded: str = ""
     required: bool = False
     rehearsed_s: float = 0.0
@@ -110,29 +106,29 @@ class GateNeeds(msgspec.Struct, frozen=True):
 #: Gate → what it needs. G7 asks for the distributions once more behind its load; the length of G8
 #: follows from its workloads (`night.gate_seconds`).
 GATE_NEEDS: Mapping[str, GateNeeds] = {
-    "G0": GateNeeds(_WHEEL, rehearsed_s=10),
+    "G0": GateNeeds(("wheel",), rehearsed_s=10),
     "G1": GateNeeds(rehearsed_s=7),
-    "G2": GateNeeds(_WHEEL, rehearsed_s=99),
+    "G2": GateNeeds(("wheel",), rehearsed_s=99),
     "G3": GateNeeds(
-        {"a --recipe": ("recipe",), **_STARTS}, OBSERVED,
+        ("recipe", "serve"), OBSERVED,
         policy="contract", estimate=contract.estimate,
     ),
     "G4": GateNeeds(
-        _STARTS, dirty_text.TEXT, policy="generation", estimate=generation.estimate
+        ("serve",), dirty_text.TEXT, policy="generation", estimate=generation.estimate
     ),
     "G5": GateNeeds(
-        {**_STARTS, **_COMPARES}, LOGPROBS, required=True,
+        ("serve", "against"), LOGPROBS, required=True,
         policy="logprobs", estimate=logprobs.estimate,
     ),
     "G6": GateNeeds(
-        {**_STARTS, **_COMPARES}, f"{TASK}.json", required=True,
+        ("serve", "against"), f"{TASK}.json", required=True,
         policy="accuracy", estimate=accuracy.estimate,
     ),
     "G7": GateNeeds(
-        _STARTS, LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
+        ("serve",), LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
     ),
     "G8": GateNeeds(
-        {**_WHEEL, **_STARTS, "a --baseline and its --baseline-python": ("baseline",)}, PACE,
+        ("wheel", "serve", "baseline"), PACE,
         required=True,
     ),
 }  # fmt: skip
@@ -231,13 +227,10 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _lacking(self, name: str) -> Check | None:
         """Return which options, or floor, the gate *name* lacks; None if it has all."""
         options, needs = self._options, GATE_NEEDS[name]
-        texts = [
-            text
-            for text, names in needs.options.items()
-            if not any(getattr(options, each) for each in names)
-        ]
-        if texts:
-            message = f"to run it, name {'; and '.join(texts)}"
+        lacking = [each for each in needs.options if not getattr(options, each)]
+        if lacking:
+            words = ["a WHEEL" if each == "wheel" else f"--{each}" for each in lacking]
+            message = f"to run it, name {' and '.join(words)}"
             return not_run(STOPPED[0].name, message, "not-asked")
         if name == "G6" and not (self._recipe and options.task in self._recipe.floors):
             message = f"{options.recipe or 'no --recipe'} has no floor of {options.task}"
