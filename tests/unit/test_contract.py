@@ -399,24 +399,29 @@ def recorded(folder: Path, **changes: Any) -> Path:
     return folder / "observed.json"
 
 
-def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(tmp_path: Path) -> None:
-    """Each kind of layer has a class in each phase; the stock wheel had another in one of them."""
-    baseline = recorded(tmp_path)
-    facts = read_json(baseline, ObservedServer)
+WEAK = {"prefill linear": {"weight-only": 1.0}}
+WHY = "FP4 in place of Marlin"
+
+
+@pytest.mark.parametrize(("classes", "times", "changes", "declared", "differing"), [
+    ({}, {}, {}, (), []), (WEAK, {}, {}, (), ["prefill linear"]), ({}, {"decode": (80, 8)}, {}, (), ["decode helper"]),
+    (WEAK, {}, {"prefill linear": WHY}, (), []),
+    (WEAK, {}, {}, ("qwen3-*", "prefill linear"), []), (WEAK, {}, {}, ("qwen3-*", ""), []),
+    (WEAK, {}, {}, ("qwen3-*", "decode linear"), ["prefill linear"]), (WEAK, {}, {}, ("gemma*", ""), ["prefill linear"]),
+])  # fmt: skip
+def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(
+    classes: dict[str, Any], times: dict[str, Any], changes: dict[str, str], declared: tuple[str, str] | tuple[()], differing: list[str], tmp_path: Path
+) -> None:
+    """Each kind of layer has a class in each phase; the stock wheel had another in one of them, or helped less."""
+    facts = read_json(recorded(tmp_path), ObservedServer)
     layers = {f"{phase} {kind}" for phase in kernel_trace.PHASES for kind in ("attention", "linear", "moe")}
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
-    assert judged(tmp_path, baseline=baseline)["backends"].state == "pass"
-    baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
-    check = judged(tmp_path, baseline=baseline)["backends"]
-    assert (check.state, check.reason, check.samples[0].case) == ("fail", "backend-changed", "prefill linear")
-    slower = recorded(tmp_path, times={**facts.times, "decode": (80, 8)})
-    assert [sample.case for sample in judged(tmp_path, baseline=slower)["backends"].samples] == ["decode helper"]
-    baseline = recorded(tmp_path, classes={**facts.classes, "prefill linear": {"weight-only": 1.0}})
-    explained = replace(RECIPE, contract=replace(RECIPE.contract, changes={"prefill linear": "FP4 in place of Marlin"}))
-    assert judged(tmp_path, recipe=explained, baseline=baseline)["backends"].state == "pass"
-    for recipe, layer, state in (("qwen3-*", "prefill linear", "pass"), ("qwen3-*", "", "pass"), ("qwen3-*", "decode linear", "fail"), ("gemma*", "", "fail")):
-        declared = DeclaredChange("kernels", recipe, layer, "FP4 in place of Marlin")
-        assert judged(tmp_path, baseline=baseline, declared=(declared,))["backends"].state == state
+    baseline = recorded(tmp_path, classes={**facts.classes, **classes}, times={**facts.times, **times})
+    recipe = replace(RECIPE, contract=replace(RECIPE.contract, changes=changes))
+    patches = (DeclaredChange("kernels", *declared, WHY),) if declared else ()
+    check = judged(tmp_path, recipe=recipe, baseline=baseline, declared=patches)["backends"]
+    assert (check.state, check.reason) == (("fail", "backend-changed") if differing else ("pass", ""))
+    assert not differing or [sample.case for sample in check.samples] == differing
 
 
 def test_launches_with_other_classes_do_not_agree() -> None:
