@@ -24,7 +24,6 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, traps, workloads
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.traps import ModelFacts
 from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
@@ -443,12 +442,17 @@ def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
         msgspec.convert(document, Workloads)
 
 
+def facts_of(model: str = "", scheme: str = "", experts: int = 0, head_size: int = 0, *, drafts: bool = True) -> ModuleAudit:
+    return replace(traps.UNREAD, model=model, scheme=scheme, experts=(experts, 0), head_size=head_size, drafts=drafts)
+
+
+
 DRAFTS = '--speculative-config={"method":"mtp","num_speculative_tokens":2%s}'
-FACTS = ModelFacts("qwen3_next", "NVFP4 (modelopt)", 128, 256, drafts=True)
-GPT = ModelFacts("gpt_oss", "MXFP4", 32, 64, drafts=False)
+FACTS = facts_of("qwen3_next", "NVFP4 (modelopt)", 128, 256, drafts=True)
+GPT = facts_of("gpt_oss", "MXFP4", 32, 64, drafts=False)
 
 #: Trap → arguments, release and facts that meet it, and the same but for one, which does not.
-CASES: dict[str, list[tuple[list[str], str, ModelFacts, bool]]] = {
+CASES: dict[str, list[tuple[list[str], str, ModuleAudit, bool]]] = {
     "mxfp4-triton": [
         (["--moe-backend=triton"], "0.33.0+spark.2026.11.p0.cu130", GPT, True),
         (["--moe_backend", "triton_unfused"], "0.40.0", GPT, True),
@@ -458,9 +462,9 @@ CASES: dict[str, list[tuple[list[str], str, ModelFacts, bool]]] = {
         (["--moe-backend=triton", "--moe-backend=marlin"], "0.33.0", GPT, False),
     ],
     "b12x-experts": [
-        (["--moe-backend=flashinfer_b12x"], "0.33.0", ModelFacts(experts=512), True),
-        (["--moe-backend=flashinfer_b12x"], "0.33.0", ModelFacts(experts=256), False),
-        (["--moe-backend=marlin"], "0.33.0", ModelFacts(experts=512), False),
+        (["--moe-backend=flashinfer_b12x"], "0.33.0", facts_of(experts=512), True),
+        (["--moe-backend=flashinfer_b12x"], "0.33.0", facts_of(experts=256), False),
+        (["--moe-backend=marlin"], "0.33.0", facts_of(experts=512), False),
     ],
     "draft-b12x": [
         ([DRAFTS % "", "--moe-backend=b12x"], "0.33.0", FACTS, True),
@@ -469,26 +473,26 @@ CASES: dict[str, list[tuple[list[str], str, ModelFacts, bool]]] = {
         (["--speculative-config.method=ngram", "--moe-backend=b12x"], "0.33.0", FACTS, False),
     ],
     "speculation-headless": [
-        ([DRAFTS % ""], "0.33.0", ModelFacts(drafts=False), True),
-        ([DRAFTS % ""], "0.33.0", ModelFacts(), False),
-        ([DRAFTS % ',"model":"a/b"'], "0.33.0", ModelFacts(drafts=False), False),
+        ([DRAFTS % ""], "0.33.0", facts_of(drafts=False), True),
+        ([DRAFTS % ""], "0.33.0", facts_of(), False),
+        ([DRAFTS % ',"model":"a/b"'], "0.33.0", facts_of(drafts=False), False),
     ],
     "nvfp4-kv-head-64": [
-        (["--kv-cache-dtype=nvfp4"], "0.33.0", ModelFacts("llama", head_size=64), True),
-        (["--kv-cache-dtype=nvfp4"], "0.33.0", ModelFacts("llama", head_size=128), False),
-        (["--kv-cache-dtype=fp8"], "0.33.0", ModelFacts("llama", head_size=64), False),
+        (["--kv-cache-dtype=nvfp4"], "0.33.0", facts_of("llama", head_size=64), True),
+        (["--kv-cache-dtype=nvfp4"], "0.33.0", facts_of("llama", head_size=128), False),
+        (["--kv-cache-dtype=fp8"], "0.33.0", facts_of("llama", head_size=64), False),
     ],
     "nvfp4-kv-sinks": [
-        (["--kv-cache-dtype", "nvfp4"], "0.33.0", ModelFacts("gpt_oss"), True),
+        (["--kv-cache-dtype", "nvfp4"], "0.33.0", facts_of("gpt_oss"), True),
         (["--kv-cache-dtype", "nvfp4"], "0.33.0", FACTS, False),
     ],
     "mla-projection": [
-        ([], "0.23.0", ModelFacts("glm4_moe_lite", "INT (compressed-tensors)"), True),
-        ([], "0.33.0", ModelFacts("glm4_moe_lite", "INT (compressed-tensors)"), False),
-        ([], "0.23.0", ModelFacts("glm4_moe_lite", "NVFP4 (modelopt)"), False),
+        ([], "0.23.0", facts_of("glm4_moe_lite", "INT (compressed-tensors)"), True),
+        ([], "0.33.0", facts_of("glm4_moe_lite", "INT (compressed-tensors)"), False),
+        ([], "0.23.0", facts_of("glm4_moe_lite", "NVFP4 (modelopt)"), False),
     ],
     "draft-head-gemma": [
-        ([DRAFTS % ',"draft_lm_head_quantization":"fp8"'], "0.33.0", ModelFacts("gemma4_text"), True),
+        ([DRAFTS % ',"draft_lm_head_quantization":"fp8"'], "0.33.0", facts_of("gemma4_text"), True),
         ([DRAFTS % ',"draft_lm_head_quantization":"fp8"'], "0.33.0", FACTS, False),
     ],
     "draft-head-method": [
@@ -511,7 +515,7 @@ def test_recipes_meet_no_trap() -> None:
     """With the arguments of each release that a recipe knows."""
     for name in recipe.names(ROOT):
         spec = recipe.load(ROOT, name)
-        facts = ModelFacts(spec.model.architecture, spec.model.quantization, drafts=spec.model.drafts is not False)
+        facts = facts_of(spec.model.architecture, spec.model.quantization, drafts=spec.model.drafts is not False)
         for version in ("0.20.1", "0.23.0", "0.33.0"):
             if variant := spec.find_variant(version):
                 words = [*variant.flags, f"--speculative-config={msgspec.json.encode(spec.drafting(variant)).decode()}"]

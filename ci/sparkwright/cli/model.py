@@ -226,8 +226,8 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.model = recipe.model.repository
     arguments.save = None
     stored = _checkpoint(arguments, context)
-    facts = traps.facts_of(modules.audit(stored))
-    held_traps = preflight.lines(traps.find(words, environment.vllm, facts))
+    audit = modules.audit(stored)
+    held_traps = preflight.lines(traps.find(words, environment.vllm, audit))
     selection = select(environment, stored.config, words, variables)
     _show_selection(selection, drafts=bool(flags.speculation(words)))
     if held_traps or selection.refused:
@@ -237,7 +237,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
             f"vLLM {environment.vllm} does not serve {arguments.model} well on a Spark.",
             details=[*held_traps, *([refused] if selection.refused else [])],
         )
-    return {"selection": selection, "facts": facts}
+    return {"selection": selection, "audit": audit}
 
 
 def _show_selection(selection: Selection, *, drafts: bool) -> None:

@@ -250,7 +250,7 @@ def levers(
         reduced = replace(serving, vocabulary=VOCABULARY)
         add(f"draft vocabulary of {VOCABULARY:,}", model, reduced, loads)
     add("cache in FP8", model, replace(serving, cache="fp8"), "yes: --kv-cache-dtype=fp8")
-    trap = next(traps.find(["--kv-cache-dtype=nvfp4"], vllm, traps.facts_of(model.audit)), None)
+    trap = next(traps.find(["--kv-cache-dtype=nvfp4"], vllm, model.audit), None)
     nvfp4 = f"no: {trap.reference}" if trap else "yes: --kv-cache-dtype=nvfp4"
     if older or model.config.get("kv_lora_rank"):
         nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else "unknown: with latent attention"

@@ -95,8 +95,7 @@ def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
     names = ("--moe-backend", "--kv-cache-dtype")
     if not flags.speculation(words) and not any(flags.value(words, name) for name in names):
         return
-    facts = traps.facts_of(modules.audit(read(model)))
-    if errors := lines(traps.find(words, vllm, facts)):
+    if errors := lines(traps.find(words, vllm, modules.audit(read(model)))):
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
@@ -153,10 +152,8 @@ def rules(
     if cache and not flags.number(words, CACHE):
         message = f"{CACHE}={cache} is no number of bytes; write 20G or 1536M"
         results.append(Reason("cache-unpinned", message))
-    facts = traps.facts_of(checkpoint)
-    if recipe and not checkpoint:
-        facts = traps.ModelFacts(drafts=recipe.model.drafts is not False)
-    results += traps.find(words, vllm, facts)
+    drafts = not recipe or recipe.model.drafts is not False
+    results += traps.find(words, vllm, checkpoint or replace(traps.UNREAD, drafts=drafts))
     if recipe:
         results += _other_model(recipe, checkpoint)
     return results

@@ -27,23 +27,8 @@ _Source = Annotated[
 ]
 
 
-class ModelFacts(msgspec.Struct, frozen=True):
-    """
-    What the files of a model state; an empty field is not known, and meets no condition.
-
-    Attributes:
-        model: ``model_type`` of its config.
-        scheme: The format of its weights, such as ``NVFP4 (modelopt)``.
-        experts: Of a layer.
-        head_size: Of an attention head.
-        drafts: Whether vLLM can draft with it (MTP).
-    """
-
-    model: str = ""
-    scheme: str = ""
-    experts: int = 0
-    head_size: int = 0
-    drafts: bool | None = None
+#: A model whose files were not read: it meets no condition.
+UNREAD = ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,21 +58,21 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for pattern in (self.model, *self.settings.values()):
             re.compile(pattern)
 
-    def holds(self, flag_values: Mapping[str, str], vllm: str, facts: ModelFacts) -> bool:
-        """Return whether the settings *flag_values* meet it for a model of *facts* on *vllm*."""
+    def holds(self, flag_values: Mapping[str, str], vllm: str, audit: ModuleAudit) -> bool:
+        """Return whether the settings *flag_values* meet it for the model of *audit* on *vllm*."""
         if self.vllm:
             release = Version(vllm).base_version if vllm else ""
             if not release or release not in SpecifierSet(self.vllm):
                 return False
-        if self.model and not re.fullmatch(self.model, facts.model):
+        if self.model and not re.fullmatch(self.model, audit.model):
             return False
-        if self.head_size not in (0, facts.head_size) or facts.experts < self.experts:
+        if self.head_size not in (0, audit.head_size) or audit.experts[0] < self.experts:
             return False
-        if self.drafts is not None and self.drafts != facts.drafts:
+        if self.drafts is not None and self.drafts != audit.drafts:
             return False
         values = [(pattern, flag_values.get(name, "")) for name, pattern in self.settings.items()]
         met = all(re.fullmatch(pattern, value) for pattern, value in values)
-        return met and facts.scheme.startswith(self.scheme)
+        return met and audit.scheme.startswith(self.scheme)
 
 
 class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,25 +111,19 @@ def load() -> tuple[Trap, ...]:
     return strict_yaml.load(config.root() / "ci" / "traps.yaml", tuple[Trap, ...])
 
 
-def find(words: Sequence[str], vllm: str, facts: ModelFacts) -> Iterator[Reason]:
+def find(words: Sequence[str], vllm: str, audit: ModuleAudit) -> Iterator[Reason]:
     """
     Yield the traps that hold, each with its source and its remedy.
 
     Args:
         words: Arguments of ``vllm serve``.
         vllm: The release; empty if unknown.
+        audit: Of the model, or `UNREAD`.
     """
     flag_values = settings(words)
     for trap in load():
-        if trap.when.holds(flag_values, vllm, facts):
+        if trap.when.holds(flag_values, vllm, audit):
             yield trap.reason
-
-
-def facts_of(audit: ModuleAudit | None) -> ModelFacts:
-    """Return the facts of the audited model; none without one."""
-    if audit is None:
-        return ModelFacts()
-    return ModelFacts(audit.model, audit.scheme, audit.experts[0], audit.head_size, audit.drafts)
 
 
 def settings(words: Sequence[str]) -> dict[str, str]:
