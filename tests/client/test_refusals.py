@@ -26,7 +26,6 @@ from sparkwright.client import environment, locked_wheels
 from sparkwright.client.folders import without_links
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
 from sparkwright.core import http
-from sparkwright.core.files import sha256_bytes
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
 EXTRA = '[[packages]]\nname = "more"\nversion = "1"\n'
@@ -411,17 +410,6 @@ def test_what_users_did_to_the_prefix_is_seen(
     assert shown.get("error", shown)["releases"][ONE]["faults"] == []
 
 
-def test_uninstalling_a_link_to_another_disk_removes_the_link(installed: User) -> None:
-    """What lies outside of the prefix stays whole."""
-    release = installed.prefix / "releases" / ONE
-    disk = release.rename(installed.folder / "disk")
-    release.symlink_to(disk)
-    before = sorted(disk.rglob("*"))
-
-    assert installed.run("uninstall", ONE).code == 0
-    assert (release.is_symlink(), sorted(disk.rglob("*"))) == (False, before)
-
-
 def test_index_in_a_folder_may_lack_files_or_have_pipes(user: User) -> None:
     """A pipe or nothing in the place of a file of an index on this machine is no fault of the program."""
     user.environment["SPARKWRIGHT_INDEX"] = str(user.world.root)
@@ -436,17 +424,6 @@ def test_index_in_a_folder_may_lack_files_or_have_pipes(user: User) -> None:
         path.unlink()
         assert user.run("install").reference == absent
     assert user.listing() == {}
-
-
-def test_unreadable_listing_is_a_changed_environment(installed: User) -> None:
-    """Whatever lies in its place, and whatever the marker says of it."""
-    listing, marker = (installed.prefix / "releases" / ONE / name for name in (environment.LISTING, environment.MARKER))
-    good, texts = msgspec.json.decode(marker.read_bytes()), ("echo {", "echo []", "printf '\\377'", "printf '%0100000d' | tr 0 [")
-    for script in (*(f"{{ {text}; }} > $0" for text in texts), "mkfifo $0", "mkdir $0"):
-        subprocess.run(["sh", "-c", f"rm -rf $0; {script}", str(listing)], check=True)
-        data = listing.read_bytes() if listing.is_file() else b""
-        marker.write_bytes(msgspec.json.encode({**good, "listing": sha256_bytes(data)}))
-        assert installed.run("doctor").reference == "environment-broken", script
 
 
 def test_damaged_trust_is_not_taken_for_none(user: User) -> None:

@@ -110,18 +110,6 @@ def test_root_is_renewed_with_its_own_keys(folder: Path, tmp_path: Path) -> None
     assert names_seen(folder, tmp_path / "client") == [NAME]
 
 
-def test_threshold_of_two_roots(tmp_path: Path) -> None:
-    two, folder = replace(ROLES, root=replace(ROLES.root, threshold=2)), tmp_path / "index"
-    held = tufindex.make_keys(tmp_path / "keys")
-    with refusal("key-missing"), IndexFolder(folder).changing(held, two):
-        pass
-    keys.make(tmp_path / "keys", ["root-2"])
-    with IndexFolder(folder).changing(keys.load([tmp_path / "keys"]), two):
-        pass
-    with refusal("key-missing"), IndexFolder(folder).changing(held, two) as change:
-        change.rotate(["timestamp"], public_keys(held, "online"))
-
-
 @pytest.mark.parametrize(
     ("role", "other"),
     [("targets", "targets-2"), ("snapshot", "online-2"), ("timestamp", "online-2")],
