@@ -261,7 +261,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     Write the series from the worktree of *fork*, remove the worktree, and return a line per change.
 
     Args:
-        drop: Patches that may be missing although upstream does not have them.
+        drop: Patches that may be missing.
 
     Raises:
         rebase-unfinished: git am or git rebase is not done, or something is not committed.
@@ -297,12 +297,8 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             details=[tree],
         )
     # A half-written export is finished here, so it must not matter which files are listed.
-    paths = source.glob("*.patch")
-    missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
-    tried = apply.try_patches(work, work.resolve(f"{BASE}^{{tree}}"), missing)
-    present = [name for name, outcome in tried.items() if outcome.reverts]
-    gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
-    if lost := sorted({patch.name for patch in missing} - gone.keys() - set(drop)):
+    present = {path.name for path in source.glob("*.patch")}
+    if lost := sorted(present - {*files, *state.gone, *drop}):
         raise PatchError(
             "patch-lost",
             f"The worktree of {fork} lost {len(lost)} patches.",
@@ -316,7 +312,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             "`sparkwright patch rebase --abort`.",
         )
     begun.touch()
-    for name, reason in gone.items():
+    for name, reason in state.gone.items():
         console.note(f"dropped: {name}, {reason}")
     lines = _write(context, fork, files, state.files)
     abort(context, fork)

@@ -142,8 +142,8 @@ def run_status(arguments: argparse.Namespace) -> Document:
             if fork in (arguments.fork or [fork]):
                 stacks[name] += drift.status(own, fork)
         for line in stacks[name]:
-            name_of_patch = line["name"].removesuffix(".patch")
-            rows.append([name_of_patch, line["fork"], line["needed"], line["reason"]])
+            patch = line["name"].removesuffix(".patch")
+            rows.append([patch, line["fork"], line["needed"], line["reason"]])
         console.table(f"stack {name}", ["patch", "fork", "still needed?", "why"], rows, result=True)
     return {"stacks": stacks}
 
