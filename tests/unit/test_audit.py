@@ -474,14 +474,6 @@ def test_a_symbol_that_nothing_defines_is_found(
     assert states == [("fail", "undefined-symbol") if expected else ("pass", ""), ("not-run", "symbols-unchecked")]
 
 
-def test_what_one_python_audited_holds_on_a_host_with_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def key(python: str, machine: str) -> str:
-        monkeypatch.setattr("platform.python_version", lambda: python)
-        return symbols.set_key(RunContext(Project(ROOT, "2026.11"), Store(tmp_path), (), tmp_path, target=machine))
-
-    assert key("3.11.7", "x86_64") == key("3.12.3", "x86_64") != key("3.12.3", "aarch64")
-
-
 ENTRY = """
 #ifndef OFFICIAL
 void cutlass_moe_mm_sm100(int);
@@ -553,15 +545,6 @@ def test_libraries_of_one_file_name_are_all_asked_and_the_system_is_that_of_the_
     }
     expected = {"p/a.so": ["Tcl_Init", "_handle"], "p/x/libh.so": ["second"], "p/y/libh.so": ["third"], "p/b.so": ["both"]}
     assert symbols.undefined(wheel, {"libtorch.so": LIBC}) == expected
-
-
-def test_many_libraries_that_name_each_other_take_no_time() -> None:
-    """Of a few hundred in a small wheel each reaches all."""
-    names = [f"lib{number}.so" for number in range(300)]
-    wheel = {name: importing(*(f"{name}{place}" for place in range(100)), needed=names, defined=[name]) for name in names}
-    began = time.process_time()
-    assert set(map(len, symbols.undefined(wheel, {}).values())) == {100}
-    assert time.process_time() - began < 2
 
 
 def test_a_symbol_that_is_needed_in_two_versions_keeps_both(tmp_path: Path) -> None:

@@ -125,18 +125,6 @@ def _daemon(repository: Repository, commits: list[str]) -> Iterator[Daemon]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("kind", ["git", "file"])
-def test_a_mirror_needs_no_branch_at_its_head(
-    daemon: Daemon, repository: Repository, commits: list[str], store: Store, kind: str
-) -> None:
-    """Refs, commits and files come from a host whose HEAD names no commit; a ref that it lacks is none."""
-    upstream = context({"git": f"{daemon.url}/upstream", "file": repository.url}[kind], store).mirror(URL)
-    upstream.commit(commits[4])
-
-    assert upstream.tree(repository.tree("main")) == repository.tree("main")
-    assert [upstream.ref(name) for name in ("main", "gone")] == [commits[4], None]
-
-
 # Hosts that do not do as they are asked.
 
 

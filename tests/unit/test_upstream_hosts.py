@@ -279,31 +279,6 @@ def test_a_host_that_came_back_is_asked_again_by_fetch(host: Host, offered: Inde
     assert wheels.build_record(pipeline.wheel_path(world.run(), again)).deviations == ()
 
 
-def test_a_silent_host_is_asked_again_by_fetch(
-    host: Host, offered: Index, server: GitHost, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An archive of other content than the locked commit is named in the wheel; one that the proof makes equal changes no byte."""
-    world = World(host, offered, "sdist", server, {})
-    server.sound = lambda *_: False
-    assert (fetch.fetch(world.run(), host.fork).kind, world.deviations(world.run())) == ("sdist", [])
-    server.sound = lambda *_: True
-    assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
-
-    server.sound = lambda *_: False
-    stack, lock = world.run().project.stack_file, world.run().project.lock_file
-    for path in (stack, lock):
-        path.write_text(path.read_text().replace(f"commit: {world.commit[:9]}\n", f"commit: {world.commit}\n"))
-    lock.write_text(lock.read_text().replace("tree: unresolved", f"tree: {host.work.tree()}"))
-    shutil.rmtree(world.run().store.root)
-    first = fetch.fetch(world.run(), host.fork)
-    named = f"widget packs widget; from {first.origin} in place of git (source-unreachable)."
-    assert (first.kind, world.deviations(world.run())) == ("sdist", [named])
-    assert world.deviations(world.run("--offline")) == [named]
-    server.sound = lambda *_: True
-    again = fetch.fetch(world.run(), host.fork, again=True)
-    assert (again.kind, again.tree, world.deviations(world.run())) == ("git", host.work.tree(), [])
-
-
 def test_a_failed_proof_strands_no_other_fork(host: Host, offered: Index, server: GitHost) -> None:
     """The lock stays as it was, and --fork locks the others."""
     world = World(host, offered, "sdist", server, {"include/more.h": b""})
@@ -349,20 +324,6 @@ def test_lock_records_what_a_host_proved_and_changes_no_tree(host: Host, offered
     assert world.written(run) == world.written(alone)
     said = "widget packs widget v1, although upstream pins v0; accepted, because it is the later release."
     assert world.deviations(alone) == [said] * (world.archive == "wheel")
-
-
-def test_a_wheel_has_the_same_bytes_with_and_without_a_host(host: Host, offered: Index, server: GitHost) -> None:
-    """Before `lock` records the proof, and after."""
-    world = World(host, offered, "folder of a wheel", server, {})
-
-    def built(*, answers: bool) -> str:
-        return pipeline.build(world.run(answers=answers), host.fork).sha256
-
-    hashes = [built(answers=True), built(answers=False)]
-    world.lock(answers=True)
-    hashes += [built(answers=True), built(answers=False)]
-    assert hashes == [hashes[0]] * 2 + [hashes[2]] * 2
-    assert hashes[0] != hashes[2]
 
 
 def test_an_archive_with_another_content_than_the_locked_tree_is_refused(host: Host, offered: Index, server: GitHost) -> None:

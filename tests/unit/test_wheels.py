@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import fnmatch
 import io
 import itertools
@@ -26,9 +25,9 @@ from tests.refusals import refusal
 from tests.support import fatbins, wheels
 from tests.unit.conftest import ROOT, Mini
 
-from sparkwright.audit import policy, report
-from sparkwright.audit.wheel import audit, cached_audit
-from sparkwright.builder import pipeline, pylock, toolchain
+from sparkwright.audit import policy
+from sparkwright.audit.wheel import audit
+from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
@@ -39,7 +38,6 @@ from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml, zips
 from sparkwright.core.errors import WheelError
-from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import MACHINES, FileLock, Project, VendoredLock
@@ -240,35 +238,6 @@ def test_a_backend_that_makes_no_wheel_is_refused(
 
 
 CORE = CMakeLibrary("_core", "lib/_core.abi3.so", True)
-
-
-def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """The build, its record and the audit say which release stands for the pinned one, and why; its bill of materials names it."""
-    context = mini.context()
-    tree = source_tree(context, "cutlass").source.tree
-    files = {f"cutlass/{path}": data for path, data in context.objects.files(tree)}
-    wheel = archive.write(mini.root, WheelName.parse("mini_vllm-0.33.0-py3-none-any.whl"), files, "", pure=True)
-    sha256 = sha256_file(wheel)
-    wheel.rename(context.store.folder("downloads", sha256) / wheel.name)
-    spec = "name: mini-vllm, version: 0.33.0"
-    git = '      git: {url: "https://upstream.example/mini/cutlass.git", ref: "v4.7.1"}\n'
-    extra = f"      wheel: {{{spec}, tag: py3-none-any, folder: cutlass}}\n      upstream: v4.6.0\n      accepted: upstream ships it\n"
-    mini.edit("forks/demo/stack.yaml", git, git + extra)
-    locked = f"{{{spec}, filename: {wheel.name}, sha256: {sha256}, size: 1, folder: cutlass, tree: {tree}}}"
-    commit = source_tree(context, "cutlass").source.pin
-    mini.edit("forks/demo/lock.yaml", f"      commit: {commit}\n", "      commit: unresolved\n")
-    mini.edit("forks/demo/lock.yaml", "  flashinfer:\n", f"    wheel: {locked}\n  flashinfer:\n")
-    context = dataclasses.replace(mini.context(), output=mini.root / "dist")
-    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
-    report.show(audited := cached_audit(context, path))
-
-    text = "cutlass v4.7.1, although upstream pins v4.6.0; accepted, because upstream ships it."
-    assert list(pipeline.deviations(context, source_tree(context, "vllm"))) == [f"vllm compiles against {text}"]
-    assert audited.deviations == (f"cutlass packs {text}",)
-    assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
-    with zipfile.ZipFile(path) as opened:
-        parts = parsed(opened.read(f"{WheelName.parse(path.name).info}/{SBOM}"))[1]
-    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", sha256)
 
 
 @pytest.mark.parametrize(
