@@ -293,25 +293,18 @@ def _publish(context: RunContext, built: BuiltWheel, parts: dict[str, str]) -> N
     """Put the wheel *built* into the output folder, in place of the last one of its fork."""
     key = _last_key(context, built.fork)
     last = context.store.get("last", key, LastBuild)
+    source, path = _stored_path(context, built), wheel_path(context, built)
     if last is None or last.wheel != built:
         # `pip install dist/*.whl` must not meet two builds of one release, whenever this run ends.
-        if last and last.wheel.filename != built.filename and _published(context, last.wheel):
-            wheel_path(context, last.wheel).unlink()
+        if last and last.wheel.filename != built.filename:
+            wheel_path(context, last.wheel).unlink(missing_ok=True)
         context.store.put("last", key, LastBuild(parts, built))
-    if not _published(context, built):
-        source, path = _stored_path(context, built), wheel_path(context, built)
+    if not (path.exists() and path.samefile(source)):
         with translate_disk_full(context.output), replacing(path) as temporary:
             try:
                 os.link(source, temporary)
-            except OSError:  # a hard link into another file system
+            except OSError:  # another file system
                 shutil.copyfile(source, temporary)
-
-
-def _published(context: RunContext, built: BuiltWheel) -> bool:
-    """Return whether the output folder has the very file of *built*."""
-    source, path = _stored_path(context, built), wheel_path(context, built)
-    linked = source.exists() and path.exists() and path.samefile(source)
-    return linked or (path.exists() and sha256_file(path) == built.sha256)
 
 
 # Building.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, GitError
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index, resolve
@@ -92,11 +92,7 @@ def fetch(
         if not (again and in_place):
             return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        try:
-            fetched = _fetch(context, fork, spec, locked)
-        except GitError as error:
-            error.details = (*error.details, f"object database: {context.objects.path}")
-            raise
+        fetched = _fetch(context, fork, spec, locked)
         state = "" if fetched.resolved else " (the lock leaves it unresolved)"
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", _key(context, fork, locked), fetched)
