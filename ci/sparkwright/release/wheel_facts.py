@@ -7,7 +7,7 @@ The wheel is read as hostile, and checked as the client does before an installat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from email.parser import BytesParser
 from pathlib import Path
 
@@ -73,26 +73,6 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checked: CheckedWheel | None = None
 
 
-class _Contents(msgspec.Struct):
-    """
-    What is in a wheel.
-
-    Attributes:
-        checked: What an installer writes.
-        info: Its ``.dist-info`` folder.
-        texts: Files of that folder by name.
-        record: Its build record.
-        files: Member → sha256.
-    """
-
-    name: WheelName
-    checked: CheckedWheel
-    info: str
-    texts: dict[str, bytes]
-    record: BuildRecord
-    files: dict[str, str]
-
-
 def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
     """
     Return what the wheels of one release are.
@@ -139,7 +119,25 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
     )
 
 
-def _contents(path: Path) -> _Contents:
+def _headers(text: bytes, field: str) -> list[str]:
+    """Return the values of *field* in METADATA or WHEEL."""
+    return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, [])))
+
+
+def _record(name: WheelName, text: bytes | None) -> BuildRecord:
+    if text is None:
+        raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
+    try:
+        return msgspec.json.decode(text, type=BuildRecord)
+    except (ValueError, RecursionError) as error:
+        raise WheelError(
+            "wheel-mismatch",
+            f"The build record of {name.filename} cannot be read.",
+            details=[str(error)],
+        ) from error
+
+
+def _read(path: Path) -> WheelFacts:
     name = WheelName.parse(path.name)
     project = canonicalize_name(name.distribution)
     locked = LockedWheel(project, name.version, path.name, url="", sha256="")
@@ -160,32 +158,8 @@ def _contents(path: Path) -> _Contents:
             details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
     files = {member: sha256 for member, sha256, _ in checked.files.values()}
-    return _Contents(name, checked, info, texts, _record(name, texts.get(BUILD_RECORD)), files)
-
-
-def _headers(text: bytes, field: str) -> list[str]:
-    """Return the values of *field* in METADATA or WHEEL."""
-    return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, [])))
-
-
-def _record(name: WheelName, text: bytes | None) -> BuildRecord:
-    if text is None:
-        raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
-    try:
-        return msgspec.json.decode(text, type=BuildRecord)
-    except (ValueError, RecursionError) as error:
-        raise WheelError(
-            "wheel-mismatch",
-            f"The build record of {name.filename} cannot be read.",
-            details=[str(error)],
-        ) from error
-
-
-def _read(path: Path) -> WheelFacts:
-    contents = _contents(path)
-    name, record = contents.name, contents.record
+    record, metadata = _record(name, texts.get(BUILD_RECORD)), texts["METADATA"]
     subject = audit_wheel.read_subject(path)
-    metadata = contents.texts["METADATA"]
     return WheelFacts(
         path=path,
         name=path.name,
@@ -194,15 +168,15 @@ def _read(path: Path) -> WheelFacts:
         project=subject.name,
         version=name.version,
         machine=_machine(path.name, subject),
-        source=_source(contents, record),
+        source=_source(name, files, record),
         stack=record.stack,
-        content=wheel_identity.content_digest(contents.files, contents.info),
+        content=wheel_identity.content_digest(files, info),
         metadata=metadata,
         requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
-        sbom=contents.texts.get(SBOM, b""),
+        sbom=texts.get(SBOM, b""),
         record=record,
         isolated=record.isolation not in ("", "none") if record.plan else None,
-        checked=contents.checked,
+        checked=checked,
     )
 
 
@@ -217,14 +191,14 @@ def _machine(name: str, subject: AuditedWheel) -> Machine:
     )
 
 
-def _source(contents: _Contents, record: BuildRecord) -> ForkSource:
-    name, tree, source = contents.name, record.source, record.source.source
+def _source(name: WheelName, members: Collection[str], record: BuildRecord) -> ForkSource:
+    tree, source = record.source, record.source.source
     version = Version(name.version)
     label = _CUDA.search(version.local or "")
     built = "backend"
     if record.plan:
         built = "graft" if record.base else "full"
-    elif any(member.startswith(f"{name.distribution}/include/") for member in contents.files):
+    elif any(member.startswith(f"{name.distribution}/include/") for member in members):
         built = "headers"
     return ForkSource(
         name=tree.fork,
