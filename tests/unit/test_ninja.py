@@ -66,7 +66,7 @@ class Work:
     def compile(self, cores: int = 2) -> list[str]:
         """Compile everything, and return the units."""
         store, project = Store(self.folder / "store"), Project(Path(__file__).parents[2], "2026.11")
-        context = RunContext(project, store, ("vllm",), self.folder, jobs=cores, memory=10**10, cached=False)
+        context = RunContext(project, store, ("vllm",), self.folder, jobs=cores, memory=10**10)
         tools = Toolchain("key", NINJA.parents[1])
         folder = BuildFolder(context, tools, "vllm", self.folder, Sandbox("none"), os.environ)
         return sorted(call.unit for call in folder.compile((), self.costs))

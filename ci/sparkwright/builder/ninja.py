@@ -421,8 +421,6 @@ def cache_variables(
             everywhere already.
     """
     clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
-    if not context.cached:
-        return clean
     program = shutil.which("ccache")
     if not program:
         console.note(

@@ -31,7 +31,6 @@ class RunContext:
         targets: CMake targets to compile in place of those of the stack; ``all`` for every target.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
-        cached: Take units from the compiler cache.
     """
 
     project: Project
@@ -45,7 +44,6 @@ class RunContext:
     memory: int = 0
     targets: tuple[str, ...] = ()
     target: str = ""
-    cached: bool = True
 
     @cached_property
     def objects(self) -> Objects:
