@@ -11,7 +11,8 @@ Check a release of an index without sparkwright: signatures, hashes and what it 
 URL is the address of the index and FINGERPRINT the sha256 of its first root metadata, as the
 publisher states it elsewhere. Without RELEASE, the newest of the channel verified is checked. Every
 file that the release names is downloaded, compared with its size and its sha256, and forgotten. The
-status is 0 if all agree.
+status is 0 if all agree. An index that a Sigstore identity signs needs `--with
+securesystemslib[sigstore]`, too.
 
 python-tuf verifies the metadata: signatures, thresholds, expiry, and that the parts belong
 together. Whether verdicts are true it cannot tell: the publisher vouches for them.
@@ -29,11 +30,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
 
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
 from tuf.api.exceptions import DownloadError, RepositoryError
 from tuf.ngclient import Updater
 
 #: Seconds without a byte, and bytes of the largest root metadata.
 PATIENCE, LARGEST_ROOT = 60, 1 << 19
+
+# The library reads keys of identities only on request.
+KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 
 def urlopen(url: str) -> Any:

@@ -110,6 +110,7 @@ CASES: dict[str, tuple[str, str, *tuple[Step, ...]]] = {
     # Words.
     "no keys": ("usage", "publish next/*.whl --at index"),
     "wheels to nowhere": ("usage", f"{PUBLISH} --files ftp"),
+    "no identity in the policy": ("usage", f"{REFRESH} keys --identity"),
     "no folder for keys": ("usage", "release key make"),
     "no new keys": ("usage", f"release key rotate --role root {OWN}"),
     "keys of another role": ("usage", "release key make others --name mine"),

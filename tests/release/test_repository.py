@@ -1,26 +1,34 @@
 """
-The index as a TUF repository: what a client reads, who may change it, rotation of keys, and kills.
+The index as a TUF repository: what a client reads, who may change it, rotation of keys, and kills; and a Sigstore identity that
+holds the targets role, with Sigstore's own library and an instance of the test's own.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sigstore.oidc
 from msgspec.structs import replace
-from securesystemslib.signer import Key
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key
+from sigstore.models import ClientTrustConfig
+from sigstore.verify import Verifier
 from tests.refusals import allowed, refusal
 from tests.support import processes, tufindex
 from tests.support.foldertree import files, tree
+from tests.support.sigstoreworld import GITHUB, WORKFLOW, World
 from tests.support.tufindex import ROLES
 
 from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, repository
 from sparkwright.release.keys import Keys
+from sparkwright.release.policy import Identity
 from sparkwright.release.repository import IndexFolder
 
 NAME = "2026.11.1"
+HOLDER = Identity(WORKFLOW, GITHUB)
 
 
 @pytest.fixture(name="held")
@@ -193,3 +201,43 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
         "removal": {NAME, ""},
     }
     assert seen == expected.get(what, {NAME})
+
+
+@pytest.fixture(name="sigstore_world")
+def _sigstore_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with World() as world:
+        config = ClientTrustConfig.from_json(world.config())
+        monkeypatch.setattr(ClientTrustConfig, "production", lambda *_, **__: config)
+        verifier = Verifier(trusted_root=config.trusted_root)
+        monkeypatch.setattr(Verifier, "production", lambda *_, **__: verifier)
+        monkeypatch.setattr(sigstore.oidc, "detect_credential", world.token)
+        yield world
+
+
+def test_identity_signs_and_another_one_does_not(
+    sigstore_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys.make(tmp_path / "keys", ["root", "online"])
+    folder = tmp_path / "index"
+    tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.1")
+    # A client has no module of the publisher.
+    monkeypatch.delitem(KEY_FOR_TYPE_AND_SCHEME, ("sigstore-oidc", "Fulcio"))
+    assert names_seen(folder, tmp_path / "client") == ["2026.11.1"]
+    sigstore_world.identity = WORKFLOW.replace("publish.yml", "other.yml")
+    # The publisher has read the index, and verified the identity, by then.
+    tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.2")
+    with refusal("index-unsigned"):
+        names_seen(folder, tmp_path / "client")
+    with refusal("index-damaged"):
+        IndexFolder(folder)
+
+
+def test_identity_without_credentials_is_refused(
+    sigstore_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys.make(tmp_path / "keys")
+    with refusal("identity-unusable"):
+        keys.load([tmp_path / "keys"], Identity(WORKFLOW, "https://accounts.example"))
+    monkeypatch.setattr(sigstore.oidc, "detect_credential", lambda: None)
+    with refusal("identity-unusable"):
+        keys.load([tmp_path / "keys"], HOLDER)

@@ -58,11 +58,11 @@ def test_a_job_ends_and_has_only_rights_that_people_approve(job: dict[str, Any])
     assert 0 < job["timeout-minutes"] <= (1440 if job is PIPELINE["gate"] else 720)
     rights = {right for right, how in job["permissions"].items() if how == "write"}
     environments = [workflows.text(job.get("environment", ""), {"inputs": {"action": action}}) for action in ("publish", "yank", "refresh")]
-    assert environments == ["release", "release", "refresh"] or "_KEY" not in str(job)
+    assert environments == ["release", "release", "refresh"] or "id-token" not in rights
     assert job.get("needs") == "approve" or "packages" not in rights
     assert job.get("environment") == "public" or "PUBLIC_TOKEN" not in str(job)
     # No job may write the lab's own contents.
-    assert {"contents", "id-token"}.isdisjoint(rights)
+    assert "contents" not in rights
 
 
 def test_a_pull_request_reads_and_has_no_secrets() -> None:
@@ -85,8 +85,8 @@ def test_no_run_that_waits_is_cancelled() -> None:
 
 
 def test_one_workflow_signs_and_holds_no_token_that_writes() -> None:
-    """Keys are in one job of one workflow, which runs this checkout alone, installed by hash; what pushes has no key."""
-    [(name, job)] = [(name, job) for name, _, job in STEPPED if "_KEY" in str(job)]
+    """Keys and identity are in one job of one workflow, which runs this checkout alone, installed by hash; what pushes has no key."""
+    [(name, job)] = [(name, job) for name, _, job in STEPPED if "id-token" in job["permissions"] or "_KEY" in str(job)]
     assert name == "sign"
     assert not re.search(r"PUBLIC_TOKEN|user\.sh|pip install", str(job))
     assert {step["uses"].split("@")[0] for step in job["steps"] if "uses" in step} == {
@@ -313,6 +313,20 @@ def test_a_request_is_refused_before_anything_is_built(tmp_path: Path, stack: st
     assert (status == 0, outputs.get("recipes", "")) == (bool(chosen), chosen), printed
     assert said in printed
     assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "action", "identity"),
+    [("true", "yank", True), ("false", "yank", False), ("", "yank", False), ("true", "refresh", False)],
+)  # fmt: skip
+def test_sigstore_signs_where_the_lab_says_true(tmp_path: Path, variable: str, action: str, identity: bool) -> None:
+    """The identity signs if the variable is `true`, and never in a refresh, which nobody approves."""
+    (tmp_path / "keys").mkdir()
+    processes.script(tmp_path / ".github" / "verdicts.sh", "exit 0")
+    inputs = {"action": action, "release": "2026.11.1", "reason": "x"}
+    status, said, _ = ran(tmp_path, "sign", "sign", "Sign", 'echo "$@"', inputs=inputs, vars={"SIGN_WITH_SIGSTORE": variable})
+
+    assert (status, said.split()[1], "--identity" in said.split()) == (0, action, identity), said
 
 
 @programs

@@ -27,6 +27,11 @@ _SIGNING: options.Options = {
         "metavar": "FILE|DIR",
         "help": "private key, or a folder of them (`release key make`); may be repeated",
     },
+    "--identity": {
+        **options.FLAG,
+        "help": "sign targets as the Sigstore identity of ci/release.yaml, with the credentials "
+        "of this environment",
+    },
 }
 _RELEASE: options.Options = {
     "release": {"metavar": "RELEASE", "help": "its name (2026.11.3)"},
@@ -195,8 +200,9 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
         (action == "make" and path is None, "`release key make` needs a folder."),
         (action == "show" and not arguments.at, "`release key show` needs --at."),
         (
-            action == "rotate" and not (arguments.at and arguments.role and arguments.new),
-            "`release key rotate` needs --at, --role and --new.",
+            action == "rotate"
+            and not (arguments.at and arguments.role and (arguments.new or arguments.identity)),
+            "`release key rotate` needs --at, --role, and --new or --identity.",
         ),
         *(
             (
@@ -218,7 +224,8 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
     if action == "show":
         return _show_keys(IndexFolder(arguments.at).require())
     publisher = _publisher(arguments)
-    changed = publisher.rotate(keys.KEY_ROLES[arguments.role], keys.load(arguments.new))
+    identity = publisher.policy.file.identity if arguments.identity else None
+    changed = publisher.rotate(keys.KEY_ROLES[arguments.role], keys.load(arguments.new, identity))
     return _show(changed, f"keys of {arguments.role} replaced")
 
 
@@ -263,18 +270,23 @@ def _publisher(arguments: argparse.Namespace, *, signs: bool = True) -> Publishe
 
     Raises:
         UsageError: It *signs*, and no key is named.
-        key-invalid: A key cannot be read.
+        key-invalid, identity-unusable: A key or the identity cannot sign.
     """
     context = options.checkout(arguments)
     rules = policy.load(context.project.root, context.project.spec.arch)
     named = arguments.keys if signs else []
+    identity = rules.file.identity if signs and arguments.identity else None
     options.refuse(
         (
             signs and not named,
             "--keys names no key; `sparkwright release key make DIR` makes some.",
         ),
+        (
+            signs and arguments.identity and identity is None,
+            "ci/release.yaml names no `identity`.",
+        ),
     )
-    return Publisher(context, arguments.at.absolute(), keys.load(named), rules)
+    return Publisher(context, arguments.at.absolute(), keys.load(named, identity), rules)
 
 
 def _show(done: Changed, action: str, nothing: str = "the whole index") -> dict[str, Any]:

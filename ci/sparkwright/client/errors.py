@@ -60,9 +60,11 @@ class ClientError(SparkwrightError):
         ),
         "index-unsigned": Advice(
             "The metadata does not have the signatures that the trusted root of this index asks"
-            " for: changed bytes, a revoked key, or too few signers.",
+            " for: changed bytes, a revoked key, or too few signers. Those of a Sigstore identity"
+            " need the part `sigstore` of the client.",
             "Try the index's own address. If it serves the same, tell its publisher, and install"
-            " nothing from it.",
+            " nothing from it. If a Sigstore identity signs it, install"
+            " 'sparkwright-install[sigstore]'.",
         ),
         "lock-invalid": Advice(
             "The lock of a set is no pylock.toml of wheels with sha256 hashes, or it names a file"

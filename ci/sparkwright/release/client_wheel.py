@@ -44,12 +44,15 @@ def write(
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
     version = archive.labelled(sparkwright.__version__, label)
     name = WheelName(project["name"].replace("-", "_"), version, "py3-none-any")
+    extras = project["optional-dependencies"].items()
+    optional = [f'{line}; extra == "{extra}"' for extra, lines in extras for line in lines]
     metadata = [
         f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {version}",
         f"Summary: {project['description']}",
         f"License-Expression: {project['license']}",
         f"Requires-Python: {project['requires-python']}",
-        *(f"Requires-Dist: {line}" for line in project["dependencies"]),
+        *(f"Provides-Extra: {extra}" for extra, _ in extras),
+        *(f"Requires-Dist: {line}" for line in [*project["dependencies"], *optional]),
     ]
     scripts = "".join(f"{script} = {target}\n" for script, target in project["scripts"].items())
     dist_info = {"entry_points.txt": f"[console_scripts]\n{scripts}".encode()}

@@ -10,7 +10,8 @@ from sparkwright.core.errors import Advice, SparkwrightError
 
 class ReleaseError(SparkwrightError):
     """
-    A release cannot be published or changed, or a key or a file of the gates cannot be trusted.
+    A release cannot be published or changed, or a key, an identity or a file of the gates cannot be
+    trusted.
     """
 
     references: ClassVar[Mapping[str, Advice]] = {
@@ -18,6 +19,12 @@ class ReleaseError(SparkwrightError):
             "A file beside the wheel is not what `sparkwright gate` writes: cut off, edited, or of"
             " another version.",
             "Run the gate again with this very wheel; do not edit what it writes.",
+        ),
+        "identity-unusable": Advice(
+            "The identity token is missing, expired or another identity's, or the services "
+            "that certify and log it did not answer.",
+            "In a workflow, give the job the right to ask for a token (id-token: write) and run"
+            " again; elsewhere sign with a key.",
         ),
         "index-moved": Advice(
             "The index changed while this change was prepared, so what was decided may no longer"

@@ -1,5 +1,5 @@
 """
-Keys of the index's roles: Ed25519 keys in files (PKCS#8, PEM).
+Keys of the index's roles: Ed25519 keys in files (PKCS#8, PEM), or an identity of Sigstore.
 
 A folder of keys holds ``root*.pem``, ``targets*.pem`` and ``online*.pem``. The beginning of the
 name says for which roles a new index takes the key; in an index that exists, the root metadata
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from securesystemslib.signer import CryptoSigner, Key, Signer, SSlibKey
+from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
 
 from sparkwright.core.files import list_folder, read_bytes
 from sparkwright.core.store import translate_disk_full
@@ -25,6 +25,8 @@ from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:
     from tuf.api.metadata import Root
+
+    from sparkwright.release.policy import Identity
 
 #: The only source of a passphrase: command lines are visible to everybody on the machine.
 PASSPHRASE = "SPARKWRIGHT_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
@@ -93,13 +95,18 @@ def passphrase() -> str:
     return os.environ.get(PASSPHRASE, "")
 
 
-def load(paths: Sequence[Path]) -> Keys:
+def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
     """
     Return the keys in the files and folders *paths*.
+
+    Args:
+        identity: Also sign for the targets role as this Sigstore identity, with the credentials
+            of the environment.
 
     Raises:
         key-invalid: A file cannot be read, holds no Ed25519 key, or is open to others; or a
             folder holds none.
+        identity-unusable: There are no credentials, or they are another identity's.
     """
     by_file: dict[str, list[Signer]] = {name: [] for name in KEY_ROLES}
     for path in paths:
@@ -109,6 +116,8 @@ def load(paths: Sequence[Path]) -> Keys:
         for file in files:
             prefix = next((name for name in KEY_ROLES if file.name.startswith(name)), "")
             by_file.setdefault(prefix, []).append(load_private(file))
+    if identity:
+        by_file["targets"].append(_identity_signer(identity))
     return Keys(by_file)
 
 
@@ -170,3 +179,15 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
             "key-invalid", f"No key can be written to {folder}.", details=[str(error)]
         ) from error
     return pairs
+
+
+def _identity_signer(identity: Identity) -> Signer:
+    try:
+        _, public = SigstoreSigner.import_(identity.identity, identity.issuer)
+        return SigstoreSigner.from_priv_key_uri("sigstore:", public)
+    except Exception as error:  # the library's failures have no common base
+        raise ReleaseError(
+            "identity-unusable",
+            f"Nothing can be signed as {identity.identity}.",
+            details=[f"{type(error).__name__}: {error}"[:1000]],
+        ) from error

@@ -59,6 +59,13 @@ class Roles(_Record, frozen=True):
     timestamp: RoleRule
 
 
+class Identity(_Record, frozen=True):
+    """A Sigstore identity that may hold the targets role: the certificate's subject and issuer."""
+
+    identity: Text
+    issuer: Text
+
+
 class ForkRule(_Record, frozen=True):
     """
     What ``verified`` asks of the wheels of a fork.
@@ -171,6 +178,7 @@ class PolicyFile(_Record, frozen=True):
             served model were run with the recipe. Never of a recipe in *recipes*.
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
+        identity: The Sigstore identity that may hold the targets role.
         retain: How many candidates of each stack `prune` keeps.
         profile: The profile of G4 and G7, of ``ci/gates/generation.yaml``.
         workloads: What decides G8; empty for those of ``ci/gates/throughput.yaml``.
@@ -184,6 +192,7 @@ class PolicyFile(_Record, frozen=True):
     upstream_faults: dict[str, UpstreamFault] = {}
     url: IndexUrl = ""
     root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    identity: Identity | None = None
     retain: Annotated[int, msgspec.Meta(ge=1)] = 12
     profile: str = "default"
     workloads: str = ""

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from securesystemslib.signer import Key
-from tuf.api.exceptions import RepositoryError
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, SigstoreKey
+from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
     Metadata,
     MetaFile,
@@ -67,6 +67,9 @@ RENEWAL = ("snapshot", "timestamp")
 
 #: Bytes of the largest metadata file or release record.
 LARGEST = 64 << 20
+
+# The library reads keys of identities only on request.
+KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 
 class ClientWheel(ReleaseFile, frozen=True, kw_only=True):
@@ -550,7 +553,12 @@ class Transaction:
         metadata: Metadata[Any] = Metadata(signed)
         signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
         for signer in {signer.public_key.keyid: signer for signer in signers}.values():
-            metadata.sign(signer, append=True)
+            try:
+                metadata.sign(signer, append=True)
+            except UnsignedMetadataError as error:
+                raise ReleaseError(
+                    "identity-unusable", f"{role} cannot be signed.", details=[str(error)[:500]]
+                ) from error
         return metadata
 
     def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
