@@ -689,6 +689,30 @@ def test_a_wheel_of_others_that_is_of_no_use_here_does_not_pass(
     assert rules(audit(wheel, policy(distributions={}, needed=needed), NOWHERE, judged="any")) == expected
 
 
+@pytest.mark.parametrize(("judged", "named", "expected"), [("any", False, []), ("stack", False, ["library-unknown"]), ("stack", True, [])])
+def test_cubins_that_are_files_are_a_row_for_each_folder(
+    tmp_path: Path, judged: Literal["stack", "any"], named: bool, expected: list[str]
+) -> None:
+    """With what a GPU of the stack gets from them, by their note or by their flags, whose byte changed with version 8."""
+    files = {}
+    for name, target, version, flags in (("a", "sm_121f", 8, 121 << 8), ("b", "", 8, 120 << 8), ("c", "", 7, 120), ("d", "sm_90a", 8, 90 << 8)):
+        data = bytearray(cubin(tmp_path, target)[2])
+        data[8] = version
+        struct.pack_into("<H", data, 18, 190)
+        struct.pack_into("<I", data, 48, flags)
+        files[f"probe/{name}/{name}.cubin"] = bytes(data)
+    size, short = sum(map(len, files.values())), {"probe/short.cubin": bytes(data[:20])}
+    wants = policy({**HOST_ONLY, "glob": "probe/*"} if named else None)
+    report = audit(write_wheel(tmp_path, files | short), wants, NOWHERE, judged=judged)
+
+    assert {*rules(report)} - {"library-missing"} == {"elf-unreadable", *expected}
+    (row,) = report.libraries
+    assert (row.name, row.size) == ("probe/**", size)
+    assert row.cubins == {"sm_90a": 1, "sm_120?": 2, "sm_121f": 1}
+    assert row.spark == {"native": 1, "plain": 2, "nothing": 1}
+    assert report.device_code
+
+
 FP4 = {"pattern": r"F2FP\..*E2M1", "least": 2, "kernels": "quantise"}
 NO_TRAP = {"kernels": "quantise", "reason": "The quantiser must work."}
 GOOD, TRAP = "F2FP.SATFINITE.E2M1.F32.PACK_AB R0 ;", "BPT.TRAP 0x1 ;"
@@ -995,6 +1019,16 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     assert Counter(image.target for image in images) == Counter(targets)
     # What does not become smaller stays as it is.
     assert {item.compression for item in found} | {""} == {packing, ""}
+
+    # Of an object that is trimmed, that tool extracts what the GPU takes.
+    for device, taken in (((12, 1), {"sm_120f", "sm_121a"}), ((10, 0), {"compute_80"})):
+        (folder := tmp_path / str(device)).mkdir()
+        (folder / "a.o").write_bytes(gpu_target.trimmed((tmp_path / "a.o").read_bytes(), device))
+        for kind in ("elf", "ptx"):
+            subprocess.run([cuda_bin / "cuobjdump", f"--extract-{kind}", "all", "a.o"], cwd=folder, check=True)
+        (folder / "a.o").unlink()
+        expected = {image.sha256 for image in images if taken >= {("compute" if image.kind == "ptx" else "sm") + image.target[2:]}}
+        assert {*map(sha256_file, folder.iterdir())} == expected
 
 
 @pytest.mark.parametrize(

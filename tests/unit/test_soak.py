@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -347,18 +347,21 @@ def test_a_soak_ends_in_time_although_answers_take_minutes(tmp_path: Path, monke
 
 def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests end behind their turn; the last concurrency had six of its 30 seconds, and too few answers (seen on a GPU, 2026-11-30)."""
+    now, turns = 0.0, dict[int, float]()
+
+    def run(_: Load, name: str, concurrency: int, seconds: float) -> Iterator[None]:
+        nonlocal now
+        turns[concurrency] = seconds
+        now += seconds + 5
+        yield
+
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
-
-    def complete(*_: object, **__: object) -> types.SimpleNamespace:
-        time.sleep(0.15)
-        return types.SimpleNamespace(tokens=[1, 2])
-
-    monkeypatch.setattr(Client, "complete", complete)
-    policy = replace(POLICY, seconds=3.0, sample=0.01)
-    load = Load(policy, NOBODY, "model", range(9000), FAST)
-    gate.soak(policy, load, Monitor(tuple, tmp_path / "kmsg"))
-    last = policy.load.concurrencies[-1]
-    assert sum(request.concurrency == last and request.outcome != "aborted" for request in load.requests) >= last
+    monkeypatch.setattr(Load, "run", run)
+    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    policy = replace(POLICY, seconds=180.0)
+    gate.soak(policy, Load(policy, NOBODY, "model", range(9000), FAST), Monitor(tuple, tmp_path / "kmsg"))
+    assert [*turns] == list(policy.load.concurrencies)
+    assert min(turns.values()) > 15
 
 
 def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import zipfile
@@ -286,54 +285,65 @@ def official(tmp_path: Path) -> Path:
 
 
 SM100 = UnusedFiles("mini/third_party/sm100/*", "for SM 10.0 alone")
-OTHER = "mini/ops/_other.abi3.so"
+OTHER, MIXED = "mini/ops/_other.abi3.so", "mini/ops/_mixed.abi3.so"
 
 
 @pytest.mark.parametrize(
-    ("arch", "left_out"),
+    ("arch", "left_out", "trimmed"),
     [
-        ("12.1f", {SM100.glob: SM100.reason, OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}),
+        ("12.1f", {SM100.glob: SM100.reason, OTHER: "SM 12.1 loads none of its 2 units (sm_100f, sm_90a)"}, [MIXED]),
         (
             "9.0a",
             {SM100.glob: SM100.reason, "mini/_own.abi3.so": "SM 9.0 loads none of its 2 units (sm_120, sm_120f)"},
+            [MIXED, OTHER],
         ),
     ],
     ids=["sm121", "sm90"],
 )
 def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
-    official: Path, mini: Mini, tmp_path: Path, arch: str, left_out: dict[str, str]
+    official: Path, mini: Mini, tmp_path: Path, arch: str, left_out: dict[str, str], trimmed: list[str]
 ) -> None:
     """Files, RECORD, build record, bill of materials and audit agree; what stays is as it was."""
     settings = ForkEnvironment(unused=(SM100,), package="mini")
-    reasons, omitted = omission.find(official, arch, ["mini/_core.abi3.so"], settings)
+    omissions = omission.find(official, arch, ["mini/_core.abi3.so"], settings)
     source = source_tree(mini.context(), "vllm")
-    changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, reasons, omitted, settings)
+    changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omissions, settings)
     record = {"units": (), "transplant": manifest}
-    parts: dict[str, Any] = {"inherited": dict.fromkeys(manifest.base, "0" * 64), "properties": {}}
+    parts: dict[str, Any] = {"inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
     made = archive.rewrite(
-        official, tmp_path, version="1.0+a", replace=changed, remove=omitted,
+        official, tmp_path, version="1.0+a", replace=changed, remove=omissions.files,
         dist_info=lambda name: {archive.BUILD_RECORD: msgspec.json.encode(record), SBOM: sbom.document(name, **parts)},
     )  # fmt: skip
     with zipfile.ZipFile(official) as old, zipfile.ZipFile(made) as new:
         before, after = ({name for name in opened.namelist() if name.startswith("mini/")} for opened in (old, new))
         rows = {row[0] for row in csv.reader(new.read("mini-1.0+a.dist-info/RECORD").decode().splitlines())}
         libraries = {name.removeprefix("library/") for name in parsed(new.read(f"mini-1.0+a.dist-info/{SBOM}"))[1] if "library/" in name}
-        assert all(old.read(name) == new.read(name) for name in after)
+        assert {name for name in after if old.read(name) != new.read(name)} == {*trimmed} == {*manifest.trimmed}
     audited = audit(made, policy.AuditPolicy(arch, ("lib*",), {}), Path, judged="any")
+    levels = {library.name: library.spark for library in audited.libraries}
 
     assert manifest.left_out == audited.left_out == left_out
     gone = {name for name in before if any(fnmatch.fnmatchcase(name, glob) for glob in left_out)}
     assert after == before - gone == {name for name in rows if name.startswith("mini/")}
     assert libraries == {name for name in after if name.endswith(".so")} - {"mini/_core.abi3.so"} | {*manifest.base}
     assert not [finding for finding in audited.findings if finding.rule in ("omission-present", "record-surplus", "record-missing")]
+    if arch == "12.1f":
+        assert levels[MIXED] == {"family": 1, "jit": 1, "nothing": 1}
+        mixed = next(library for library in audited.libraries if library.name == MIXED)
+        assert (mixed.cubins, mixed.ptx) == ({"sm_100f": 1, "sm_120f": 1}, {"sm_80": 1})
 
 
 @pytest.mark.parametrize(
-    "unused", [UnusedFiles("mini/third_party/sm110/*", "moved"), UnusedFiles("mini/_core.*", "compiled here")]
+    ("settings", "details"),
+    [
+        (ForkEnvironment(unused=(SM100, UnusedFiles("mini/third_party/sm110/*", "moved"))), "mini/third_party/sm110/*"),
+        (ForkEnvironment(unused=(UnusedFiles("mini/_core.*", "compiled here"),)), "mini/_core.*"),
+    ],
 )
-def test_an_omission_without_effect_is_refused(official: Path, unused: UnusedFiles) -> None:
-    with refusal("omission-idle", match=re.escape(unused.glob)):
-        omission.find(official, "12.1f", ["mini/_core.abi3.so"], ForkEnvironment(unused=(SM100, unused)))
+def test_an_omission_without_effect_is_refused(official: Path, settings: ForkEnvironment, details: str) -> None:
+    with refusal("omission-idle") as caught:
+        omission.find(official, "12.1f", ["mini/_core.abi3.so"], settings)
+    assert caught.value.details == (details,)
 
 
 def test_a_file_that_is_said_to_be_left_out_is_found(official: Path, tmp_path: Path) -> None:
@@ -389,7 +399,7 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
-    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, compiler="12")
+    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, trimmed={}, compiler="12")
 
     assert [project for project, _, _ in (*parts["bases"], *parts["tools"])] == ["mini-vllm", "nvidia-cuda-nvcc"]
     assert (parts["inherited"], parts["properties"]["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")

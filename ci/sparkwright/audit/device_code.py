@@ -145,6 +145,21 @@ def read(
     return DeviceCode(tuple(images), digest)
 
 
+def read_file(path: Path, container: int) -> DeviceImage:
+    """
+    Return the cubin that is the file at *path*.
+
+    Its flags, by which a driver chooses, state the capability, in another byte since version 8.
+
+    Raises:
+        elf.ElfUnreadable: As `_read_cubin`.
+    """
+    with elf.mapped(path) as data:
+        target, _ = _read_cubin(data)
+        listed = f"sm_{data[49 if data[8] >= 8 else 48]}"
+    return DeviceImage("cubin", container, listed, target or f"{listed}?")
+
+
 def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
     """Return the sha256 over the fatbin sections as they are."""
     return sha256_bytes(b"".join(data[begin : begin + size] for begin, size in library.fatbins))

@@ -134,7 +134,7 @@ class OpcodeCount(msgspec.Struct, frozen=True):
 
 class AuditedLibrary(msgspec.Struct, frozen=True):
     """
-    An ELF member.
+    An ELF member, or all cubins of a folder.
 
     Attributes:
         role: ``target``, ``base``, or ``unknown`` when no policy names it.
@@ -176,6 +176,7 @@ class AuditReport(msgspec.Struct, frozen=True):
             record states them.
         left_out: Libraries and files of the official wheel that it does not hold, by name or glob,
             each with the reason.
+        trimmed: Libraries of the official wheel that hold no code for other GPUs.
         not_checked: Why undefined symbols were not looked for; empty if they were.
     """
 
@@ -189,6 +190,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     deviations: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    trimmed: tuple[str, ...] = ()
     not_checked: str = ""
 
     @property
@@ -242,6 +244,8 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             say(f"not compiled: {name}: {reason}")
         for name, reason in report.left_out.items():
             say(f"left out: {name}: {reason}")
+        for name in report.trimmed:
+            say(f"trimmed: {name}: code that a GPU for {report.target} does not load is left out")
         for sentence in filter(None, (*report.deviations, report.not_checked)):
             say(sentence)
 

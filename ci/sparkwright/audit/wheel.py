@@ -42,7 +42,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from sparkwright.audit import device_code
-from sparkwright.audit.device_code import DeviceImage
+from sparkwright.audit.device_code import DeviceCode, DeviceImage
 from sparkwright.audit.policy import (
     AuditPolicy,
     DistributionPolicy,
@@ -115,7 +115,8 @@ class Member(NamedTuple):
     Attributes:
         name: In the wheel.
         path: A copy of it, until the next member is read.
-        is_elf: Whether it begins like an ELF file, and not like one for a GPU.
+        is_elf: Whether it begins like an ELF file.
+        is_cubin: Whether it begins like one for a GPU.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Member(NamedTuple):
     sha256: str
     size: int
     is_elf: bool
+    is_cubin: bool
 
 
 class AuditedGraft(msgspec.Struct, frozen=True):
@@ -130,6 +132,7 @@ class AuditedGraft(msgspec.Struct, frozen=True):
 
     libraries: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    trimmed: dict[str, str] = {}
 
 
 class AuditedRecord(msgspec.Struct, frozen=True):
@@ -267,8 +270,9 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
                 shutil.copyfileobj(stream, output, 1 << 20)
                 output.seek(0)
                 head = output.read(20)
-            is_elf = head.startswith(elf.MAGIC) and head[18:] != elf.CUDA.to_bytes(2, "little")
-            if is_elf:
+            is_elf = head.startswith(elf.MAGIC)
+            is_cubin = is_elf and int.from_bytes(head[18:], "little") == elf.CUDA
+            if is_elf and not is_cubin:
                 with contextlib.suppress(elf.ElfUnreadable), elf.mapped(copy) as data:
                     for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
                         unpacked += entry.size
@@ -278,7 +282,7 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
                     f"{wheel.name} holds more device code than any wheel.",
                     details=[f"library: {name}"],
                 )
-            yield Member(name, copy, sha256_file(copy), info.file_size, is_elf)
+            yield Member(name, copy, sha256_file(copy), info.file_size, is_elf, is_cubin)
 
 
 # The audit.
@@ -371,15 +375,21 @@ def audit(
     judged = judged or ("stack" if contents.record else "any")
     listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
     disassembles = judged == "stack" and any(library.kernels for library in listed.libraries)
-    folder = programs() if disassembles else Path()
-    deadline = time.monotonic() + MOST_SECONDS
+    folder, deadline = programs() if disassembles else Path(), time.monotonic() + MOST_SECONDS
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
     needs: dict[str, tuple[str, ...]] = {}
+    cubins: dict[str, list[tuple[Member, DeviceImage]]] = {}
     objects, length = dict[str, elf.SharedObject](), 0
     for member in members(wheel, scratch):
         names.add(member.name)
         findings += _member_findings(member, contents.rows.get(member.name))
-        if member.is_elf:
+        if member.is_cubin:
+            group = cubins.setdefault(f"{member.name.partition('/')[0]}/**", [])
+            try:
+                group.append((member, device_code.read_file(member.path, len(group))))
+            except elf.ElfUnreadable as error:
+                findings.append(AuditFinding(member.name, "elf-unreadable", str(error)))
+        elif member.is_elf:
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
@@ -392,6 +402,10 @@ def audit(
                     raise WheelError(
                         "wheel-invalid", f"{wheel.name} has longer symbols than any wheel."
                     )
+    for name, files in cubins.items():
+        audited = LibraryAudit(policy, about, contents, name, ours=judged == "stack")
+        libraries.append(audited.inspect_cubins(files))
+        findings += audited.findings
     findings += [
         AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
         for name in contents.rows.keys() - names
@@ -438,6 +452,7 @@ def audit(
         deviations=record.deviations,
         unlocked=record.unlocked,
         left_out=manifest.left_out,
+        trimmed=tuple(manifest.trimmed),
         not_checked=_NOT_CHECKED if others is None else "",
     )
 
@@ -578,8 +593,7 @@ class LibraryAudit:
             disk-full: There is no room for a cubin beside the library.
         """
         library = AuditedLibrary(member.name, member.sha256, member.size, self._role)
-        if self._role == "unknown" and self._ours:
-            self._find("library-unknown", f"no policy for {self._about.name} names it")
+        self._check_named()
         try:
             with elf.mapped(member.path) as data:
                 self.shared = shared = elf.shared_object(data)
@@ -594,6 +608,25 @@ class LibraryAudit:
         except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
             return library
+
+    def inspect_cubins(self, cubins: Sequence[tuple[Member, DeviceImage]]) -> AuditedLibrary:
+        """Return what the *cubins* hold, which are files of a folder of the wheel."""
+        self._check_named()
+        code = DeviceCode(tuple(image for _, image in cubins))
+        digest = sha256_bytes(canonical(sorted(member.sha256 for member, _ in cubins)))
+        return AuditedLibrary(
+            self._name,
+            digest,
+            sum(member.size for member, _ in cubins),
+            self._role,
+            cubins=code.counts("cubin"),
+            device_code=digest,
+            spark=device_code.gains(code.images, self._device),
+        )
+
+    def _check_named(self) -> None:
+        if self._role == "unknown" and self._ours:
+            self._find("library-unknown", f"no policy for {self._about.name} names it")
 
     # Host code.
 

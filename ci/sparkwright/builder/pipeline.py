@@ -232,6 +232,7 @@ def dist_info(
         sources=sources,
         compiled=manifest.libraries if manifest else None,
         inherited=manifest.base if manifest else {},
+        trimmed=manifest.trimmed if manifest else {},
         left_out=", ".join(manifest.left_out) if manifest else "",
         compiler=record.compiler,
     )
@@ -389,12 +390,12 @@ def _graft(
         libraries = configure.libraries(workspace.build)
         settings = _without_empty(context, fork, settings, libraries)
         members = graft.replaced_members(base, libraries, settings)
-        left_out, omitted = omission.find(base, context.project.spec.arch, members, settings)
+        omissions = omission.find(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         ).compile(settings.targets, ninja.shipped_costs(context, fork))
         changes, manifest = graft.changes(
-            context, source, base, workspace.build, members, left_out, omitted, settings
+            context, source, base, workspace.build, members, omissions, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
         symbols.check(context, compiled, workspace.build, base)
@@ -421,7 +422,7 @@ def _graft(
             # Raised if the libraries compiled here need a newer system.
             platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled.values()),
             replace=changes,
-            remove={*manifest.removed, *omitted} - changes.keys(),
+            remove={*manifest.removed, *omissions.files} - changes.keys(),
             version_files=settings.version_files,
             requires=manifest.requires,
             dist_info=files,

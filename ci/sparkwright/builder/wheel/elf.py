@@ -23,7 +23,7 @@ import functools
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -369,6 +369,7 @@ class FatbinEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         arch: As the table states it (``sm_121f``); a cubin's own note may differ.
+        begin, end: Where the entry, header and bytes, lies in the file.
         offset, stored: Where its bytes lie in the file, and how many.
         size: Its uncompressed size.
         container: The number of its container: one per translation unit.
@@ -376,6 +377,8 @@ class FatbinEntry(msgspec.Struct, frozen=True):
 
     kind: Literal["ptx", "cubin"]
     arch: str
+    begin: int
+    end: int
     offset: int
     stored: int
     size: int
@@ -403,6 +406,33 @@ def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[F
             if count > MOST_ENTRIES:
                 raise ElfUnreadable(f"it holds more than {MOST_ENTRIES} entries")
             yield entry
+
+
+def without_entries(
+    data: Buffer,
+    parts: Iterable[tuple[int, int]],
+    select: Callable[[Sequence[FatbinEntry]], Sequence[FatbinEntry]],
+) -> bytes:
+    """
+    Return *data* with only those entries of each fatbin in *parts* (offset, size) that *select*
+    returns. If it returns none of a fatbin, its table stays, and its entries hold zeros.
+
+    Offsets in the file stay: zeros follow the entries of a fatbin.
+
+    Raises:
+        ElfUnreadable: As `fatbin_entries`.
+    """
+    changed = bytearray(data)
+    for number, (begin, end) in enumerate(_containers(data, parts)):
+        entries = list(_container_entries(data, begin, end, number))
+        if remaining := b"".join(data[entry.begin : entry.end] for entry in select(entries)):
+            changed[begin:end] = remaining.ljust(end - begin, b"\0")
+            # The size of the rest ends the header.
+            struct.pack_into("<Q", changed, begin - 8, len(remaining))
+            continue
+        for entry in entries:
+            changed[entry.offset : entry.offset + entry.stored] = bytes(entry.stored)
+    return bytes(changed)
 
 
 def _containers(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -452,9 +482,12 @@ def _container_entries(
         most = stored * _LZ4_RATIO if compression == "lz4" else MOST_IMAGE_BYTES
         if compression and whole > min(most, MOST_IMAGE_BYTES):
             raise ElfUnreadable(f"{where} states that it unpacks to {whole} bytes")
-        position += header
-        yield FatbinEntry(_KINDS[kind], arch, position, stored, whole, compression, container)
-        position += size
+        begin, position = position, position + header
+        end_of_entry = position + size
+        yield FatbinEntry(
+            _KINDS[kind], arch, begin, end_of_entry, position, stored, whole, compression, container
+        )
+        position = end_of_entry
 
 
 def unpack(data: Buffer, entry: FatbinEntry) -> bytes:

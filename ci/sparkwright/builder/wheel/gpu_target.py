@@ -11,8 +11,11 @@ on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal
+
+from sparkwright.builder.wheel import elf
 
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
@@ -63,3 +66,22 @@ def support_level(
         _, minor, suffix = max(loadable)
         return "plain" if not suffix else "native" if minor == device[1] else "family"
     return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
+
+
+def taken(unit: Sequence[elf.FatbinEntry], device: tuple[int, int]) -> list[elf.FatbinEntry]:
+    """Return what a GPU of capability *device* may take of *unit*: machine code, else PTX."""
+    cubins = [entry for entry in unit if entry.kind == "cubin" and loads(entry.arch, device)]
+    texts = [entry for entry in unit if entry.kind == "ptx" and compiles(entry.arch, device)]
+    return cubins or texts
+
+
+def trimmed(data: elf.Buffer, device: tuple[int, int]) -> bytes:
+    """
+    Return the library *data* without the device code that a GPU of capability *device* does not
+    take.
+
+    Raises:
+        elf.ElfUnreadable: As `elf.shared_object` and `elf.fatbin_entries`.
+    """
+    fatbins = elf.shared_object(data).fatbins
+    return elf.without_entries(data, fatbins, partial(taken, device=device))

@@ -6,7 +6,7 @@ Preflight has compared the Python files of both: the base is the same release as
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel.omission import Omissions
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import zip_file, zip_members
@@ -31,6 +32,7 @@ class GraftManifest(msgspec.Struct, frozen=True):
         replaced, removed: Python and data files.
         base: Libraries that stay: member → sha256 as the base's RECORD states it.
         requires: Requirements that were changed: project → the new requirement, or empty.
+        trimmed: Libraries without the code for other GPUs: member → sha256.
         left_out: A library, or a glob → why the GPU has no use of it (`omission.find`).
     """
 
@@ -39,6 +41,7 @@ class GraftManifest(msgspec.Struct, frozen=True):
     removed: tuple[str, ...]
     base: dict[str, str]
     requires: dict[str, str] = {}
+    trimmed: dict[str, str] = {}
     left_out: dict[str, str] = {}
 
 
@@ -79,8 +82,7 @@ def changes(
     base: Path,
     build: Path,
     members: Mapping[str, str],
-    left_out: Mapping[str, str],
-    omitted: Collection[str],
+    omissions: Omissions,
     settings: ForkEnvironment,
 ) -> tuple[dict[str, bytes], GraftManifest]:
     """
@@ -88,7 +90,6 @@ def changes(
 
     Args:
         members: The libraries to replace (`replaced_members`).
-        left_out, omitted: As `omission.find` returns them.
 
     Raises:
         compile-failed: The build made no library of a target.
@@ -112,17 +113,19 @@ def changes(
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
         rows = archive.records(wheel, listed, base.name)
-    return {**replaced, **libraries}, GraftManifest(
+    elsewhere = {*libraries, *omissions.files, *omissions.trimmed}
+    return {**replaced, **omissions.trimmed, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(package.keys() - replaced.keys())),
         base={
             name: row.digest
             for name, row in sorted(rows.items())
-            if name.endswith(".so") and name not in {*libraries, *omitted}
+            if name.endswith(".so") and name not in elsewhere
         },
         requires=settings.requires,
-        left_out=dict(left_out),
+        trimmed={member: sha256_bytes(data) for member, data in omissions.trimmed.items()},
+        left_out=omissions.reasons,
     )
 
 

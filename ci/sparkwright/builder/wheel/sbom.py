@@ -45,6 +45,7 @@ def gather(
     sources: Sequence[str] = (),
     compiled: Mapping[str, str] | None,
     inherited: Mapping[str, str],
+    trimmed: Mapping[str, str],
     **properties: str,
 ) -> dict[str, Any]:
     """
@@ -56,6 +57,7 @@ def gather(
         compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
             compiled, which is the same from every machine.
         inherited: Libraries of *base*: member → digest as its RECORD states it.
+        trimmed: Those of which the code for other GPUs was left out: member → sha256.
         properties: Further properties.
 
     Raises:
@@ -77,6 +79,7 @@ def gather(
         "tools": compilers(context) if compiled is not None else [],
         "compiled": compiled or {},
         "inherited": {member: record_sha256(digest) for member, digest in inherited.items()},
+        "trimmed": trimmed,
         "properties": {
             "stack": project.stack,
             "fork": source.fork,
@@ -104,6 +107,7 @@ def document(
     tools: Sequence[pylock.LockedWheel] = (),
     compiled: Mapping[str, str] | None = None,
     inherited: Mapping[str, str] | None = None,
+    trimmed: Mapping[str, str] | None = None,
 ) -> bytes:
     """
     Return the CycloneDX document of the wheel *name*.
@@ -117,6 +121,7 @@ def document(
         tools: Compilers from the package index.
         compiled: Libraries compiled here: member → sha256 in hex.
         inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
+        trimmed: Libraries of a base wheel without the code for other GPUs, likewise.
     """
     project = canonicalize_name(name.distribution)
     ancestors = [_file("base", base) for base in bases]
@@ -147,6 +152,7 @@ def document(
             for origin, hashes in (
                 ("compiled", compiled),
                 ("base", inherited),
+                ("base, trimmed", trimmed),
             )
             for member, sha256 in sorted((hashes or {}).items())
         ],
