@@ -357,7 +357,7 @@ def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
     monkeypatch.setattr(Load, "run", run)
-    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     policy = replace(POLICY, seconds=180.0)
     gate.soak(policy, Load(policy, NOBODY, "model", range(9000), FAST), Monitor(tuple, tmp_path / "kmsg"))
     assert [*turns] == list(policy.load.concurrencies)
