@@ -84,16 +84,18 @@ def test_bad_settings_are_refused(hub: Hub, changes: dict[str, Any], message: st
 
 
 def test_machine_where_others_may_write_or_its_users_have_rights_is_refused(hub: Hub, tmp_path: Path) -> None:
-    assert "There is no runner.env or github-token" in check(hub, SPARKWRIGHT_CONFIG_FOLDER=str(tmp_path))[1]
+    # Other fixtures have folders beside it.
+    (folder := tmp_path / "machine").mkdir()
+    assert "There is no runner.env or github-token" in check(hub, SPARKWRIGHT_CONFIG_FOLDER=str(folder))[1]
     script = runpy.run_path(str(SCRIPT))
     faults = script["machine_faults"]
-    faults.__globals__.update(CONFIG=tmp_path, HERE=tmp_path, UNIT=tmp_path / "none", SUDOERS=tmp_path / "sudoers", USERS=("nobody",))
-    assert [*faults()] == ([f"others than root can write {tmp_path}"] if os.geteuid() else [])
-    tmp_path.chmod(0o777)
-    (tmp_path / "sudoers").write_text("nobody ALL=(ALL) NOPASSWD: ALL")
+    faults.__globals__.update(CONFIG=folder, HERE=folder, UNIT=folder / "none", SUDOERS=folder / "sudoers", USERS=("nobody",))
+    assert [*faults()] == ([f"others than root can write {folder}"] if os.geteuid() else [])
+    folder.chmod(0o777)
+    (folder / "sudoers").write_text("nobody ALL=(ALL) NOPASSWD: ALL")
     faults.__globals__["USERS"] = ("nobody", "root", "no-such-user")
     said = "\n".join(faults())
-    for fault in (f"write {tmp_path}\n", "sudoers names the user nobody", "the user root is in", "no-such-user does not exist"):
+    for fault in (f"write {folder}\n", "sudoers names the user nobody", "the user root is in", "no-such-user does not exist"):
         assert fault in said
 
 
