@@ -54,6 +54,9 @@ _FLAGS = (
 
 #: Context of the patches that we write: the smallest that git accepts.
 CONTEXT = 1
+#: Share of the lines of a change that a revert of it takes back at least. Of 56 reverts in vLLM's
+#: history up to 2026-08 that name one pull request, 50 take back as much.
+REVERTED = 0.9
 
 #: An option of quilt behind the name of a patch that says how we strip paths anyway.
 _LEVEL = re.compile(r"\s+-p(1|ab)\Z")
@@ -350,6 +353,19 @@ def patch_id(objects: Objects, diff: bytes) -> str:
     return objects.text("patch-id", "--stable", stdin=diff).partition(" ")[0].strip()
 
 
+def diffs_of(
+    objects: Objects, commits: Iterable[tuple[str, str]], paths: Collection[str]
+) -> dict[str, bytes]:
+    """
+    Return the diff of *paths* of each commit of *commits*, pairs of a commit and its parent, by one
+    call of git for all of them.
+    """
+    pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
+    words = ["diff-tree", "--stdin", *_FLAGS, "--", *(f":(literal){path}" for path in paths)]
+    parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
+    return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
+
+
 def patch_ids(
     objects: Objects, commits: Iterable[tuple[str, str]], *, context: int = 3
 ) -> dict[str, str]:
@@ -378,19 +394,40 @@ def without(diff: bytes, left_out: Collection[str]) -> bytes:
     return b"".join(parts) if left_out else diff
 
 
+def changed_lines(diff: bytes) -> tuple[Counter[tuple[str, bytes]], Counter[tuple[str, bytes]]]:
+    """
+    Return the non-blank lines that *diff* removes and those that it adds, each with the path of its
+    file.
+    """
+    removed, added = Counter[tuple[str, bytes]](), Counter[tuple[str, bytes]]()
+    for part in sections(diff):
+        for hunk in part.hunks:
+            old, new = Counter(hunk.before), Counter(hunk.after)
+            for lines, count in ((removed, old - new), (added, new - old)):
+                lines.update((part.path, line) for line in count.elements() if line.strip())
+    return removed, added
+
+
+def takes_back(diff: bytes, change: bytes) -> bool:
+    """
+    Return whether *diff* removes what the diff *change* adds and adds what that removes, apart from
+    a small rest.
+    """
+    removed, added = changed_lines(change)
+    gone, restored = changed_lines(diff)
+    undone = (added & gone).total() + (removed & restored).total()
+    return undone > 0 and undone >= REVERTED * (added.total() + removed.total())
+
+
 def count_present_lines(texts: Mapping[str, bytes], diff: bytes) -> tuple[int, int]:
     """
     Return how many of the added, non-blank lines of *diff* are in the same files of *texts* (path →
     bytes), and how many it adds.
     """
-    present = total = 0
-    for part in sections(diff):
-        added = Counter[bytes]()
-        for hunk in part.hunks:
-            added += Counter(filter(bytes.strip, hunk.after)) - Counter(hunk.before)
-        present += (added & Counter(lines_of(texts.get(part.path, b"")))).total()
-        total += added.total()
-    return present, total
+    _, added = changed_lines(diff)
+    paths = {path for path, _ in added} & texts.keys()
+    have = Counter((path, line) for path in paths for line in lines_of(texts[path]))
+    return (added & have).total(), added.total()
 
 
 def lines_of(text: bytes) -> list[bytes]:

@@ -323,7 +323,7 @@ class Evidence(msgspec.Struct, frozen=True):
 def evidence(upstream: Upstream, base: Base, ours: Patch, outcome: Outcome) -> tuple[Evidence, ...]:
     """
     Return the results of three tests of whether *base* has the change of *ours*; each finds what
-    the others miss. The first two do not hold if a later commit says that it takes the change back.
+    the others miss. The first two do not hold if a later commit takes the change back.
 
     The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
     commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
@@ -353,16 +353,23 @@ def _ancestor(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | None,
 
 def _unless_reverted(
     upstream: Upstream, base: Base, ours: Patch, landed: str, says: str
-) -> tuple[bool, str]:
+) -> tuple[bool | None, str]:
     """
-    Return True and *says*; or False and the commit in the history of *base* whose message says that
-    it takes back the commit *landed*, or the pull request of *ours*.
+    Return False and the commit that takes the change of *ours* back, if the history of *base* has
+    one after the commit *landed*; True and *says* if it has none; None if that is not known here.
     """
-    patterns = [f"--grep=^This reverts commit {landed}"]
-    if ours.pick:
-        patterns.append(f"--grep=^Revert .*(#{ours.pick})")
-    for revert in log(upstream.context.objects, "-1", *patterns, base.commit, f"^{landed}"):
-        return False, f"{says}, but {revert.line()} takes it back"
+    objects, paths = upstream.context.objects, set(ours.files)
+    try:
+        listed = changes(objects, base.commit, ours.files[:1], landed)
+        listed = [change for change in listed if paths <= change.files.keys()]
+        upstream.fetch_files(listed, paths)
+        pairs = [(change.commit, change.parent) for change in listed]
+        for commit, diff in patch.diffs_of(objects, pairs, paths).items():
+            if patch.takes_back(diff, ours.data):
+                line = log(objects, "-1", commit)[0].line()
+                return False, f"{says}, but {line} takes it back"
+    except SparkwrightError as error:
+        return None, f"{says}; whether it was taken back is not known here: {error.what}"
     return True, says
 
 
