@@ -77,7 +77,7 @@ def figures(result: Result) -> Table:
 
 
 def show(result: Result) -> None:
-    """Print the *result* of a bench, and what it lacks."""
+    """Print the *result* of a bench, and why figures are missing."""
     console.result(result.says)
     gpu = result.host.get("gpu", "none")
     if "GB10" not in gpu:

@@ -82,8 +82,8 @@ class Outcome(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def _index_of(objects: Objects, tree: str) -> Iterator[Git]:
     """
-    Yield a function that runs git with a temporary index of *tree*; what it writes stays apart from
-    the store, and off the disk.
+    Yield a function that runs git with a temporary index of *tree*. Objects that git writes lie in
+    a temporary folder, and not in the store; they are not synced to the disk.
     """
     with tempfile.TemporaryDirectory(dir=objects.path, prefix="index-") as name:
         folder = Path(name).resolve()

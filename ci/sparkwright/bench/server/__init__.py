@@ -1,1 +1,1 @@
-"""A server that serves a model, what it states about itself, and the client that asks it."""
+"""Model servers: how they are started, what their log and metrics state, and a client."""

@@ -320,7 +320,7 @@ class Night:
 
     def run(self, stock: Path) -> None:
         """
-        Do what is not finished, and write the page after each step.
+        Run each step that is not finished, and write the page after it.
 
         Both environments are made by then.
 

@@ -197,7 +197,7 @@ def read_stock(
     Args:
         served: The identity of the candidate.
         name: Of the check that says why.
-        shape: The digest of what was asked that it must have, if it is known.
+        shape: The digest of the questions that it must state; empty if any will do.
     """
     try:
         stock = read_recorded(path, kind, "reference-damaged")
