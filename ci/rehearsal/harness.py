@@ -1,4 +1,4 @@
-"""Put the lm-evaluation-harness of a rehearsal where the gates look for it: accuracy.py ROOT."""
+"""Put the lm-evaluation-harness of a rehearsal where the gates look for it: harness.py ROOT."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ def write_words(folder: Path, vocabulary: int, frequent: list[int]) -> None:
 def main() -> None:
     """Make the model that the command line names."""
     folder = Path(sys.argv[1])
-    vocabulary, experts = (int(word) for word in (*sys.argv[2:4], VOCABULARY, EXPERTS)[:2])
+    vocabulary = int(sys.argv[2]) if len(sys.argv) > 2 else VOCABULARY
+    experts = int(sys.argv[3]) if len(sys.argv) > 3 else EXPERTS
     folder.mkdir(parents=True)
     ring, frequent, wrong = story(vocabulary)
     torch.manual_seed(SEED)

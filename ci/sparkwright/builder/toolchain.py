@@ -432,6 +432,12 @@ def disassembler(context: RunContext) -> Path:
     return root / "nvidia" / "cu13" / "bin"
 
 
+def locked_folder(context: RunContext, title: str, wheels: Sequence[LockedWheel]) -> Path:
+    """Return the folder of the environment of exactly the *wheels*, which may not exist yet."""
+    key = content_key(title, {"wheels": wheels, "python": platform.python_version()})
+    return context.store.root / "environments" / f"{title}-{key[:16]}"
+
+
 def locked_environment(
     context: RunContext, title: str, wheels: Sequence[LockedWheel], machine: str = ""
 ) -> Path:
@@ -440,8 +446,7 @@ def locked_environment(
 
     Takes and raises as `install`.
     """
-    key = content_key(title, {"wheels": wheels, "python": platform.python_version()})
-    root = context.store.root / "environments" / f"{title}-{key[:16]}"
+    root = locked_folder(context, title, wheels)
     with fill_once(context.store, root) as lacking:
         if lacking:
             install(context, root, wheels, title, machine)
