@@ -15,9 +15,9 @@ import shutil
 import sys
 from pathlib import Path
 
-#: Name → what the plugin does. An answer of G4 has some 60 tokens, so that rates of 0.00016 and
-#: 0.0008 change about one and five of a hundred. Token 187 of the trained models is the byte 0xff,
-#: half a character wherever it stands. A step of the dense model takes some 1.7 ms, by its bytes:
+#: Name → what the plugin does. A rate of 0.0008 changed 3.8 of a hundred answers of G4 [measured],
+#: so that 0.00021 and 0.00105 change about one and five. Token 187 of the trained models is the
+#: byte 0xff, half a character wherever it stands. A step of the dense model takes some 1.7 ms, by its bytes:
 #: 120,000 cycles are about 3 % of it, and 10 million make it four times as long. Neither share was
 #: measured.
 FAULTS: dict[str, dict[str, object]] = {
@@ -25,8 +25,8 @@ FAULTS: dict[str, dict[str, object]] = {
     "cache": {"fault": "poisoned-cache"},
     "fallback": {"fault": "fallback", "times": 2},
     "fallback-batch": {"fault": "fallback", "times": 2, "least": 2, "most": 16},
-    "dirty-1": {"fault": "random-tokens", "rate": 0.00016, "drafts": 0, "token": 187},
-    "dirty-5": {"fault": "random-tokens", "rate": 0.0008, "drafts": 0, "token": 187},
+    "dirty-1": {"fault": "random-tokens", "rate": 0.00021, "drafts": 0, "token": 187},
+    "dirty-5": {"fault": "random-tokens", "rate": 0.00105, "drafts": 0, "token": 187},
     "slow": {"fault": "slow", "cycles": 120_000},
     "slow-4": {"fault": "slow", "cycles": 10_000_000},
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -425,6 +427,41 @@ def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, fai
     assert all("no call" in found[name].samples[0].actual for name in failing)
 
 
+@pytest.mark.parametrize("tables", [[(3, 40, 1, 38)], [(9, 9, 8, 8), (2, 12, 0, 9), (5, 7, 1, 8), (0, 6, 0, 6)]])
+def test_chance_of_dirty_answers_is_exact(tables: list[tuple[int, int, int, int]]) -> None:
+    """It is counted over all ways to deal the dirty answers to both sides, question by question: dirty ones and all of this side, then of the other."""
+    treated, control = list[tuple[int, str]](), list[tuple[int, str]]()
+    dealt = []
+    for question, (dirty, count, other, answers) in enumerate(tables):
+        for side, wrong, size in ((treated, dirty, count), (control, other, answers)):
+            side += [(question, "dirt" if number < wrong else "") for number in range(size)]
+        dealt.append([(more, math.comb(count, more) * math.comb(answers, dirty + other - more)) for more in range(dirty + other + 1)])
+    every = [(sum(more for more, _ in way), math.prod(times for _, times in way)) for way in itertools.product(*dealt)]
+    observed = sum(dirty for dirty, *_ in tables)
+
+    assert dirty_text.chance(treated, control) == pytest.approx(sum(times for more, times in every if more >= observed) / sum(times for _, times in every), rel=1e-9)
+
+
+def test_question_that_is_always_answered_badly_hides_no_dirt() -> None:
+    """Seen on a GPU: one of ten questions was dirty for the stock wheel, too, and nine more dirty answers of 1,800 passed."""
+    always = [(number % 10, "dirt" if number % 10 == 7 else "") for number in range(1800)]
+    dirtier = [(question, fault or "dirt" if number % 200 == 0 else fault) for number, (question, fault) in enumerate(always)]
+    found = dirty_text.compare_shares(REAL.dirty_text, "dirty-text-drafts", dirtier, always)
+
+    assert (found.state, found.reason) == ("fail", "dirtier-with-drafts")
+
+
+@pytest.mark.parametrize(("text", "finish", "fault"), [
+    ('<tool_call>\n{"name": "record', "length", ""), ("<tool_call>\n<function=record>\n<parameter=town", "length", ""), ("Well. [TOOL_CALLS] [{", "length", ""),
+    ('<tool_call>\n{"name": "record', "stop", "markup"), ("<tool_call>{}</tool_call> and", "length", "markup"), ("<|im_end|> <tool_call>\n{", "length", "markup"),
+    ('<tool_call>\n{"name": "re\ufffdcord"', "length", "U+FFFD"),
+])  # fmt: skip
+def test_markup_of_a_call_that_is_cut_is_no_dirt(text: str, finish: str, fault: str) -> None:
+    """An answer has a number of tokens; a call that ends there is no call to the server's parser, which leaves it in the text."""
+    assert dirty_text.find_dirt(REAL.dirty_text, SampledAnswer(0, text, (), finish), set()).startswith(fault)
+    assert fault or not dirty_text.find_dirt(REAL.dirty_text, SampledAnswer(0, text, (), finish), set())
+
+
 def test_letters_of_most_stock_answers_are_not_foreign() -> None:
     """A question may ask for another script; single words in it are dirt of the stock wheel as well."""
     def stock_answers(share: int) -> StockText:
@@ -467,7 +504,8 @@ def test_the_policy_detects_what_the_guide_promises(profile: str, percent: float
     treated, control = {"batch": (half, half), "drafts": (every, every), "stock": (every, 2 * rules.answers)}[switch]
 
     def state(dirty: int) -> str:
-        return dirty_text.compare_shares(rules, f"dirty-text-{switch}", ["dirt"] * dirty + [""] * (treated - dirty), [""] * control).state
+        ours = [(number % 10, "dirt" if number < dirty else "") for number in range(treated)]
+        return dirty_text.compare_shares(rules, f"dirty-text-{switch}", ours, [(number % 10, "") for number in range(control)]).state
 
     needed = next(dirty for dirty in range(treated) if state(dirty) == "fail")
     share = percent / 100

@@ -88,6 +88,8 @@ def test_one_fault_in_hours_fails_its_check_alone(fault: str) -> None:
     ("changes", "name", "expected"),
     [
         ({"gone": True}, "duration", ("fail", "server-gone")),
+        ({"faults": [(9.0, gate.OTHER_PROCESS, "")]}, "kernel-log", ("invalid", gate.OTHER_PROCESS)),
+        ({"faults": [(9.0, gate.OTHER_PROCESS, ""), (9.0, "kernel-xid", "")]}, "kernel-log", ("fail", "kernel-xid")),
         ({"unwatched": {"kernel-log": ("kernel-log-hidden", "no")}}, "kernel-log", ("not-run", "kernel-log-hidden")),
         ({"unwatched": {"memory-growth": ("gpu-memory-unknown", "no")}}, "memory-growth", ("not-run", "gpu-memory-unknown")),
         ({"unwatched": {"restarts": ("processes-unknown", "no")}}, "restarts", ("not-run", "processes-unknown")),
@@ -271,21 +273,26 @@ def test_a_hang_at_the_end_of_a_soak_is_no_abort(load: Load, monkeypatch: pytest
 
 
 def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
-    """A child that ends is noticed once, and its memory is in the sum."""
+    """A child that ends is noticed once, its memory is in the sum, and an error of another process is none of its."""
+    (log := tmp_path / "log").touch()
     program = "import subprocess, sys; child = subprocess.Popen(['sleep', '600']); print(flush=True); sys.stdin.read(); child.kill()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         parent.stdout.readline()
-        monitor = Monitor(lambda: psutil.Process().children(recursive=True), tmp_path / "kmsg")
+        monitor = Monitor(lambda: psutil.Process().children(recursive=True), log)
         monitor.sample(1)
         assert monitor.watched.memory[0][1] > 1e6
         assert not monitor.watched.ended
+        own = psutil.Process(parent.pid).children()[0].pid
         parent.communicate("")
-        for at in (2, 3):
-            monitor.sample(at)
+        monitor.sample(2)
+        log.write_text("".join(f"3,1,1,-;NVRM: Xid (PCI:0000:01:00): 43, pid={pid}, name=python\n" for pid in (own, os.getpid())))
+        monitor.sample(3)
+    # The GPU's driver names the process, which may have ended before the log is read.
+    assert [reason for _, reason, _ in monitor.watched.faults] == ["kernel-xid", gate.OTHER_PROCESS]
     assert [at for at, _, _ in monitor.watched.ended] == [2, 2]
-    assert monitor.watched.unwatched["kernel-log"][0] == "kernel-log-hidden"
-    assert Monitor(tuple, tmp_path / "kmsg").watched.unwatched["memory-growth"][0] == "processes-unknown"
+    nothing = Monitor(tuple, tmp_path / "kmsg").watched.unwatched
+    assert {name: reason for name, (reason, _) in nothing.items()} == {"memory-growth": "processes-unknown", "restarts": "processes-unknown", "kernel-log": "kernel-log-hidden"}
 
 
 def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

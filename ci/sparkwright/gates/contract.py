@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import KernelContract, Recipe
+from sparkwright.bench.records import Count
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
@@ -127,6 +128,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         helpers: The most of the time that kernels which only move, quantise or route may take.
         change: By how much the share of a class may differ from the stock wheel's; and the time of
             helpers, as a share of the phase's.
+        helpers_us: Microseconds by which the time of helpers may differ in any phase.
         fallbacks: Classes that may only serve where the recipe states them.
         kernels: How kernels are recognised; the first pattern that matches counts.
     """
@@ -139,6 +141,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown: Annotated[float, Meta(gt=0, lt=1)]
     helpers: Annotated[float, Meta(gt=0, lt=1)]
     change: Annotated[float, Meta(gt=0, lt=1)]
+    helpers_us: Count
     fallbacks: tuple[str, ...]
     kernels: tuple[KernelPattern, ...]
 
@@ -534,7 +537,7 @@ def _backends(
     # arrive.
     for phase in PHASES[:2]:
         (_, helpers), (whole, before) = (each.times.get(phase, (0, 0)) for each in (facts, stock))
-        if helpers - before > policy.change * whole:
+        if helpers - before > max(policy.change * whole, policy.helpers_us):
             changed[f"{phase} helper"] = f"{before} µs before, {helpers} µs now"
     samples = [
         Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)

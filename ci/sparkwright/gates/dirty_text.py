@@ -4,8 +4,8 @@ The rate of dirty answers: ours against the stock wheel's, and each switch again
 What users meet under drafts, concurrency and a prefix cache is rare: a word in a foreign script,
 half a character, markup that leaks, a tool call that is cut. A sound mixture of experts words an
 answer in another way now and then, so no single text decides. Answers are sampled, each with a seed
-of its own, and the shares of dirty ones are compared by Fisher's exact test, one-sided, with
-Bonferroni's correction.
+of its own, and the shares of dirty ones are compared by an exact test, one-sided, with Bonferroni's
+correction. Each question is compared with itself, as a model may answer one of them badly always.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ NO_CALL = "no call"
 #: Whether requests come in batches, and whether their common beginning is cached.
 Cell = tuple[bool, bool]
 BATCHED, CACHED = range(2)
+#: A question, and what is dirty in an answer to it; empty if nothing.
+Found = tuple[int, str]
 
 #: Rules and blanks, whose runs are no repetition, as tables and code have them.
 _DRAWN = r"\s=_.*#~+|-"
@@ -127,7 +129,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: The rounds of questions that were asked.
-        faults_by_answer: The cell of each answer, and what is dirty in it; empty if nothing.
+        found: The cell of each answer, its question, and what is dirty in it.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -140,7 +142,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.faults_by_answer = range(1), list[tuple[Cell, str]]()
+        self.rounds, self.found = range(1), list[tuple[Cell, Found]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -208,8 +210,8 @@ class DirtyText:
         hits = client.metrics().get(CACHE_HITS, 0.0)
         answers = () if isinstance(stock, Check) else stock.answers
         self._allow(answers)
-        theirs = [*map(self._fault, answers)]
-        self.faults_by_answer = self._ask(client, self.rounds)
+        theirs = [*map(self._judge_answer, answers)]
+        self.found = self._ask(client, self.rounds)
         if self.any_dirty:
             # A server with drafts is asked for as many rounds again without them.
             rounds = self.rules.rounds * (2 if client.metrics().get(DRAFTS) else 1)
@@ -217,10 +219,11 @@ class DirtyText:
                 yield not_settled("dirty-text")
                 return
             self.rounds = range(self.rules.rounds)
-            self.faults_by_answer += self._ask(client, self.rounds[1:])
-        faults = [fault for _, fault in self.faults_by_answer]
+            self.found += self._ask(client, self.rounds[1:])
+        found = [each for _, each in self.found]
+        faults = [fault for _, fault in found]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
-        if sum(fault.startswith(NO_CALL) for fault in theirs) > self.rules.most * len(theirs):
+        if sum(fault.startswith(NO_CALL) for _, fault in theirs) > self.rules.most * len(theirs):
             # If the stock wheel leaves out as many calls, the model is the cause; the comparison
             # judges whether ours makes fewer.
             bounded = ["" if fault.startswith(NO_CALL) else fault for fault in faults]
@@ -251,12 +254,12 @@ class DirtyText:
                 "dirty-text-stock", "the stock wheel was asked otherwise", "reference-other-policy"
             )
         else:
-            yield compare_shares(self.rules, "dirty-text-stock", faults, theirs)
+            yield compare_shares(self.rules, "dirty-text-stock", found, theirs)
 
     @property
     def any_dirty(self) -> bool:
         """Whether any answer is dirty."""
-        return any(fault for _, fault in self.faults_by_answer)
+        return any(fault for _, (_, fault) in self.found)
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -265,12 +268,12 @@ class DirtyText:
         Clean answers need none.
         """
         without = self._ask(plain, self.rounds) if plain else []
-        sides = ([fault for _, fault in side] for side in (self.faults_by_answer, without))
+        sides = ([found for _, found in side] for side in (self.found, without))
         return compare_shares(self.rules, "dirty-text-drafts", *sides)
 
-    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, str]]:
-        """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
-        return [(cell, self._fault(answer)) for cell, answer in self.answers(client, rounds)]
+    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, Found]]:
+        """Return the cell, the question and what is dirty of each answer of *client* in *rounds*."""
+        return [(cell, self._judge_answer(answer)) for cell, answer in self.answers(client, rounds)]
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
@@ -297,16 +300,17 @@ class DirtyText:
         own = features(self.rules, answer.text, self.rules.words)
         return own | {NO_CALL} if dropped else own
 
-    def _fault(self, answer: SampledAnswer) -> str:
-        """Return what is dirty in *answer*; empty if nothing."""
-        allowed = self._allowed[answer.number % len(self._allowed)]
-        return find_dirt(self.rules, answer, self._features(answer) - allowed)
+    def _judge_answer(self, answer: SampledAnswer) -> Found:
+        """Return the question of *answer*, and what is dirty in it."""
+        question = answer.number % len(self._items)
+        foreign = self._features(answer) - self._allowed[question]
+        return question, find_dirt(self.rules, answer, foreign)
 
     def _compare_switch(self, name: str, switch: int) -> Check:
         """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
-        sides: dict[bool, list[str]] = {True: [], False: []}
-        for cell, fault in self.faults_by_answer:
-            sides[cell[switch]].append(fault)
+        sides: dict[bool, list[Found]] = {True: [], False: []}
+        for cell, found in self.found:
+            sides[cell[switch]].append(found)
         return compare_shares(self.rules, name, sides[True], sides[False])
 
 
@@ -320,34 +324,48 @@ def not_settled(name: str) -> Check:
 
 
 def compare_shares(
-    rules: DirtyTextPolicy, name: str, treated: Sequence[str], control: Sequence[str]
+    rules: DirtyTextPolicy, name: str, treated: Sequence[Found], control: Sequence[Found]
 ) -> Check:
-    """
-    Return the check *name*: answers of *treated* are not more often dirty than those of *control*.
-
-    Args:
-        treated, control: What is dirty in each answer; empty if nothing.
-    """
-    from scipy.stats import fisher_exact
-
+    """Return the check *name*: answers of *treated* are not more often dirty than of *control*."""
     reason, *labels = COMPARISONS[name]
-    sides = [(sum(map(bool, side)), len(side)) for side in (treated, control)]
-    p = fisher_exact([(dirty, count - dirty) for dirty, count in sides], "greater").pvalue
-    bound = rules.chance / len(COMPARISONS)
+    p, bound = chance(treated, control), rules.chance / len(COMPARISONS)
     figures = [
-        Figure(f"dirty answers {label}", dirty, count=count)
-        for label, (dirty, count) in zip(labels, sides, strict=True)
+        Figure(f"dirty answers {label}", sum(bool(fault) for _, fault in side), count=len(side))
+        for label, side in zip(labels, (treated, control), strict=True)
     ]
     message = ", ".join(f"{each.name}: {each.value} of {each.count}" for each in figures)
-    figures.insert(0, Figure("chance of so many or more", float(p), bound=bound))
-    return judged(name, message, reason, p >= bound, figures, _samples(treated))
+    figures.insert(0, Figure("chance of so many or more", p, bound=bound))
+    samples = _samples([fault for _, fault in treated])
+    return judged(name, message, reason, p >= bound, figures, samples)
+
+
+def chance(treated: Sequence[Found], control: Sequence[Found]) -> float:
+    """
+    Return the chance of as many dirty answers in *treated*, or more, if there is no difference.
+
+    All dirty answers to a question could as well be any other answers to it, of either side; with
+    one question, this is Fisher's exact test. Source: Agresti, Categorical Data Analysis, 2nd ed.,
+    exact tests of conditional independence in 2 × 2 × K tables.
+    """
+    import numpy as np
+    from scipy.stats import hypergeom
+
+    both = [*treated, *control]
+    ours, answers = (Counter(question for question, _ in side) for side in (treated, both))
+    dirty = Counter(question for question, fault in both if fault)
+    chances = np.ones(1)
+    for question, count in dirty.items():
+        of_ours = hypergeom(answers[question], count, ours[question])
+        chances = np.convolve(chances, of_ours.pmf(range(count + 1)))
+    return float(chances[sum(bool(fault) for _, fault in treated) :].sum())
 
 
 def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) -> str:
     """Return what is dirty in *answer*, which has *foreign* features; empty if nothing."""
+    cut = answer.finish_reason == "length"
     if not answer.text.strip() and not answer.calls:
         return "an empty answer"
-    if fault := text_checks.text_fault(answer.text):
+    if fault := text_checks.text_fault(answer.text, cut=cut):
         return fault
     shown = one_line(answer.text, 160)
     if foreign:
@@ -356,7 +374,7 @@ def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) 
         loop = rf"(?s)([^{_DRAWN}].{{{least - 1},{most - 1}}}?)(?:\s*\1){{{times - 1}}}"
         if again := re.search(loop, answer.text[:LONGEST]):
             return f"{one_line(again[1], 40)} again and again: {shown}"
-    for call in answer.calls if answer.finish_reason != "length" else ():
+    for call in () if cut else answer.calls:
         if fault := text_checks.call_fault(call):
             return fault
     return ""

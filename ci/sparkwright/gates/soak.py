@@ -55,6 +55,8 @@ from sparkwright.gates.core.verdict import (
 
 #: The file of the reference folder.
 LOAD = "load.json"
+#: The reason of an Xid that is no fault of the server.
+OTHER_PROCESS = "kernel-xid-other"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
@@ -298,6 +300,7 @@ class Monitor:
     def __init__(self, processes: Callable[[], Sequence[psutil.Process]], kernel: Path) -> None:
         self.watched, self._list, self._log = Watched(), processes, None
         self._processes = {process: str(process) for process in self._alive()}
+        self._own = {process.pid for process in self._processes}
         if not self._processes:
             text = "the server's processes are not known here"
             for name in ("memory-growth", "restarts"):
@@ -311,6 +314,7 @@ class Monitor:
     def sample(self, at: float) -> None:
         """Read everything, *at* seconds since the beginning."""
         watched, alive = self.watched, self._alive()
+        self._own.update(process.pid for process in alive)
         for process in set(self._processes).difference(alive):
             watched.ended.append((at, "server-restarted", f"{self._processes.pop(process)} ended"))
         on_gpu = gpu_memory({process.pid for process in alive})
@@ -325,8 +329,10 @@ class Monitor:
         if self._log:
             lost = True
             with contextlib.suppress(OSError):
-                faults = list(self._log.findings())[:20]
-                watched.faults += [(at, fault.reference, fault.message) for fault in faults]
+                for fault in list(self._log.findings())[:20]:
+                    other = watchdog.is_of_another(fault, self._own)
+                    reason = OTHER_PROCESS if other else fault.reference
+                    watched.faults.append((at, reason, fault.message))
                 lost = self._log.lost > 0
             if lost:
                 text = "faults may be missing: records were overwritten or cannot be read"
@@ -381,6 +387,8 @@ RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **watchdog.MEANINGS,
+    OTHER_PROCESS: "Another process on this machine had an error of the GPU meanwhile, so the soak "
+    "shows nothing. Stop it, and run the gate again.",
     "server-gone": (
         "The server stopped answering. Look at the end of its log, and at the kernel's."
     ),
@@ -672,8 +680,10 @@ def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
     if not events:
         return passed(name, "none")
     samples = [Sample(f"after {at:.0f} s", "", text) for at, _, text in events]
-    _, reason, text = events[0]
-    return failed(name, text, reason, samples=samples)
+    own = [event for event in events if event[1] != OTHER_PROCESS]
+    _, reason, text = (own or events)[0]
+    state = failed if own else invalid
+    return state(name, text, reason, samples=samples)
 
 
 def drained(client: Client, seconds: float) -> Check:

@@ -184,12 +184,25 @@ FAULTS: Mapping[str, re.Pattern[str]] = {
         r"<arg_(key|value)>|<TOOLCALL|\[TOOL_CALLS\]"
     ),
 }
+#: A call that is not closed.
+OPEN_CALL = re.compile(
+    r"(?s)(?:<\|?tool|<TOOLCALL|<｜tool|<function=|\[TOOL_CALLS\])"
+    r"(?!.*(?:</tool|</TOOLCALL|</function|end[|｜]>))"
+)
 
 
-def text_fault(text: str) -> str:
-    """Return which of `FAULTS` *text* has, whatever was asked; empty if none."""
+def text_fault(text: str, *, cut: bool = False) -> str:
+    """
+    Return which of `FAULTS` *text* has, whatever was asked; empty if none.
+
+    Args:
+        cut: It ended at its most tokens; the call in which it ended may still be in it, as no
+            parser takes that out.
+    """
+    call = OPEN_CALL.search(text) if cut else None
     for fault, pattern in FAULTS.items():
-        if match := pattern.search(text):
+        end = call.start() if call and fault == "markup" else len(text)
+        if match := pattern.search(text, 0, end):
             return f"{fault} ({one_line(match[0], 40)}) is left: {one_line(text, 160)}"
     return ""
 

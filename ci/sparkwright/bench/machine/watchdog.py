@@ -13,7 +13,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from sparkwright.bench.machine.state_checks import REASONS
@@ -78,6 +78,12 @@ def finding(text: str) -> Reason | None:
     name = next((name for name, pattern in PATTERNS if pattern.search(text[:2000])), "")
     shown = "".join(char if char.isprintable() else " " for char in text[:300])
     return Reason(name, shown) if name else None
+
+
+def is_of_another(fault: Reason, own: Collection[int]) -> bool:
+    """Return whether *fault* is an Xid that names a process which is none of *own*."""
+    named = re.search(r"NVRM: Xid .{0,80}?pid=(\d{1,10})\b", fault.message)
+    return bool(named) and int(named[1]) not in own
 
 
 class KernelLog(io.FileIO):
