@@ -17,9 +17,9 @@ from pathlib import Path
 
 #: Name → what the plugin does. A rate of 0.0008 changed 3.8 of a hundred answers of G4 [measured],
 #: so that 0.00021 and 0.00105 change about one and five. Token 187 of the trained models is the
-#: byte 0xff, half a character wherever it stands. A step of the dense model takes some 1.7 ms, by its bytes:
-#: 120,000 cycles are about 3 % of it, and 10 million make it four times as long. Neither share was
-#: measured.
+#: byte 0xff, half a character wherever it stands. A step of the dense model takes some 1.7 ms, by
+#: its bytes: 120,000 cycles are about 3 % of it, and 10 million make it four times as long. Neither
+#: share was measured.
 FAULTS: dict[str, dict[str, object]] = {
     "scale": {"fault": "wrong-scale", "factor": 1.25},
     "cache": {"fault": "poisoned-cache"},

@@ -272,7 +272,7 @@ class DirtyText:
         return compare_shares(self.rules, "dirty-text-drafts", *sides)
 
     def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, Found]]:
-        """Return the cell, the question and what is dirty of each answer of *client* in *rounds*."""
+        """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
         return [(cell, self._judge_answer(answer)) for cell, answer in self.answers(client, rounds)]
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:

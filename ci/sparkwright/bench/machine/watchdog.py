@@ -83,7 +83,7 @@ def finding(text: str) -> Reason | None:
 def is_of_another(fault: Reason, own: Collection[int]) -> bool:
     """Return whether *fault* is an Xid that names a process which is none of *own*."""
     named = re.search(r"NVRM: Xid .{0,80}?pid=(\d{1,10})\b", fault.message)
-    return bool(named) and int(named[1]) not in own
+    return named is not None and int(named[1]) not in own
 
 
 class KernelLog(io.FileIO):
