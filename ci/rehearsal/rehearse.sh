@@ -23,7 +23,7 @@ night() {
     --python "$environments/$1/bin/python" --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${@:3}"
 }
 case $step in
-  nvfp4 | moe | dense)
+  nvfp4 | moe | dense | large)
     rm -rf "$root/models/$step"
     python candidate "$rehearsal/models.py" "$step" "$root/models/trained" "$root/models/$step" ;;
   qwen3-next | nemotron-h | gpt-oss | gemma-4)
