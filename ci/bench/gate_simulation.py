@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, crossings, evidence_path
 from sparkwright.core import strict_yaml
-from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 Numbers = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from tests.support import serving
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates import contract, kernel_trace
+from sparkwright.gates import contract
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -48,7 +48,7 @@ def named(checks: tuple[Check, ...], state: str) -> set[str]:
 def test_server_that_takes_another_backend_than_it_was_told(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
     """It was told FLASHINFER and took another without an error: its log alone tells."""
     flags = ("--attention-backend", "FLASHINFER")
-    plan = serving.launch(server.plan.python, server.plan.model, *kernel_trace.profiler_flags(tmp_path / "profiles"), *flags)
+    plan = serving.launch(server.plan.python, server.plan.model, *contract.profiler_flags(tmp_path / "profiles"), *flags)
     with Server(plan, tmp_path / "server.log") as told:
         checks = judged(told)
     assert "log" in named(checks, "fail")

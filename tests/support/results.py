@@ -24,8 +24,8 @@ from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
-from sparkwright.gates import paired_differences, throughput_run
-from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates import throughput_run
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 #: 2026-11-22 00:00 UTC.
@@ -96,10 +96,10 @@ def gate(
         _legs(workloads, (CONTROL_BLOCK, *range(blocks)), (), chance, 0.024, slower, noise)
     )
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
-    series = paired_differences.metric_series(workloads, legs, range(blocks), policy)
+    series = throughput_run.metric_series(workloads, legs, range(blocks), policy)
     rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
     decision = decide(rule, series)
-    results = paired_differences.cell_results(
+    results = throughput_run.cell_results(
         workloads, legs, range(blocks), series, decision
     )
     result = Result(
@@ -124,7 +124,7 @@ def bench(
     )
     result = Result(
         "bench", "not-run", f"{blocks} launches were measured; nothing is judged", FORK,
-        paired_differences.cell_results(workloads, legs, range(blocks), [], None), legs,
+        throughput_run.cell_results(workloads, legs, range(blocks), [], None), legs,
         recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
         stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
         conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),

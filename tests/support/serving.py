@@ -27,7 +27,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates import kernel_trace as profiled
+from sparkwright.gates import contract as profiled
 
 HERE = Path(__file__).parents[1] / "server"
 VLLM, TORCH = "0.32.0", "2.13.0"

@@ -26,11 +26,10 @@ from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import read_json
 from sparkwright.core.states import State
-from sparkwright.gates import contract, kernel_trace
-from sparkwright.gates.contract import ContractPolicy
+from sparkwright.gates import contract
+from sparkwright.gates.contract import ContractPolicy, KernelTrace
 from sparkwright.gates.core.server_under_test import ObservedServer, ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.kernel_trace import KernelTrace
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -143,7 +142,7 @@ def judged(
 
 def profiled(server: Any, path: Path) -> KernelTrace | Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
-    with mock.object(kernel_trace, "record_traces", lambda *_: [path]):
+    with mock.object(contract, "record_traces", lambda *_: [path]):
         return contract.profile(POLICY, RECIPE, server, path.parent)
 
 
@@ -268,7 +267,7 @@ def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
     """Its profile has no such steps, and none is missed."""
     alone = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=1))
     path = trace(tmp_path / "t.gz", batch={"prefill": (), "decode": ()})
-    with mock.object(kernel_trace, "record_traces", lambda *_: [path]):
+    with mock.object(contract, "record_traces", lambda *_: [path]):
         found = contract.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
     (tmp_path / "server.log").write_text(LOG)
     assert not isinstance(found, Check)
@@ -386,7 +385,7 @@ def test_file_that_is_no_annotated_trace_is_invalid(data: bytes, reason: str, tm
 
 @pytest.mark.parametrize("bound", ["MOST_OBJECTS", "LARGEST"])
 def test_trace_is_bounded(bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_trace, bound, 10)
+    monkeypatch.setattr(contract, bound, 10)
     assert "more than" in judged(tmp_path)["no-fallback-kernel"].message
 
 
@@ -416,7 +415,7 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(
 ) -> None:
     """Each kind of layer has a class in each phase; the stock wheel had another in one of them, or helped less."""
     facts = read_json(recorded(tmp_path), ObservedServer)
-    layers = {f"{phase} {kind}" for phase in kernel_trace.PHASES for kind in ("attention", "linear", "moe")}
+    layers = {f"{phase} {kind}" for phase in contract.PHASES for kind in ("attention", "linear", "moe")}
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     baseline = recorded(tmp_path, classes={**facts.classes, **classes}, times={**facts.times, **times})
     recipe = replace(RECIPE, contract=replace(RECIPE.contract, changes=changes))

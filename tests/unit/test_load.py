@@ -37,7 +37,7 @@ from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project, read_lock
-from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 STACK = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy).generator

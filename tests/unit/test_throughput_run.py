@@ -37,14 +37,14 @@ from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates import paired_differences, throughput_run
+from sparkwright.gates import throughput_run
 from sparkwright.gates.core.verdict import Check, failed, invalid
-from sparkwright.gates.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput_run import (
     ExperimentStart,
     MeasurementJournal,
     Runner,
     RunSpec,
+    ThroughputPolicy,
 )
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
@@ -440,9 +440,9 @@ def test_a_difference_has_the_sign_of_worse() -> None:
         )
         for position, seconds in enumerate((1.0, 1.1, 1.1, 1.0))
     ]  # fmt: skip
-    found = [paired_differences.difference(own, ALONE.name, 0, metric) for metric in METRICS]
+    found = [throughput_run.difference(own, ALONE.name, 0, metric) for metric in METRICS]
     assert found == pytest.approx([math.log(1.1)] * len(METRICS))
-    assert paired_differences.difference(own[:3], ALONE.name, 0, "tpot") is None
+    assert throughput_run.difference(own[:3], ALONE.name, 0, "tpot") is None
 
 
 def test_a_full_disk_loses_no_complete_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,8 @@ from sparkwright.gates import throughput
 from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import DRAFTS, GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
-from sparkwright.gates.paired_differences import ThroughputPolicy
 from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment, subject_of
-from sparkwright.gates.throughput_run import counter_change
+from sparkwright.gates.throughput_run import ThroughputPolicy, counter_change
 
 _OPTIONS: options.Options = {
     "--quick": {

@@ -43,7 +43,7 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
-from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput_run import ThroughputPolicy
 from sparkwright.release import canary, policy, request, staging
 from sparkwright.serving import models
 

@@ -12,23 +12,29 @@ to agree.
 
 from __future__ import annotations
 
+import bisect
+import gzip
+import json
 import re
+import secrets
 import uuid
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.recipes.recipe import KernelContract, Recipe
+from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, Recipe
 from sparkwright.bench.records import Count
 from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.server_log import LogInvalid, LogPattern, compile_patterns, scan
 from sparkwright.cherry_picks.patch import DeclaredChange
-from sparkwright.gates import kernel_trace
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.server_under_test import (
     ENDED,
@@ -49,13 +55,296 @@ from sparkwright.gates.core.verdict import (
     judged,
     passed,
 )
-from sparkwright.gates.kernel_trace import (
-    PHASES,
-    ClassifiedKernel,
-    KernelPattern,
-    KernelTrace,
-    Phase,
-)
+
+Phase = Literal["prefill", "decode", "batch prefill", "batch decode"]
+#: A step with a prefill and decodes is a prefill; the last two are of more than one request.
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "batch prefill", "batch decode")
+
+#: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
+LARGEST = 256 * 1024 * 1024
+#: Letters of a kernel's name that are looked at; those of CUTLASS have some thousands.
+LONGEST_NAME = 8192
+
+#: Objects of its JSON; an event has two, and takes some hundred bytes of memory.
+MOST_OBJECTS = 6_000_000
+#: Microseconds of an event, at most: a day.
+LONGEST_EVENT = 86_400e6
+
+_STEP = re.compile(r"execute_(?:\d+_)?context_(\d{1,9})\(.*\)_generation_(\d{1,9})\(")
+
+
+class KernelTrace(dict[Phase, Counter[str]]):
+    """
+    Name of each kernel of a phase → microseconds that it took.
+
+    Attributes:
+        graphs: How many kernels of decode steps of one request CUDA graphs launched.
+    """
+
+    graphs: int = 0
+
+
+def profiler_flags(folder: Path) -> tuple[str, ...]:
+    """Return the arguments with which a server of vLLM 0.20 or later writes traces to *folder*."""
+    # Without the calls of Python, a hundred for each kernel, and without the frontend's process.
+    return (
+        "--profiler-config",
+        json.dumps(
+            {
+                "profiler": "torch",
+                "torch_profiler_dir": str(folder),
+                "torch_profiler_with_stack": False,
+                "ignore_frontend": True,
+            }
+        ),
+    )
+
+
+def record_traces(client: Client, folder: Path, batch: int) -> list[Path]:
+    """
+    Return the traces of one request and of a *batch* at once, one of each rank, written to *folder*
+    by a server that was started with `profiler_flags`.
+
+    Raises:
+        ServerInvalid: The server does not profile, does not answer, or wrote nothing.
+    """
+    before = set(folder.rglob("*.json*"))
+
+    def answer(tokens: int) -> None:
+        # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
+        prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
+        client.complete(prompt, max_tokens=tokens, ignore_eos=True)
+
+    with client.profile(), ThreadPoolExecutor(batch) as pool:
+        answer(8)
+        # The last ones arrive while the first ones are answered.
+        list(pool.map(answer, [16] * batch))
+    written = sorted(
+        path
+        for path in set(folder.rglob("*.json*")) - before
+        if "async_llm" not in path.name and path.is_file()  # a pipe of that name would hang
+    )
+    if not written:
+        raise ServerInvalid("profile-missing", "the server wrote no trace")
+    return written
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    correlation: int | None = None
+
+
+class _Event(msgspec.Struct):
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Arguments = _Arguments()
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def read_trace(path: Path, phases: Sequence[Phase] = PHASES) -> KernelTrace:
+    """
+    Return the kernels of the trace in *path*, by those of *phases*.
+
+    Raises:
+        ServerInvalid: It cannot be read, is too large, or its steps are not annotated
+            (``profile-unreadable``).
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            data = stream.read(LARGEST + 1)
+        if len(data) > LARGEST or data.count(b"{") > MOST_OBJECTS:
+            raise ValueError(f"it has more than {LARGEST} bytes or {MOST_OBJECTS} objects")
+        return _phases(msgspec.json.decode(data, type=_Trace).events, phases)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ServerInvalid(
+            "profile-unreadable",
+            f"the profile is not an annotated trace of torch's profiler: {error}",
+        ) from None
+
+
+def _phases(events: list[_Event], phases: Sequence[Phase]) -> KernelTrace:
+    """
+    Return the kernels by phase; raise ValueError if no step is annotated.
+
+    vLLM annotates each step of its model as ``execute_context_1(512)_generation_0(0)``, with the
+    requests and tokens of both phases (``annotate_profile`` of ``v1/worker/gpu_worker.py``, 0.20.1
+    to 0.33.0). A kernel belongs to the step in which it was launched, by the correlation number of
+    the launch; one launch of a CUDA graph has the number of all kernels in the graph. On a CPU
+    there are no kernels but operators.
+    """
+    steps = sorted(
+        (event.ts, event.ts + event.dur, int(match[1]), int(match[2]))
+        for event in events
+        if event.cat == "user_annotation" and (match := _STEP.match(event.name))
+    )
+    launches: dict[int | None, float] = {
+        event.args.correlation: event.ts
+        for event in events
+        if event.cat in ("cuda_runtime", "cuda_driver") and event.args.correlation is not None
+    }
+    graphs = {event.args.correlation for event in events if "GraphLaunch" in event.name} - {None}
+    kernels = [event for event in events if event.cat == "kernel"]
+    kernels = kernels or [event for event in events if event.cat == "cpu_op"]
+    if kernels and not steps:
+        raise ValueError("no step is annotated as prefill or decode")
+    trace = KernelTrace({phase: Counter() for phase in phases})
+    for kernel in kernels:
+        launched = launches.get(kernel.args.correlation, kernel.ts)
+        index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
+        _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
+        phase = PHASES[2 * (prefills + decodes > 1) + (not prefills)]
+        if launched < end and prefills + decodes and phase in trace:
+            microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
+            trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
+            trace.graphs += phase == "decode" and kernel.args.correlation in graphs
+    return trace
+
+
+#: Classes of helpers: kernels that move, quantise or route data for others, and a CPU's operators
+#: that contain others, whose time would count twice.
+HELPER, WRAPPER = "helper", "wrapper"
+
+
+class KernelPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How a kernel is recognised.
+
+    Attributes:
+        kind: Of the layers that it serves.
+        label: Its class.
+        pattern: A regular expression that is searched in the kernel's name.
+        beside: One that is searched in the names of all kernels of the phase; for names that do not
+            tell the class.
+    """
+
+    kind: Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling|other)$")]
+    label: Annotated[str, Meta(pattern=f"^({HELPER}|{WRAPPER}|unclassified|{KERNEL_CLASS})$")] = (
+        msgspec.field(name="class")
+    )
+    pattern: str
+    beside: str = ""
+
+    def __post_init__(self) -> None:
+        compile_patterns(self.pattern, self.beside)
+
+
+class ClassifiedKernel(NamedTuple):
+    """
+    A kernel of a profile.
+
+    Attributes:
+        kind, label: As of `KernelPattern`; empty if no pattern knows it.
+        microseconds: That it took in the phase.
+    """
+
+    phase: Phase
+    kind: str
+    label: str
+    name: str
+    microseconds: int
+
+    @property
+    def layer(self) -> str:
+        """The phase and the kind: ``decode moe``."""
+        return f"{self.phase} {self.kind}"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes a layer, and does not only help."""
+        return self.label not in ("", HELPER, WRAPPER)
+
+
+def classify(trace: KernelTrace, patterns: Sequence[KernelPattern]) -> list[ClassifiedKernel]:
+    """Return the kernels of *trace* with their kind and class, the longest first."""
+    kernels = []
+    for phase, counted in trace.items():
+        names = "\n".join(counted)
+        for name, microseconds in counted.most_common():
+            matching = (
+                entry
+                for entry in patterns
+                if re.search(entry.pattern, name) and re.search(entry.beside, names)
+            )
+            entry = next(matching, None)
+            kind, label = (entry.kind, entry.label) if entry else ("", "")
+            kernels.append(ClassifiedKernel(phase, kind, label, name, microseconds))
+    return kernels
+
+
+def time_shares(kernels: Iterable[ClassifiedKernel], group_by: str) -> dict[str, dict[str, float]]:
+    """
+    Return phase and kind of layer (``decode moe``) → label or name of kernels → share of time.
+
+    Args:
+        group_by: ``label`` or ``name``.
+    """
+    times: dict[str, Counter[str]] = {}
+    for kernel in kernels:
+        if kernel.computes:
+            counted = times.setdefault(kernel.layer, Counter())
+            counted[getattr(kernel, group_by)] += kernel.microseconds
+    return {
+        layer: {key: time / max(counted.total(), 1) for key, time in counted.most_common()}
+        for layer, counted in sorted(times.items())
+    }
+
+
+def served_share(
+    kernels: Sequence[ClassifiedKernel], wanted: str, name: str, least_part: float
+) -> float:
+    """
+    Return the share of the time of *kernels*, of one kind and phase, by the *wanted* classes.
+
+    Args:
+        wanted: As of `KernelContract.serves`; of several alternatives the best counts.
+        name: Searched in the name of each kernel that counts.
+        least_part: The least share of the first class of a sum; below it, the sum has none.
+    """
+    total, best = max(total_time(kernels), 1), 0.0
+    named = [kernel for kernel in kernels if re.search(name, kernel.name)]
+    for alternative in wanted.split("|"):
+        promised, *others = alternative.split("+")
+        own = total_time(kernel for kernel in named if kernel.label == promised)
+        beside = total_time(kernel for kernel in named if kernel.label in others)
+        if not others or own >= least_part * total:
+            best = max(best, (own + beside) / total)
+    return best
+
+
+def phase_times(kernels: Sequence[ClassifiedKernel]) -> dict[str, tuple[int, int]]:
+    """Return phase → the microseconds of its *kernels*, and of the helpers among them."""
+    times = {}
+    for phase in PHASES:
+        own = [kernel for kernel in kernels if kernel.phase == phase]
+        helpers = total_time(kernel for kernel in own if kernel.label == HELPER)
+        times[str(phase)] = total_time(own), helpers
+    return times
+
+
+def total_time(kernels: Iterable[ClassifiedKernel]) -> int:
+    """Return the microseconds that *kernels* took."""
+    return sum(kernel.microseconds for kernel in kernels)
+
+
+def class_changes(
+    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]], most: float
+) -> dict[str, str]:
+    """Return ``decode moe`` and the like → the class whose share changed by more than *most*."""
+    changed = {}
+    for layer in sorted({*before, *now}):
+        old, new = before.get(layer, {}), now.get(layer, {})
+        # Tokens may be drawn between two steps.
+        unseen = layer.endswith("sampling") and not (old and new)
+        for key in () if unseen else sorted({*old, *new}):
+            was, share = old.get(key, 0.0), new.get(key, 0.0)
+            if abs(share - was) > most:
+                changed[layer] = f"{key}: {was:.0%} before, {share:.0%} now"
+    return changed
+
 
 #: Why lines of the log fail a launch.
 Unwanted = Annotated[str, Meta(pattern="^(emulation|backend-refused|graph-memory-negative)$")]
@@ -153,14 +442,14 @@ def profile(
     Return the kernels of a request and of a batch, or the check that says why there are none.
 
     Those of all ranks on this machine count together, and the graphs of the rank with the fewest.
-    The *server* writes the profile to *folder*: it was started with `kernel_trace.profiler_flags`
+    The *server* writes the profile to *folder*: it was started with `profiler_flags`
     of that folder, which only write while a profile is taken.
     """
     batch = min(policy.batch, recipe.plan.max_num_seqs) if recipe else policy.batch
     try:
-        paths = kernel_trace.record_traces(server.client(), folder, batch)
+        paths = record_traces(server.client(), folder, batch)
         phases = PHASES if batch > 1 else PHASES[:2]
-        trace, *others = (kernel_trace.read_trace(path, phases) for path in paths)
+        trace, *others = (read_trace(path, phases) for path in paths)
     except ServerInvalid as error:
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
@@ -186,34 +475,28 @@ def check_contract(
     checks = [_log(policy, log)]
     if isinstance(trace, Check):
         return (*checks, trace)
-    kernels = kernel_trace.classify(trace, policy.kernels)
-    excluded = kernel_trace.fallbacks(kernels, contract, policy.fallbacks)
-    excluded += [
-        kernel
-        for kernel in kernels
-        if any(re.search(pattern, kernel.name) for pattern in contract.forbidden)
-    ]
+    kernels, phases = classify(trace, policy.kernels), tuple(trace)
+    excluded, unjudged = list[ClassifiedKernel](), list[ClassifiedKernel]()
+    for kernel in kernels:
+        stated = re.split(r"[+|]", contract.serves.get(kernel.kind, ""))
+        fallback = kernel.label in policy.fallbacks and kernel.label not in stated
+        if fallback or any(re.search(pattern, kernel.name) for pattern in contract.forbidden):
+            excluded.append(kernel)
+        # That of sampling need not be stated.
+        judged_kinds = {*contract.serves, "sampling"}
+        if not kernel.kind or (kernel.computes and kernel.kind not in judged_kinds):
+            unjudged.append(kernel)
     samples = _samples(excluded)
     message = "kernels of the profile that the recipe excludes: "
     message += samples[0].actual if samples else "none"
     checks.append(
         judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
     )
-    phases = tuple(trace)
     checks += [_layer(policy, contract, kind, kernels, phases) for kind in contract.serves]
-    unjudged = kernel_trace.unjudged(kernels, contract)
+    unknown, helpers = "that nothing judges", [each for each in kernels if each.label == HELPER]
     checks += [
-        _bounded(
-            "kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown, phases
-        ),
-        _bounded(
-            "kernels-helpers",
-            "that only help",
-            kernel_trace.helpers(kernels),
-            kernels,
-            policy.helpers,
-            phases,
-        ),
+        _bounded("kernels-unknown", unknown, unjudged, kernels, policy.unknown, phases),
+        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers, phases),
     ]
     if contract.graphs:
         checks.append(
@@ -301,7 +584,7 @@ def observe(
     except LogInvalid as error:
         raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
     client = server.client()
-    kernels = [] if isinstance(trace, Check) else kernel_trace.classify(trace, policy.kernels)
+    kernels = [] if isinstance(trace, Check) else classify(trace, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
     if block := server_under_test.cache_block(metrics):
@@ -319,9 +602,9 @@ def observe(
         cache,
         any(name.startswith(server_under_test.DRAFTS) for name in metrics),
         {name: tuple(match.values) for name, match in lines.items() if match.values},
-        kernel_trace.shares(kernels, "name"),
-        kernel_trace.shares(kernels, "label"),
-        kernel_trace.times(kernels),
+        time_shares(kernels, "name"),
+        time_shares(kernels, "label"),
+        phase_times(kernels),
     )
 
 
@@ -331,7 +614,7 @@ def same_launches(
     now: Mapping[str, Mapping[str, float]],
 ) -> Check:
     """Return whether a launch has the classes of kernels of the *first* one of the same wheel."""
-    changed = kernel_trace.changes(first, now, policy.change)
+    changed = class_changes(first, now, policy.change)
     samples = [Sample(layer, actual=text) for layer, text in changed.items()]
     message = f"kernels of other classes than in the first launch: {', '.join(changed) or 'none'}"
     return decided(
@@ -446,8 +729,8 @@ def _layer(
     wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
     figures, samples = list[Figure](), list[Sample]()
     for phase in phases:
-        own = [k for k in kernel_trace.serving(kernels, kind) if k.phase == phase]
-        share = 100 * kernel_trace.served_share(own, wanted, pattern, policy.least_part)
+        own = [k for k in kernels if k.computes and (k.phase, k.kind) == (phase, kind)]
+        share = 100 * served_share(own, wanted, pattern, policy.least_part)
         figures.append(
             Figure(f"{phase} by {wanted}", share, "%", len(own), bound=100 * policy.share)
         )
@@ -477,7 +760,7 @@ def _bounded(
         own, whole = (
             [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
         )
-        share = 100 * kernel_trace.time(own) / max(kernel_trace.time(whole), 1)
+        share = 100 * total_time(own) / max(total_time(whole), 1)
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
         samples += _samples(own[:10])
     return judged(
@@ -532,7 +815,7 @@ def _backends(
         for layer, why in reasons.items()
         for batch in ("", "batch ")
     }
-    changed = kernel_trace.changes(stock.classes, facts.classes, policy.change)
+    changed = class_changes(stock.classes, facts.classes, policy.change)
     # Only phases of one request are compared: the steps of a batch depend on when its requests
     # arrive.
     for phase in PHASES[:2]:

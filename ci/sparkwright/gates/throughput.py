@@ -42,7 +42,7 @@ from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import contract, kernel_trace, paired_differences, throughput_run
+from sparkwright.gates import contract, throughput_run
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.server_under_test import (
@@ -61,8 +61,13 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.paired_differences import ThroughputPolicy
-from sparkwright.gates.throughput_run import ExperimentStart, MeasurementJournal, Runner, RunSpec
+from sparkwright.gates.throughput_run import (
+    ExperimentStart,
+    MeasurementJournal,
+    Runner,
+    RunSpec,
+    ThroughputPolicy,
+)
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
 MEASURED_FLAGS = ("--no-enable-prefix-caching",)
@@ -120,14 +125,12 @@ class Experiment:
         self._blocks, self._generator = blocks, generator
         root = context.project.root
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
-        #: Of the first launch of each side, as `kernel_trace.shares`.
+        #: Of the first launch of each side, as `contract.time_shares`.
         self._classes = dict[Side, dict[str, dict[str, float]]]()
         self._logs = context.store.folder("logs", "throughput")
         self._profiles = self._logs / "profiles"
         gates = root / "ci" / "gates"
-        self.policy = strict_yaml.load(
-            gates / "throughput.yaml", paired_differences.ThroughputPolicy
-        )
+        self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
         self._workloads = workloads.load(root)
@@ -241,7 +244,7 @@ class Experiment:
             environments["baseline"] = (options.baseline_python, options.baseline)
             environments["control"] = environments["baseline"]
             # The profiler is there on both sides, and idle while anything is measured.
-            profiler = kernel_trace.profiler_flags(self._profiles)
+            profiler = contract.profiler_flags(self._profiles)
         gated = self._kind == "gate"
         for side, (python, wheel) in environments.items():
             served = options
@@ -299,8 +302,8 @@ class Experiment:
             policy, recipe.contract_for(subject.version), server.log, trace
         )
         if not isinstance(trace, Check):
-            kernels = kernel_trace.classify(trace, policy.kernels)
-            classes = kernel_trace.shares(kernels, "label")
+            kernels = contract.classify(trace, policy.kernels)
+            classes = contract.time_shares(kernels, "label")
             earlier = self._classes.setdefault(side, classes)
             checks = (*checks, contract.same_launches(policy, earlier, classes))
         for path in self._profiles.rglob("*.json*"):  # some tens of megabytes for each launch
@@ -310,7 +313,7 @@ class Experiment:
     def _result(self, spec: RunSpec, journal: MeasurementJournal, runner: Runner) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
         series, machine = runner.series, spec.machine
-        cells = paired_differences.cell_results(
+        cells = throughput_run.cell_results(
             self.cells, journal.measurements, runner.blocks, series, decision
         )
         stopped: Reason | None = None

@@ -25,7 +25,7 @@ from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.stack import Project, capability, stack_names
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.paired_differences import ThroughputPolicy
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]

@@ -36,7 +36,6 @@ from sparkwright.gates import (
     device,
     dirty_text,
     generation,
-    kernel_trace,
     logprobs,
     numerics,
     soak,
@@ -184,7 +183,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
         self.server = ServerUnderTest(
-            options, host, logs, self._recipe, kernel_trace.profiler_flags(self._profiles)
+            options, host, logs, self._recipe, contract.profiler_flags(self._profiles)
         )
         self._stack.callback(self.server.end)
         self._host = host

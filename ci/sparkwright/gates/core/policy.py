@@ -23,9 +23,9 @@ from sparkwright.gates.core.verdict import Declared, GateError, declarations
 from sparkwright.gates.device import DevicePolicy
 from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.gates.numerics import NumericsPolicy
-from sparkwright.gates.paired_differences import ThroughputPolicy
 from sparkwright.gates.soak import SoakPolicy
 from sparkwright.gates.text_checks import GenerationPolicy
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 
 class GatePolicies(msgspec.Struct, frozen=True):
