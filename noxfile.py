@@ -47,14 +47,14 @@ TESTS = {
         "emulation",
         "Load cross-built libraries under emulation (root, qemu, debootstrap).",
     ),
-    "workflows": ("workflows", "Run every step of the workflows and every command of the guides."),
+    "guides": ("guides", "Run every command of the guides."),
     "containers": (
         "containers",
         "Make images in a container engine, for both kinds of processor (root).",
     ),
 }
 #: Tests with a session of their own.
-SLOW = "emulation or long or containers or mutants or server or workflows"
+SLOW = "emulation or long or containers or mutants or server or guides"
 FAST = f"not (network or toolchain or {SLOW})"
 #: Two processes more than there are cores, because some tests wait for servers.
 WORKERS = str((os.cpu_count() or 1) + 2)

@@ -5,26 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.support import guides, processes, publisher, standin, tufindex, wheels
-from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
+from tests.unit.test_repository import ROOT, tracked
 
 from sparkwright.cli.demo import SHARED
 from sparkwright.client.environment import Prefix
 from sparkwright.core import strict_yaml
-from sparkwright.core.github import ADDRESS
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release.repository import IndexFolder
 
-pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
+pytestmark = [pytest.mark.toolchain, pytest.mark.guides]
 
-DOCS = Path(__file__).parents[2] / "docs" / "howto"
+DOCS = ROOT / "docs" / "howto"
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git in *folder*, without configuration, and return what it printed."""
+    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
+    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(name="environment")
@@ -47,8 +54,16 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
     """Return a checkout whose only stack is the demo, with all that it needs in the store."""
     demo = demo_session.project.root.parent
     work = tmp_path / "checkout"
-    git(tmp_path, "clone", "--quiet", str(checkout(tmp_path / "made", demo / "project")), str(work))
-    configure(environment, tmp_path, demo / "store", {upstreams.HOST: f"{demo}/upstreams/", ADDRESS: "http://127.0.0.1:9"})
+    for path in tracked():
+        name = path.relative_to(ROOT)
+        reviewed = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
+        if name.parts[0] not in ("tests", "docs") and not (reviewed and len(name.parts) > 2):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, work / name)
+    shutil.copytree(demo / "project", work, dirs_exist_ok=True)
+    for words in (["init", "--initial-branch=main"], ["add", "--all", "--force"], ["commit", "-m", "The lab's checkout"]):
+        git(work, words[0], "--quiet", *words[1:])
+    configure(environment, tmp_path, demo / "store", {upstreams.HOST: f"{demo}/upstreams/"})
     return work
 
 
@@ -136,7 +151,7 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     host.lock()
     host.pull(7, {"a.txt": b"one\ntwo\n"}, start="v1")
     (host.root / "build" / host.stack / "archs.yaml").write_text("rules: []\n")
-    configure(environment, tmp_path, host.cache, {host.url: str(host.path), ADDRESS: "http://127.0.0.1:9"})
+    configure(environment, tmp_path, host.cache, {host.url: str(host.path)})
     places = {
         "vllm#40082": f"{host.fork}#7",
         "--fork vllm": f"--fork {host.fork}",

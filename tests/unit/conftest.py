@@ -24,7 +24,6 @@ from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import Objects
-from sparkwright.core.github import PullRequest, PullState
 from sparkwright.demo import upstreams
 from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
@@ -306,8 +305,7 @@ class Host:
         self, number: int, head: str, merge: str = "", *, stacks: Sequence[str] = (), excluded: Sequence[str] = ()
     ) -> PickRecord:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
-        state: PullState = "merged" if merge else "open"
-        pull = PullRequest(number, f"Improve number {number}", "octocat", state, head, "main", merge)
+        pull = pick.PullRequest(head, merge, f"Improve number {number}")
         record = pick.record(self.context(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))

@@ -12,12 +12,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.github import PullState
 from sparkwright.core.store import UNFINISHED, write_file
 from sparkwright.forks.stack import UNRESOLVED, ObjectId
 
@@ -29,7 +28,8 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     An upstream pull request.
 
     Attributes:
-        state: As it was when it was last *seen* (a day, UTC, or ``never``).
+        state: As it was when it was last *seen* (a day, UTC, or ``never``); git does not show
+            whether an unmerged one is closed, and ``unresolved`` stands for that.
         date: The day (UTC) of the commit whose tree has it: of *merge*, else of *head*.
         head: The commit that its author pushed last.
         base: The commit that the diff is taken against: the parent of *merge*, or where *head* left
@@ -47,7 +47,7 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     number: Annotated[int, msgspec.Meta(ge=1)]
     title: str
     author: str
-    state: PullState
+    state: Literal["open", "merged", "closed", "unresolved"]
     seen: Day
     date: Day
     head: ObjectId

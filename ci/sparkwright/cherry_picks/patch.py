@@ -138,6 +138,12 @@ class PatchError(SparkwrightError):
             "Read the difference at the address above. Take the new state with `sparkwright "
             "patch pick NUMBER --accept`, or leave everything as it is.",
         ),
+        "pull-request-gone": Advice(
+            "The pull request was deleted or never existed, or its repository is private, "
+            "renamed or gone.",
+            "Compare number and repository with the ledger. What was deleted may still be in"
+            " a mirror, by the commit that the ledger names.",
+        ),
         "rebase-unfinished": Advice(
             "A rebase is under way in the worktree: a patch conflicts and waits for you, or "
             "changes are not committed.",

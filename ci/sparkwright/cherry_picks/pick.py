@@ -1,8 +1,7 @@
 """
 Pick: pin a pull request in the ledger.
 
-GitHub's API describes a pull request; if that is out of reach, git alone does. Its diff comes from
-git objects in either case.
+git alone describes it: its commits, those of the target branch that name it, and their authors.
 """
 
 from __future__ import annotations
@@ -25,38 +24,31 @@ from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubError, SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.github import ADDRESS, PullRequest, pull_request, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.mirror import mirrored
 from sparkwright.forks.stack import UNRESOLVED, SourceUnreachable
 
 
-def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:
+class PullRequest(msgspec.Struct, frozen=True):
     """
-    Return the current state of pull request *number*; None, with a note, if GitHub's API is out of
-    reach.
+    A pull request as git shows it, which does not show whether an unmerged one is closed.
 
-    Raises:
-        pull-request-gone: It does not exist.
+    Attributes:
+        head: The commit at the tip of its branch; ``unresolved`` if that is gone.
+        merge: The commit that it became on the target branch; empty unless merged.
+        title: Of a squash; else empty.
     """
-    owner = repository_of(ledger.url)
-    if owner and not context.offline:
-        try:
-            return pull_request(mirrored(context.mirrors, ADDRESS), *owner, number)
-        except GitHubError as error:
-            if error.reference == "pull-request-gone":
-                raise
-            console.note(f"{error.reference}: {error.what} Asking git alone.")
-    return None
+
+    head: str
+    merge: str = ""
+    title: str = ""
 
 
-def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
+def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
     """
-    Return the current state of pull request *number* by git alone, which shows neither the title of
-    an unmerged one, nor whether it is closed.
+    Return the current state of pull request *number*.
 
     Raises:
         pull-request-gone: Neither the pull request nor a commit that names it exists.
@@ -74,21 +66,15 @@ def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullReq
     commits = log(context.objects, "--first-parent", "--extended-regexp", *patterns, tip)
     merge = next((commit for commit in reversed(commits) if commit.number == number), None)
     if merge is None and head is None:
-        raise GitHubError(
+        raise PatchError(
             "pull-request-gone",
             f"{ledger.url} has neither a pull request {number} nor a commit that names it.",
         )
-    squash = merge if merge and not merge.subject.startswith("Merge ") else None
-    name = merge.commit if merge else previous.merge if previous else ""
-    return PullRequest(
-        number,
-        squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
-        squash.author if squash else UNRESOLVED,
-        "merged" if name else UNRESOLVED,
-        head or UNRESOLVED,
-        ledger.branch,
-        name,
-    )
+    if merge is None:
+        return PullRequest(head or UNRESOLVED, previous.merge if previous else "")
+    squash = not merge.subject.startswith("Merge ")
+    title = merge.subject[: merge.subject.rindex("(#")].strip() if squash else ""
+    return PullRequest(head or UNRESOLVED, merge.commit, title)
 
 
 def record(
@@ -109,30 +95,27 @@ def record(
     """
     base, tip = _base(context, ledger, pull, number), pull.merge or pull.head
     data, previous = series.diff_between(context, ledger, base, tip), ledger.by_number.get(number)
-    # Fields that GitHub alone can tell are taken from the earlier record.
-    old = {
-        field: getattr(previous, field)
-        for field in ("title", "author", "state", "head")
-        if previous and getattr(pull, field) == UNRESOLVED
-    }
-    fresh = PickRecord(
+    [commit] = log(context.objects, "-1", tip)
+    head, stacks = pull.head, previous.stacks if previous else {}
+    if previous and head == UNRESOLVED:
+        head = previous.head
+    return PickRecord(
         number=number,
-        title=pull.title,
-        author=pull.author,
-        state=pull.state,
-        head=pull.head,
+        title=pull.title or (previous.title if previous else commit.subject),
+        author=previous.author if previous else commit.author,
+        state="merged" if pull.merge else UNRESOLVED,
+        head=head,
         base=base,
         merge=pull.merge,
-        seen=previous.seen if previous and "state" in old else today(),
-        date=log(context.objects, "-1", tip)[0].date,
+        seen=today(),
+        date=commit.date,
         sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
         files=tuple(part.path for part in patch.sections(data)),
-        stacks=previous.stacks if previous else {},
+        stacks=stacks,
         reason=reason,
         drop_when=drop_when,
     )
-    return msgspec.structs.replace(fresh, **old)
 
 
 def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -> str:
@@ -141,13 +124,13 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     store.
     """
     objects, mirror, base = context.objects, context.mirror(ledger.url), ""
-    tip = mirror.history(pull.base_ref, newest=True) or ""
+    tip = mirror.history(ledger.branch, newest=True) or ""
     if pull.merge:
         if not is_ancestor(objects, pull.merge, tip):
             raise PatchError(
                 "pick-mismatch",
-                f"The merge commit of #{number} is not part of {pull.base_ref}.",
-                details=[f"merge: {pull.merge}", f"{pull.base_ref}: {tip or 'no such branch'}"],
+                f"The merge commit of #{number} is not part of {ledger.branch}.",
+                details=[f"merge: {pull.merge}", f"{ledger.branch}: {tip or 'no such branch'}"],
             )
         before = objects.text("rev-parse", f"{pull.merge}^@").split()
         # A squash and a merge bring one commit to the branch.
@@ -162,7 +145,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     if base in ("", pull.head):
         raise PatchError(
             "pick-mismatch",
-            f"It is unclear what #{number} changed on {pull.base_ref}.",
+            f"It is unclear what #{number} changed on {ledger.branch}.",
             details=[
                 "its commits were put onto the branch one by one, or have no history with it",
                 f"head:  {pull.head}",
@@ -193,7 +176,7 @@ def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: Pu
         # The new commits may not be fetched, or their base not be found; the message then names
         # less.
         with contextlib.suppress(SparkwrightError):
-            fresh = record(context, ledger, pull, pull.number, old.reason, old.drop_when)
+            fresh = record(context, ledger, pull, old.number, old.reason, old.drop_when)
             same = fresh.patch_id == old.patch_id
             details.append("the diff is the same as before" if same else "the diff is another one")
         raise PatchError(
@@ -227,7 +210,7 @@ def pin(
         patch-conflict, patch-already-upstream, patch-no-effect: The picks of the stack do not
             apply with it.
         pick-moved: The head or the merge commit changed since it was pinned.
-        pick-mismatch, pull-request-gone: See `record` and `snapshot_by_git`.
+        pick-mismatch, pull-request-gone: See `record` and `snapshot`.
     """
     with console.step(f"pick {fork}#{number}"):
         path, stack = path_of(context.project.root, fork), context.project.stack
@@ -241,7 +224,7 @@ def pin(
                 f"{fork}#{number} needs a reason and a condition for dropping it.",
                 todo="Give both: --reason TEXT --drop-when TEXT.",
             )
-        seen = snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
+        seen = snapshot(context, ledger, number)
         if earlier and not accept:
             _refuse_moved(context, ledger, earlier, seen)
         fresh = record(context, ledger, seen, number, reason, drop_when)

@@ -174,33 +174,6 @@ class GitError(SparkwrightError):
     }
 
 
-class GitHubError(SparkwrightError):
-    """GitHub cannot be reached, or refuses a request."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "github-refused": Advice(
-            "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has expired, or it may not read "
-            "this repository; or the requests of an hour are used up, of which all users behind "
-            "one address share a few without a token.",
-            "Renew the token, or give it the right to read; a public repository needs none, and a "
-            "token raises the limit. Or wait an hour.",
-        ),
-        "github-unreachable": Advice(
-            "The network or a proxy blocks GitHub, a login page answers instead, or GitHub "
-            "has a fault.",
-            "Check the connection with `sparkwright doctor` and try again, or give a mirror "
-            "with --mirror https://api.github.com=REPLACEMENT.",
-            exit_code=5,
-        ),
-        "pull-request-gone": Advice(
-            "The pull request was deleted or never existed, or its repository is private, "
-            "renamed or gone.",
-            "Compare number and repository with the ledger. What was deleted may still be in"
-            " a mirror, by the commit that the ledger names.",
-        ),
-    }
-
-
 class PythonError(SparkwrightError):
     """A Python environment cannot be used."""
 

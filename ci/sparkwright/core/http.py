@@ -313,9 +313,7 @@ def request(
             if last or not failure.retryable:
                 raise
         else:
-            # A limit that names its end in GitHub's own header ends hours later.
-            limited = reply.status == 429 and "x-ratelimit-reset" not in reply.headers
-            if last or not (limited or reply.status >= 500):
+            if last or not (reply.status == 429 or reply.status >= 500):
                 break
         time.sleep(pause)
         pause *= 2
