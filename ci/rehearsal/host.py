@@ -65,8 +65,10 @@ EVIDENCE = (
 MARK = "SPARKWRIGHT_REHEARSAL_STEP"
 #: Seconds in which a step that is late may end its servers, and in which killed ones must be gone.
 GRACE, PATIENCE = 30, 60
-#: Models are trained with the host's torch, before the packed one is here; other steps need all.
-FOR_TRAINING = {"environment.candidate"}
+#: Kinds of steps that take minutes and begin with the host's torch, before the packed one is here;
+#: other steps need all.
+EARLY = ("learned", "large")
+FOR_EARLY = {"environment.candidate", "unpack.model"}
 FOR_STEPS = {"environment.tool", "environment.harness", "unpack.model", "stock", "candidate"}
 #: Seconds between two steps of one store, as a fault copies the store of its night.
 APART = 12
@@ -579,7 +581,7 @@ def begin_steps(running: list[Step], gpus: int) -> None:
         step = stated[entry["name"]]
         if entry["name"] in ended | begun or not ended.issuperset(step["after"]):
             continue
-        if not done.issuperset(FOR_TRAINING if kind(step) == "learned" else FOR_STEPS):
+        if not done.issuperset(FOR_EARLY if kind(step) in EARLY else FOR_STEPS):
             continue
         before = {other["name"] for other in queue if other["group"] < entry["group"]}
         if entry["barrier"] and not ended.issuperset(before):
