@@ -149,11 +149,8 @@ rules:
     fork: widget
     source: beta
     file: CMakeLists.txt
-    command: set
-    where: [BETA_ARCHS]
-    argument: 1
-    expect: "80"
-    append: ["121f"]
+    before: BETA_ARCHS 80
+    after: BETA_ARCHS 80;121f
     reason: Beta stops at Ampere.
     drop_when: Beta goes further.
 """
@@ -329,7 +326,7 @@ def test_a_source_that_cannot_be_had_stops_the_build_before_anything_is_configur
     preflight.check_vendored(parts.context(), "widget")
     assert parts.record(parts.build(mirrors=False)).targets == ("_core", "_extra", "_late")
     rules = parts.root / "build/parts/archs.yaml"
-    rules.write_text(RULES.replace('expect: "80"', 'expect: "86"'))
+    rules.write_text(RULES.replace("before: BETA_ARCHS 80", "before: BETA_ARCHS 86"))
     with refusal("rule-mismatch", match="beta-archs"):
         parts.build(mirrors=False)
     rules.write_text(RULES.replace("source: beta", "source: bata"))

@@ -80,7 +80,7 @@ def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str
 
     kind: SourceKind = "git" if fork == "vllm" else "sdist"
     steps = tuple(AppliedPatch(name, hexed(name), subject, reason, tree(name), pick) for name, subject, reason, pick in patches)
-    sites = (Site("marlin-other-12.0f", "CMakeLists.txt", 680, "8.0+PTX", "8.0+PTX;12.0f"),) if fork == "vllm" else ()
+    sites = (Site("marlin-other-12.0f", "CMakeLists.txt", 680, 'MARLIN_OTHER_ARCHS "8.0+PTX"', 'MARLIN_OTHER_ARCHS "8.0+PTX;12.0f"'),) if fork == "vllm" else ()
     pin = tree("commit") if kind == "git" else hexed(fork, version)
     return SourceTree(
         fork, FetchedSource(fork, kind, f"{fork} {version}", pin, tree(), resolved), tree("patched"), tree("built"), steps, sites

@@ -1,9 +1,8 @@
-"""Arch rules, guards and the plan: exactly the places they were written for, every unit for the arch or with a reason; what CMake is asked, and asks for."""
+"""Arch rules and the plan: exactly the places they were written for, every unit for the arch or with a reason; what CMake is asked, and asks for."""
 
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,6 @@ from sparkwright.builder.arch.rules import (
     ArchRules,
     DroppedUnits,
     Site,
-    parse_cmake,
 )
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.sandbox import Sandbox
@@ -42,119 +40,44 @@ pick(REPACK_ARCHS "8.0+PTX" "${ARCHS}")
 """
 
 RULE = ArchRule(
-    name="supported", fork="mini", file="CMakeLists.txt", command="set", where=("SUPPORTED",), argument=1,
-    expect="7.5;12.0", append=("12.1",),
-    under=("TOOLKIT VERSION_GREATER_EQUAL 13.0",), reason="folds", drop_when="listed",
+    name="supported", fork="mini", file="CMakeLists.txt", before='SUPPORTED "7.5;12.0"', after='SUPPORTED "7.5;12.0;12.1"',
+    reason="folds", drop_when="listed",
 )  # fmt: skip
 
 
-def rewrite(text: str, *rules: ArchRule) -> tuple[dict[str, bytes], tuple[Site, ...]]:
-    return archs.rewrite({"CMakeLists.txt": text.encode()}.get, rules)
-
-
-def change(**fields: object) -> ArchRule:
-    return msgspec.structs.replace(RULE, **fields)
-
-
-def test_one_branch_is_changed_and_no_other_byte() -> None:
-    files, sites = rewrite(TEXT, RULE)
+def test_one_place_is_changed_and_no_other_byte() -> None:
+    files, sites = archs.rewrite({"CMakeLists.txt": TEXT.encode()}.get, [RULE])
     assert files["CMakeLists.txt"].decode() == TEXT.replace('"7.5;12.0")\nelse()', '"7.5;12.0;12.1")\nelse()')
-    assert sites == (Site("supported", "CMakeLists.txt", 4, "7.5;12.0", "7.5;12.0;12.1"),)
+    assert sites == (Site("supported", "CMakeLists.txt", 4, RULE.before, RULE.after),)
 
 
-UNEXPECTED = TEXT.replace('"7.5;12.0")\nelse', '"7.5;9.0;12.0")\nelse')
-EXTENDED = TEXT.replace('"7.5;12.0")\nelse', '"7.5;12.0;12.1")\nelse')
 TWICE = TEXT.replace('  set(SUPPORTED "7.5;12.0")\n', '  set(SUPPORTED "7.5;12.0")\n' * 2)
 
 
 @pytest.mark.parametrize(
-    ("text", "fields", "lines"),
+    ("text", "rules", "line"),
     [
-        (UNEXPECTED, {}, ["CMakeLists.txt:4: holds '7.5;9.0;12.0', the rule expects '7.5;12.0'"]),
-        (UNEXPECTED, {}, ["CMakeLists.txt:2: lies in if(TOOLKIT VERSION_GREATER_EQUAL 13.4)"]),
-        (EXTENDED, {}, ["CMakeLists.txt:4: holds 12.1 already"]),
-        (EXTENDED, {"expect": "7.5;12.0;12.1"}, ["CMakeLists.txt:4: holds 12.1 already"]),
-        (TWICE, {}, ["CMakeLists.txt:4: matches", "CMakeLists.txt:5: matches"]),
-        ("project(x)\n", {}, ["no set(SUPPORTED …) in CMakeLists.txt"]),
-        (TEXT, {"file": "cmake/gone.cmake"}, ["cmake/gone.cmake"]),
+        (TEXT.replace('"7.5;12.0")\nelse', '"7.5;9.0;12.0")\nelse'), [RULE], 'CMakeLists.txt:4: set(SUPPORTED "7.5;9.0;12.0")'),
+        (TWICE, [RULE], 'CMakeLists.txt:5: set(SUPPORTED "7.5;12.0")'),
+        (TEXT, [RULE, RULE], 'CMakeLists.txt:4: set(SUPPORTED "7.5;12.0;12.1")'),
+        (TEXT, [msgspec.structs.replace(RULE, file="gone.cmake")], "gone.cmake does not hold SUPPORTED"),
     ],
+    ids=["other", "twice", "again", "gone"],
 )
-def test_a_rule_that_does_not_match_one_place_lists_the_near_misses(text: str, fields: dict[str, object], lines: list[str]) -> None:
+def test_a_rule_that_does_not_match_one_place_lists_the_near_misses(text: str, rules: list[ArchRule], line: str) -> None:
     with refusal("rule-mismatch") as caught:
-        rewrite(text, change(**fields))
-    assert set(lines) <= set(caught.value.details)
-
-
-def test_two_rules_have_lists_of_their_own() -> None:
-    with refusal("rule-mismatch", match="Rule again matches 0 places"):
-        rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
-
-
-# CMake.
-
-BRANCHES = b"""\
-# set(LIST "0") in a comment is no command
-IF(A VERSION_GREATER_EQUAL
-   2.0)
-  Set(LIST "1;2")
-elseif(B)
-  foreach(x IN LISTS LIST)
-    set(LIST 3;4 [=[a]b]=] "q\\"uote" $<$<CONFIG:Debug>:5>)
-  endforeach()
-else()
-  set(LIST ${OTHER})
-endif()
-function(f OUT)
-  set(${OUT} "set(LIST \\"no\\")" PARENT_SCOPE)
-endfunction()
-"""
-
-
-def test_commands_have_their_scopes_and_arguments_their_bytes() -> None:
-    commands = [command for command in parse_cmake(BRANCHES, "CMakeLists.txt") if command.name == "set"]
-    assert [(command.line, command.scopes) for command in commands] == [
-        (4, ("if(A VERSION_GREATER_EQUAL 2.0)",)),
-        (7, ("elseif(B)", "foreach(x IN LISTS LIST)")),
-        (10, ("else()",)),
-        (13, ("function(f OUT)",)),
-    ]
-    assert commands[1].texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
-    assert tuple(BRANCHES[argument.start : argument.end].decode() for argument in commands[1].arguments) == commands[1].texts
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (b'project(x)\nset(A "b"\nset(C d)\n', 2),
-        (b"set(A b)\nset(A b))\n", 2),
-        (b'set(A "b)\n', 1),
-        (b"set(A [[b)\n" * 90_000, 1),
-        (b"if(A)\n" * 150_000, 101),
-    ],
-    ids=range(5),
-)
-def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
-    with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}\\."):
-        parse_cmake(text, "sub/CMakeLists.txt")
-
-
-def test_the_work_of_reading_is_bounded() -> None:
-    """Brackets that nothing closes, commands in commands, and many short commands cost no more than their bytes; 8 MB are refused."""
-    began = time.process_time()
-    assert parse_cmake(b"a()\n" * 200_000, "CMakeLists.txt")[-1].line == 200_000
-    with refusal("rule-mismatch", match="is larger than"):
-        parse_cmake(b"set(" + b"a " * 4_000_000 + b")", "CMakeLists.txt")
-    assert time.process_time() - began < 8
+        archs.rewrite({"CMakeLists.txt": text.encode()}.get, rules)
+    assert line in caught.value.details
 
 
 NATIVE = ("compute_121f:sm_121f",)
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 
 
-def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
+def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = ()) -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
     listed = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
-    return plan.examine(listed, calls, arch="12.1f", rules=rules or ArchRules(), fork="mini", read={"CMakeLists.txt": text.encode()}.get)
+    return plan.examine(listed, calls, arch="12.1f", rules=rules or ArchRules(), fork="mini")
 
 
 def kept(unit: str, gencode: str = "compute_80") -> ArchRules:
@@ -214,34 +137,24 @@ def test_a_plan_that_breaks_the_rules_is_refused(units: list[tuple[str, ...]], r
     assert any(detail in line for line in caught.value.details)
 
 
-SET = (1, "set", "MINE", "120f")
+ALL = (1, "set", "CMAKE_CUDA_ARCHITECTURES", "120f")
+TARGET = (2, "set_target_properties", "t", "PROPERTIES", "CUDA_ARCHITECTURES", "120f")
 
 
 @pytest.mark.parametrize(
-    ("text", "calls", "deciding"),
+    ("calls", "deciding"),
     [
-        (
-            'set(MINE "120f")\nset_target_properties(t PROPERTIES CUDA_ARCHITECTURES "${MINE}")\n',
-            [SET, (2, "set_target_properties", "t", "PROPERTIES", "CUDA_ARCHITECTURES", "120f")],
-            ["2: set_target_properties(t 120f)", "1: set(MINE 120f)"],
-        ),
-        (
-            'set(CMAKE_CUDA_ARCHITECTURES "120f")\n',
-            [(1, "set", "CMAKE_CUDA_ARCHITECTURES", "120f")],
-            ["1: set(CMAKE_CUDA_ARCHITECTURES 120f)"],
-        ),
-        ("", [], []),
-        (
-            'set(MINE "120f")\nlist(APPEND MINE ${ALL})\nset(OTHER 120f)\ngive(a.cu ${MINE})\n',
-            [SET, (2, "list", "APPEND", "MINE", "12.0"), (3, "set", "OTHER", "120f"), (4, "give", "a.cu", "-arch=sm_120f;12.0")],
-            ["4: give(a.cu -arch=sm_120f;12.0)", "2: list(APPEND 12.0)", "1: set(MINE 120f)"],
-        ),
+        ([ALL, TARGET, (3, "give", "b.cu;a.cu", "-arch=sm_120f;12.0"), (4, "give", "b.cu", "12.1f")], "3: give(-arch=sm_120f;12.0)"),
+        ([ALL, TARGET, (3, "give", "a.cu")], "2: set_target_properties(120f)"),
+        ([ALL, (2, "set", "OTHER", "12.0")], "1: set(120f)"),
+        ([], ""),
     ],
+    ids=["source", "target", "all", "none"],
 )  # fmt: skip
-def test_the_calls_that_decided_an_arch_are_named(text: str, calls: list[tuple[int | str, ...]], deciding: list[str]) -> None:
+def test_the_call_that_decided_an_arch_is_named(calls: list[tuple[int | str, ...]], deciding: str) -> None:
     traced = tuple(Call("CMakeLists.txt", int(line), str(name), tuple(map(str, values))) for line, name, *values in calls)
-    (unit,) = plans(("compute_120f:sm_120f",), calls=traced, text=text).units
-    assert unit.calls == tuple(f"CMakeLists.txt:{line}" for line in deciding)
+    (unit,) = plans(("compute_120f:sm_120f",), calls=traced).units
+    assert unit.call == (deciding and f"CMakeLists.txt:{deciding}")
 
 
 # What nvcc will be given.

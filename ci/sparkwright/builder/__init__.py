@@ -74,8 +74,8 @@ class BuildError(SparkwrightError):
             "environment.yaml.",
         ),
         "rule-mismatch": Advice(
-            "Upstream moved or reworded the lines that the rule was written for.",
-            "Read the file at the places listed, then adapt the rule to match exactly one of them.",
+            "Upstream moved or reworded the text that the rule was written for.",
+            "Read the file at the lines listed, then give the rule a text that occurs once.",
         ),
         "target-empty": Advice(
             "Upstream's CMake compiles nothing of a target for this architecture.",

@@ -4,16 +4,14 @@ The arch plan: for every CUDA unit, whether CMake will compile it for the arch o
 Configuring takes seconds and compiling most of an hour, so the plan runs CMake's configure before
 and after the rules and reads the compiler flags that it generates. A unit with another arch fails
 the plan unless it is listed under ``kept``, with a reason and with exactly that arch; the error
-names the CMake calls that decided its arch. Their values come from CMake's trace, and the names of
-their variables from the text at the same lines, because the trace no longer has them.
+names the CMake call that decided its arch, from CMake's trace.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import PurePosixPath
@@ -22,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.builder import BuildError, toolchain
-from sparkwright.builder.arch.rules import ArchRules, DroppedUnits, Site, parse_cmake
+from sparkwright.builder.arch.rules import ArchRules, DroppedUnits, Site
 from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
 from sparkwright.core.console import console
@@ -33,13 +31,12 @@ from sparkwright.forks.context import RunContext
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 #: Version of the stored record.
-FORM = 7
+FORM = 8
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(
     r"(?:^|[;,\s<>=])(?:sm_|compute_)?\d+\.?\d[af]?(?:\+PTX|-real|-virtual)?(?=$|[;,\s<>])"
 )
-_REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
 
 class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
@@ -48,13 +45,12 @@ class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why a unit is kept.
-        calls: The CMake calls that decided the arch of a unit that fails, latest first, as
-            ``file:line: command`` with its arguments.
+        call: The CMake call that decided its arch, as `_deciding_calls`; empty if none is known.
     """
 
     verdict: Verdict
     reason: str = ""
-    calls: tuple[str, ...] = ()
+    call: str = ""
 
     @property
     def fails(self) -> bool:
@@ -183,7 +179,6 @@ def _configure_and_examine(
         arch=context.project.spec.arch,
         rules=rules,
         fork=source.fork,
-        read=partial(context.objects.blob, source.tree),
         sites=(*source.sites, *vendored),
     )
 
@@ -195,7 +190,6 @@ def examine(
     arch: str,
     rules: ArchRules,
     fork: str,
-    read: Callable[[str], bytes | None],
     sites: Sequence[Site] = (),
 ) -> ArchPlan:
     """
@@ -204,24 +198,18 @@ def examine(
     Args:
         calls: Those of the configure, in the order in which they ran.
         rules: Those of *fork*.
-        read: Returns the bytes of a file of the configured source tree, None if there is none.
         sites: The changes of the rules in that tree.
     """
-    units = []
+    units, deciding = [], _deciding_calls(calls)
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
         entry = next((entry for entry in rules.kept if entry.covers(unit.source)), None)
         if verdict != "native" and entry and _is_loadable(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
-        units.append(PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason))
-    if any(unit.fails for unit in units):
-        calls = [call for call in reversed(calls) if _archs(call)]
-        texts = {
-            (file, command.line, command.name): command.texts
-            for file in {call.file for call in calls}
-            for command in parse_cmake(read(file) or b"", file)
-        }
-        units = [_with_calls(unit, calls, texts) if unit.fails else unit for unit in units]
+        names = (unit.source, unit.target, "CMAKE_CUDA_ARCHITECTURES")
+        call = next((deciding[name] for name in names if name in deciding), "")
+        fields = msgspec.structs.astuple(unit)
+        units.append(PlannedUnit(*fields, verdict=verdict, reason=reason, call=call))
     return ArchPlan(
         fork=fork,
         arch=arch,
@@ -239,59 +227,19 @@ def _target(arch: str) -> str:
     return f"compute_{number}:sm_{number}"
 
 
-def _with_calls(
-    unit: PlannedUnit,
-    calls: Sequence[Call],
-    texts: Mapping[tuple[str, int, str], tuple[str, ...]],
-) -> PlannedUnit:
+def _deciding_calls(calls: Iterable[Call]) -> dict[str, str]:
     """
-    Return *unit* with the call that gave it its archs, by its source or its target, and those
-    before it that set the variables in these calls.
-
-    Args:
-        calls: Those with archs, latest first.
-        texts: The arguments of the commands, as they are written, by file, line and name.
+    Return the last of *calls* that gave archs to a source, a target or a variable, by that name, as
+    ``file:line: command`` with the archs.
     """
-
-    def written(call: Call) -> tuple[str, ...]:
-        return texts.get((call.file, call.line, call.command), call.arguments)
-
-    def references(call: Call) -> set[str]:
-        return {name for text in written(call) for name in _REFERENCE.findall(text)}
-
-    def names_source(call: Call) -> bool:
-        folder = PurePosixPath(call.file).parent
-        parts = (part for argument in call.arguments for part in argument.split(";") if part)
-        return any(unit.source in (part, str(folder / part)) for part in parts)
-
-    by_source = [call for call in calls if names_source(call)]
-    deciding = (by_source or [call for call in calls if unit.target in call.arguments])[:1]
-    variables = {"CMAKE_CUDA_ARCHITECTURES"}
-    if deciding:
-        first, variables = deciding[0], references(deciding[0])
-        # Other calls of the same command are left out: their keywords may have the name of a
-        # variable.
-        earlier = calls[calls.index(first) + 1 :]
-        calls = [call for call in earlier if call.command != first.command]
+    deciding = dict[str, str]()
     for call in calls:
-        appends = call.command == "list"
-        variable = "".join(written(call)[appends : appends + 1])
-        if variable in variables:
-            deciding.append(call)
-            variables = (variables if appends else variables - {variable}) | references(call)
-    return msgspec.structs.replace(
-        unit,
-        calls=tuple(
-            f"{call.file}:{call.line}: {call.command}"
-            f"({' '.join([*written(call)[:1], *_archs(call)])})"
-            for call in deciding
-        ),
-    )
-
-
-def _archs(call: Call) -> list[str]:
-    """Return the arguments of *call* that hold archs."""
-    return [argument for argument in call.arguments if _ARCH.search(argument)]
+        if archs := [argument for argument in call.arguments if _ARCH.search(argument)]:
+            text = f"{call.file}:{call.line}: {call.command}({' '.join(archs)})"
+            folder = PurePosixPath(call.file).parent
+            for name in ";".join(call.arguments).split(";"):
+                deciding[name] = deciding[str(folder / name)] = text
+    return deciding
 
 
 def _generation(text: str) -> str:
@@ -365,13 +313,14 @@ def check(plans: PlanComparison) -> None:
 
 
 def _explain(failing: Iterable[PlannedUnit]) -> Iterator[str]:
-    """Yield the failing units, by the calls that decided and by gencode."""
-    group = attrgetter("calls", "verdict", "code")
-    for (calls, verdict, code), units in groupby(sorted(failing, key=group), key=group):
+    """Yield the failing units, by the call that decided and by gencode."""
+    group = attrgetter("call", "verdict", "code")
+    for (call, verdict, code), units in groupby(sorted(failing, key=group), key=group):
         sources = sorted(unit.source for unit in units)
         yield f"{verdict}, {code}: {len(sources)} unit(s)"
         yield from (f"  {source}" for source in sources)
-        yield from (f"  by {call}" for call in calls)
+        if call:
+            yield f"  by {call}"
 
 
 def show(plans: PlanComparison, *, result: bool = False) -> None:
