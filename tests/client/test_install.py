@@ -161,7 +161,8 @@ def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
     other = World(both.folder / "others")
     other.publish(TWO, [wheel("demo", "3.0")])
     both.environment["SPARKWRIGHT_INDEX"] = str(other.root)
-    assert both.run("install", "--renew", "--trust", other.fingerprint).code == 0
+    assert both.run("uninstall", TWO).code == 0
+    assert both.run("install", "--trust", other.fingerprint).code == 0
     both.world.yank(ONE, "it answers wrongly")
     assert both.run("rollback").code == 0  # nobody here can know it
     assert both.run("install", "--version", TWO).code == 0
@@ -256,8 +257,8 @@ def test_run_has_the_programs_and_caches_of_the_release(installed: User) -> None
     assert installed.run("run").code == 2
 
 
-def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(both: User) -> None:
-    """A new environment has the right files, although uv's cache was changed by the link."""
+def test_doctor_finds_every_kind_of_change_and_a_new_installation_has_none(both: User) -> None:
+    """uv's cache was changed by the link, which the first installation notices and the second repairs."""
     assert both.run("doctor").code == both.run("doctor", "--deep").code == 0
     path = both.site() / "other/__init__.py"
     data = reverse(path)
@@ -281,24 +282,16 @@ def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(both: User) -
     assert both.run("install").reference == "environment-broken"
 
     for name in (ONE, TWO):
-        assert both.run("install", "--renew", "--version", name).code == 0
+        assert both.run("uninstall", name).code == 0
+    assert (both.run("install").reference, both.current) == ("environment-broken", "")
+    for name in (ONE, TWO):
+        assert both.run("install", "--version", name).code == 0
     assert both.run("doctor", "--deep").code == 0
     assert path.read_bytes() == data
 
 
-def test_renew_means_the_current_release_in_its_channel(both: User) -> None:
-    """A damaged current release is not left for the newest verified one."""
-    both.world.publish(THREE, [wheel("demo", "1.2")], channel="candidate")
-    for release, words in ((THREE, ["--channel", "candidate"]), (ONE, ["--version", ONE])):
-        assert both.run("install", *words).code == 0
-        (both.site() / "demo/__init__.py").unlink()
-
-        assert both.run("install", "--renew").document["release"]["name"] == release
-        assert (both.current, both.run("doctor").code) == (release, 0)
-
-
 def test_environment_of_other_contents_or_without_a_readable_marker(installed: User) -> None:
-    """It is not replaced unasked, as it may be running, but renewed or removed."""
+    """It is not replaced, as it may be running, but removed."""
     marker = installed.prefix / "releases" / ONE / "sparkwright.json"
     other = {**msgspec.json.decode(marker.read_bytes()), "key": "0" * 64}
     marker.write_bytes(msgspec.json.encode(other))
@@ -306,27 +299,11 @@ def test_environment_of_other_contents_or_without_a_readable_marker(installed: U
     for words in ([], ["--dry-run"]):
         assert installed.run("install", *words).reference == "environment-unusable"
     assert installed.listing() == before
-    assert installed.run("install", "--renew").code == 0
     marker.write_text("{")
-    assert installed.run("doctor").reference == "environment-broken"
-    assert installed.run("install").reference == "environment-broken"
-    assert installed.run("install", "--renew", "--version", ONE).code == 0
-    assert installed.run("doctor").code == 0
-    marker.write_text("{")
+    for words in (["doctor"], ["install"]):
+        assert installed.run(*words).reference == "environment-broken"
     assert installed.run("uninstall", ONE).code == 0
     assert list((installed.prefix / "releases").iterdir()) == []
-
-
-def test_environment_on_a_disk_of_its_own_stays(both: User) -> None:
-    """It cannot be replaced, which is reported, and later runs work."""
-    folder = shlex.quote(str(both.prefix / "releases" / ONE))
-    client, before = shlex.join(CLIENT), both.listing()
-    script = f"{client} install --renew --version {ONE} 2>&1; {client} doctor --json"
-    command = [*mounts.mounting_shell(), f"mount --bind {folder} {folder} && {{ {script}; }}"]
-    done = subprocess.check_output(command, env=both.environment, text=True)
-
-    assert "environment-unusable" in done
-    assert (both.current, both.listing()) == (TWO, before)
 
 
 def test_doctor_runs_nothing_and_believes_no_record(installed: User) -> None:
@@ -340,8 +317,6 @@ def test_doctor_runs_nothing_and_believes_no_record(installed: User) -> None:
     processes.script(python, "yes | head -c 2000000000")
 
     assert installed.run("doctor").reference == "environment-broken"
-    assert installed.run("install", "--renew").code == 0
-    assert installed.run("doctor", "--deep").code == 0
     assert installed.run("uninstall").code == 0
     assert Path(sys.executable).exists()
 
@@ -458,9 +433,8 @@ def test_runs_at_once_wait_for_each_other(user: User) -> None:
 @pytest.mark.parametrize(
     ("command", "before", "after", "first", "stride"),
     [
-        # Each takes seconds, so that these two share the operations, which are the same.
+        # Each takes seconds.
         ("install", ONE, TWO, 1, 4),
-        (f"install --renew --version {ONE}", ONE, ONE, 3, 4),
         ("rollback", TWO, ONE, 1, 1),
         (f"uninstall {TWO}", TWO, "", 1, 1),
     ],
@@ -468,7 +442,7 @@ def test_runs_at_once_wait_for_each_other(user: User) -> None:
 def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
     both: User, command: str, before: str, after: str, first: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an environment that is made anew, the old one may stand aside meanwhile. Nothing unfinished stays."""
+    """Nothing unfinished stays."""
     user, words, ended, step = both, command.split(), "", first
     scratch = user.world.folder / "scratch"
     scratch.mkdir()
@@ -485,8 +459,7 @@ def test_kill_anywhere_leaves_a_whole_release_and_the_next_run_finishes(
             condition = user.run("doctor").document
             releases = condition.get("error", condition)["releases"]
             whole = {name for name, entry in releases.items() if not entry["faults"]}
-            aside = "--renew" in words and any(user.prefix.glob("releases/.unfinished-*/.old"))
-            assert user.current in (whole if after else {*whole, ""}) or aside, (ended, releases)
+            assert user.current in (whole if after else {*whole, ""}), (ended, releases)
             if step % 3 == 0 and words[0] == "install":
                 assert user.run("rollback").reference in ("", "nothing-installed")
             again = user.run(*words)

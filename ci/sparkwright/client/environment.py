@@ -191,13 +191,15 @@ class Prefix:
         if not files.is_utf8(self.root):
             raise PythonError("environment-unusable", f"{self.root} is not UTF-8.")
 
-    def locked(self, *, wait: bool = True) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Make the folder, and keep other runs that make or remove environments out of it."""
-        return locked_folder(self.root, wait=wait)
+        return locked_folder(self.root)
 
-    def switching(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def switching(self) -> Iterator[None]:
         """
-        Keep other runs from moving environments, the link to the current one, and the history.
+        Keep other runs from moving environments, the link to the current one, and the history, and
+        remove what killed ones were writing.
 
         It is held for moments, while `locked` is held as long as an installation takes.
 
@@ -209,7 +211,9 @@ class Prefix:
                 raise PythonError(
                     "environment-unusable", f"{path} is a folder.", todo="Move it away."
                 )
-        return locked_folder(self.root, ".switch.lock")
+        with locked_folder(self.root, ".switch.lock"):
+            remove_unfinished(self.root)
+            yield
 
     def environment_folder(self, name: str) -> Path:
         """Return the environment of the release *name*."""
@@ -285,15 +289,8 @@ class Prefix:
         if back:
             write_file(path, msgspec.json.encode(back))
 
-    @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Path]:
-        """Yield where to make an environment that takes the place of *name* once it is whole."""
-        try:
-            yield self._work_folder() / name
-        finally:
-            self.recover()
-
-    def _work_folder(self) -> Path:
+    def work_folder(self) -> Path:
+        """Return a new folder for an environment that is being made or removed."""
         return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=own_folder(self.root, "releases")))
 
     def remove(self, name: str) -> None:
@@ -301,25 +298,13 @@ class Prefix:
         with self.switching():
             if self.current == name:
                 (self.root / "current").unlink()
-            self.environment_folder(name).rename(self._work_folder() / ".old")
-        self.recover()
+            self.environment_folder(name).rename(self.work_folder() / name)
+        self.remove_work_folders()
 
-    def recover(self) -> None:
-        """
-        Move new environments that are whole to their places, and remove what else is left of runs.
-        What cannot be moved is removed, and what cannot be removed is left to the next run.
-        """
-        works = list(self.root.glob(f"releases/{UNFINISHED}*"))
-        with self.switching():
-            for marker in (path for work in works for path in work.glob(f"[!.]*/{MARKER}")):
-                folder = self.environment_folder(marker.parent.name)
-                with contextlib.suppress(OSError):  # the folder of a mounted disk cannot be removed
-                    if os.path.lexists(folder):
-                        folder.rename(marker.parents[1] / ".old")
-                    marker.parent.rename(folder)
-            remove_unfinished(self.root)
-        for work in works:
-            shutil.rmtree(work, ignore_errors=True)
+    def remove_work_folders(self) -> None:
+        """Remove what is left of runs; what cannot be removed is left to the next run."""
+        for path in self.root.glob(f"releases/{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def make(
@@ -362,7 +347,7 @@ def make(
         write_file(folder / file, data)
     own_folder(folder, CACHES)
     actual = describe(folder)
-    _compare_with_wheels(folder, wheels, replaced, base, actual)
+    _compare_with_wheels(folder, cache, wheels, replaced, base, actual)
     for file in actual:
         # uv links one file into several releases, so an edit would change all of them.
         if not (folder / file).is_symlink():
@@ -412,6 +397,7 @@ def _state(path: str, *, contents: bool) -> FileState:
 
 def _compare_with_wheels(
     folder: Path,
+    cache: Path,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
     base: set[str],
@@ -437,8 +423,11 @@ def _compare_with_wheels(
         *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
     ]
     if wrong:
+        # A file of an environment is a link into uv's cache, so a change of it is one of both.
+        shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         raise ClientError(
             "environment-broken",
             f"What was installed in {folder} is not what the wheels hold.",
             details=wrong[:20],
+            todo="Run it again: it begins with an empty cache.",
         )

@@ -21,7 +21,8 @@ class ClientError(SparkwrightError):
         "environment-broken": Advice(
             "The environment differs from its release: an interrupted installation, or "
             "changed files.",
-            "Make it again with `sparkwright install --renew --version NAME`.",
+            "Remove it with `sparkwright uninstall NAME`, and install it again with "
+            "`sparkwright install --version NAME`.",
         ),
         "index-damaged": Advice(
             "A file of the index is missing, or not the one that its signed metadata names: "

@@ -7,7 +7,6 @@ wheel, and the room. Nothing is installed into an environment that exists.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import platform
@@ -49,7 +48,7 @@ from sparkwright.client.records import (
     WarmPack,
 )
 from sparkwright.core.console import console
-from sparkwright.core.errors import PythonError, StoreError
+from sparkwright.core.errors import PythonError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.process import CACHES, cache_variables
 from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
@@ -123,7 +122,6 @@ def install(
     stack: str = "",
     version: str = "",
     python: str = "",
-    renew: bool = False,
     dry_run: bool = False,
 ) -> dict[str, Any]:
     """
@@ -133,8 +131,6 @@ def install(
         version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
             for that of the current release, else the latest), this machine and *python* (empty for
             the one that runs this program).
-        renew: Make the environment anew, even if it is there: without *version* that of the current
-            release, and from the channel that it was installed from.
         dry_run: Check everything, and create nothing.
 
     Returns:
@@ -149,14 +145,10 @@ def install(
         environment-broken: The environment is there, and was changed; or the new one is not
             usable, and was removed.
         environment-unusable: The environment is there, with another Python or from another lock,
-            or its folder cannot be replaced.
+            or something else has its name.
         command-failed: The new environment could not be made, and was removed.
     """
     interpreter = environment.find_python(python)
-    if renew:
-        version = version or prefix.current
-        old = prefix.marker(version)
-        channel = "candidate" if old and old.channel == "candidate" else channel
     machine = platform.machine()
     if not (stack or version):
         stack = prefix.current.rpartition(".")[0]
@@ -177,22 +169,21 @@ def install(
     contents = (lock.sha256, release.edits, release.overlays, interpreter.site)
     key, folder = content_key("environment", contents), prefix.environment_folder(name)
     with prefix.locked():
-        prefix.recover()
+        prefix.remove_work_folders()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        moved, ours = present and present.folder != str(folder), name in prefix.environments()
-        if ours and not moved and not renew:
+        if name in prefix.environments():
             if present and present.key != key:
                 raise PythonError(
                     "environment-unusable",
                     f"{name} is installed with Python {present.python}, or from another lock.",
                     todo=f"Name that Python with --python; or, once no program of {folder} runs,"
-                    f" replace it with `sparkwright install --renew --version {name}`.",
+                    f" remove it with `sparkwright uninstall {name}`.",
                 )
-            if present and prefix.current == name:
+            if present and (prefix.current, present.folder) == (name, str(folder)):
                 return _result(prefix, "there already", present, present)
             with prefix.switching():
                 return _switch(prefix, name, dry_run=dry_run)
-        if os.path.lexists(folder) and not ours:
+        if os.path.lexists(folder):
             raise PythonError(
                 "environment-unusable",
                 f"{folder} is not an environment of sparkwright.",
@@ -226,8 +217,6 @@ def install(
             )
         if dry_run:
             return _result(prefix, "would install", before, marker)
-        if renew:  # files of other environments may be links into uv's cache
-            shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         replaced |= {CANARY: canary} if (canary := _canary(index, release, marker)) else {}
         make_current(prefix, cache, interpreter, marker, checked, replaced)
         return _result(prefix, "installed", before, marker)
@@ -242,31 +231,28 @@ def make_current(
     replaced: Mapping[str, bytes],
 ) -> None:
     """
-    Make the environment of *marker* from *wheels*, in place of one of its name, and let ``current``
-    lead to it.
+    Make the environment of *marker* from *wheels*, and let ``current`` lead to it.
 
     Args:
         replaced: As `environment.make` has it.
 
     Raises:
         environment-broken, command-failed, disk-full: It could not be made, and was removed.
-        environment-unusable: Its folder cannot be replaced.
     """
     folder = prefix.environment_folder(marker.name)
     replaced = {**replaced, "caches.env": _shell_variables(cache_variables(folder))}
-    with prefix.replacing(marker.name) as new, console.step(f"installing into {folder}"):
-        listing = msgspec.json.encode(environment.make(new, cache, python, wheels, replaced))
-        write_file(new / LISTING, listing)
-        marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-        write_file(new / MARKER, msgspec.json.encode(marker))
-    if prefix.marker(marker.name) != marker:
-        raise PythonError(
-            "environment-unusable",
-            f"{folder} cannot be replaced.",
-            todo="Unmount it; or name another folder with --prefix.",
-        )
-    with prefix.switching():
-        prefix.switch(marker.name)
+    new = prefix.work_folder() / marker.name
+    try:
+        with console.step(f"installing into {folder}"):
+            listing = msgspec.json.encode(environment.make(new, cache, python, wheels, replaced))
+            write_file(new / LISTING, listing)
+            marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
+            write_file(new / MARKER, msgspec.json.encode(marker))
+        with prefix.switching():
+            new.rename(folder)
+            prefix.switch(marker.name)
+    finally:
+        prefix.remove_work_folders()
 
 
 def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[WarmPack]:
@@ -495,9 +481,6 @@ def rollback(
         nothing-installed: There is no earlier release. release-yanked: It was yanked since.
         environment-broken: It was changed.
     """
-    # An installation that is at work recovers the others, and is not waited for.
-    with contextlib.suppress(StoreError), prefix.locked(wait=False):
-        prefix.recover()
     with prefix.switching():
         history = prefix.history
         while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
@@ -525,7 +508,7 @@ def uninstall(prefix: Prefix, name: str) -> str:
         nothing-installed: It is not installed.
     """
     with prefix.locked():
-        prefix.recover()
+        prefix.remove_work_folders()
         name = name or prefix.current
         if name not in prefix.environments():
             what = f"no release {name!r:.120}" if name else "no current release"

@@ -82,14 +82,6 @@ _ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
     ),
     (
         ("install",),
-        "--renew",
-        {
-            "action": "store_true",
-            "help": "make the environment of the current release, or of --version, again",
-        },
-    ),
-    (
-        ("install",),
         "--dry-run",
         {"action": "store_true", "help": "check everything, and create nothing"},
     ),
@@ -185,7 +177,6 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
             stack=arguments.stack or "",
             version=arguments.version or "",
             python=arguments.python or "",
-            renew=arguments.renew,
             dry_run=arguments.dry_run,
         )
     )
