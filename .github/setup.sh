@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Installs this checkout's program into .venv and puts it on the path of the job's later steps; a site's own config.yaml comes
 # with it. Arguments are packages of Debian or Ubuntu that the job needs besides; those that are missing are installed.
-# REQUIREMENTS=signing installs only what the commands of the job that signs import.
 set -euo pipefail
 
 missing=()
@@ -17,11 +16,10 @@ fi
 
 python3 -m venv .venv
 # By hash, and from wheels alone, because jobs that hold keys are prepared by this script, too:
-#   compile="uv pip compile --universal --python-version 3.11 --no-strip-extras --generate-hashes --no-annotate --no-header"
-#   $compile pyproject.toml .github/requirements.in --extra full --output-file .github/requirements.txt
-#   $compile pyproject.toml .github/signing.in --constraint .github/requirements.txt --output-file .github/signing.txt
+#   uv pip compile --universal --python-version 3.11 --no-strip-extras --generate-hashes --no-annotate --no-header \
+#       pyproject.toml .github/requirements.in --extra full --output-file .github/requirements.txt
 install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
-"${install[@]}" --require-hashes --only-binary :all: --requirement ".github/${REQUIREMENTS:-requirements}.txt"
+"${install[@]}" --require-hashes --only-binary :all: --requirement .github/requirements.txt
 "${install[@]}" --no-deps --no-build-isolation .
 echo "$PWD/.venv/bin" >>"$GITHUB_PATH"
 if [[ -n ${SITE_CONFIG:-} ]]; then

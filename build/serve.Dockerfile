@@ -1,14 +1,25 @@
-# The image that serves a release: `sparkwright lab image` builds it. BASE is pinned by digest: `image` in
-# build/<stack>/environment.yaml, or --base. RELEASE is the first stage with the release NAME installed below /opt/sparkwright, which
-# sparkwright's client does in a container: the wheels lie in a volume there, and so in no layer and no build context.
+# The image that serves a release, from a checkout, for the engine's own kind of processor:
+#
+#   docker build --file build/serve.Dockerfile --build-arg BASE=ubuntu@sha256:DIGEST --build-arg INDEX=https://INDEX/ \
+#       --build-arg TRUST=FINGERPRINT --build-arg RELEASE=2026.11.3 --tag NAME .
+#
+# CHANNEL=candidate takes a release that is not verified. sparkwright's client checks signatures and hashes, and installs below
+# /opt/sparkwright; no download stays in a layer.
 ARG BASE
-ARG RELEASE=serve-system
-
-FROM ${BASE} AS serve-system
+FROM ${BASE}
+ARG BASE
+ARG INDEX
+ARG TRUST
+ARG RELEASE
+ARG CHANNEL=verified
+# A tag can name another image tomorrow, and an image shows the password of an address.
+RUN case $BASE in *sha256:????????????????????????????????????????????????????????????????) ;; *) \
+        echo "BASE is named by no digest: $BASE"; exit 1;; esac; \
+    case $INDEX in *@*) echo "the image would show the password of INDEX"; exit 1;; esac; \
+    [ -n "$TRUST" ] && [ -n "$RELEASE" ] || { echo "TRUST and RELEASE are required"; exit 1; }
 # Triton compiles its launchers with gcc against Python.h, and FlashInfer what is not in its wheel with g++; tini passes signals on and
-# reaps what a dead engine leaves.
+# reaps what a dead engine leaves. Only what the base lacks is installed: a base that has everything needs no network for it.
 ARG PACKAGES="ca-certificates g++ python3 python3-dev python3-venv tini"
-# Only what the base lacks is installed: a base that has everything needs no network. One stream keeps the order of its messages.
 RUN exec 2>&1; set -eu; missing=; \
     for package in $PACKAGES; do \
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$' || missing="$missing $package"; \
@@ -23,13 +34,20 @@ RUN exec 2>&1; set -eu; missing=; \
 # No login, no password: a name for the number that everything inside runs as.
 RUN set -eu; echo 'spark:x:10001:' >> /etc/group; echo 'spark:x:10001:10001::/var/lib/sparkwright:/bin/bash' >> /etc/passwd; \
     mkdir -p /var/lib/sparkwright/huggingface; chown -R 10001:10001 /var/lib/sparkwright
-
-FROM ${RELEASE} AS serve
-ARG NAME
-COPY entrypoint.sh /usr/local/bin/sparkwright-entrypoint
-# Kernels that are compiled at run time outlive the container in a volume; all else of the release belongs to root.
-RUN set -eu; chown -R 10001:10001 /opt/sparkwright/releases/$NAME/caches; \
-    ln -s /opt/sparkwright/program/bin/sparkwright /usr/local/bin/sparkwright
+COPY . /tmp/checkout
+RUN set -eu; umask 022; cd /tmp/checkout; export XDG_CACHE_HOME=/tmp/cache PYTHONDONTWRITEBYTECODE=1; \
+    prefix=/opt/sparkwright; python3 -m venv $prefix/program; python=$prefix/program/bin/python; \
+    install="$python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir"; \
+    $install --require-hashes --only-binary :all: --requirement .github/requirements.txt; \
+    $install --no-deps --no-build-isolation .; \
+    cd /; $python -I -m sparkwright.client.main install --prefix $prefix --index "$INDEX" --trust "$TRUST" \
+        --channel "$CHANNEL" --version "$RELEASE"; \
+    $python -I -m pip uninstall --quiet --yes pip; \
+    $python -I -m compileall -qq -j 0 --invalidation-mode unchecked-hash $prefix >&2 || :; \
+    # Kernels that are compiled at run time outlive the container in a volume; all else of the release belongs to root.
+    chown -R 10001:10001 $prefix/releases/$RELEASE/caches; \
+    install -m 755 /tmp/checkout/build/entrypoint.sh /usr/local/bin/sparkwright-entrypoint; \
+    ln -s $prefix/program/bin/sparkwright /usr/local/bin/sparkwright; rm -rf /tmp/checkout /tmp/cache
 ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     HOME=/var/lib/sparkwright \
     HF_HOME=/var/lib/sparkwright/huggingface \
@@ -40,8 +58,10 @@ ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
+LABEL sparkwright.release=$RELEASE sparkwright.channel=$CHANNEL sparkwright.index=$INDEX sparkwright.index.fingerprint=$TRUST \
+    org.opencontainers.image.base.digest=$BASE
 # Owner, mode and content of a path are those of the image when a new volume is put there.
-VOLUME ["/var/lib/sparkwright", "/opt/sparkwright/releases/$NAME/caches"]
+VOLUME ["/var/lib/sparkwright", "/opt/sparkwright/releases/$RELEASE/caches"]
 WORKDIR /var/lib/sparkwright
 USER 10001:10001
 EXPOSE 8888

@@ -236,7 +236,7 @@ sys.exit([main.main(words) for words in commands] != [0, 0, 0, 1, 0])
 def test_job_that_signs_imports_what_its_requirements_pin(
     stock: IndexOwner, tmp_path: Path
 ) -> None:
-    pins = (wheels.ROOT / ".github" / "signing.txt").read_text()
+    pins = (wheels.ROOT / ".github" / "requirements.txt").read_text()
     pinned = re.findall(r"^([a-z0-9-]+)(?:\[.*\])?==", pins, re.MULTILINE)
     keys = str(tmp_path / "keys")
     owner = ["--root", str(wheels.ROOT), "--at", str(tmp_path / "index"), "--keys", keys]

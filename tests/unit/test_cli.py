@@ -22,7 +22,7 @@ from sparkwright.cli import main
 from sparkwright.core.store import Store
 
 #: What the command line must not load before it is needed: each costs more than the rest together.
-HEAVY = ("torch", "docker", "requests", "pypi_simple", "rich", "elftools", "filelock")
+HEAVY = ("torch", "requests", "pypi_simple", "rich", "elftools", "filelock")
 
 
 def test_json_is_one_document_and_messages_are_apart(cli: Cli, mini: Mini) -> None:

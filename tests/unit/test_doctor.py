@@ -29,7 +29,6 @@ SPARK: dict[str, Any] = {
     "g++": "13.3.0",
     "Python headers": "3.12.3",
     "ccache": "4.9.1",
-    "docker": "28.2.2",
     "aarch64-linux-gnu-g++": "",
 }
 

@@ -186,7 +186,7 @@ FAILURES, SYSTEMS = ((ROOT / "docs" / name).read_text("utf-8") for name in ("fai
 #: A reference has a hyphen; a command, a flag and a message of vLLM do not look like one.
 REFERENCE = re.compile(r"`([a-z0-9]+(?:-[a-z0-9]+)+|emulation|repetition)`")
 #: A command as a page writes it: its name, and the words after it.
-COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:lab|model|patch|release) )?[a-z]+)((?: [^`]+)?)`")
+COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:model|patch|release) )?[a-z]+)((?: [^`]+)?)`")
 
 
 def command_references() -> set[str]:
@@ -216,7 +216,7 @@ def test_every_reference_of_the_pages_exists() -> None:
     assert len(FAILURES.split()) <= 600
 
 
-@pytest.mark.parametrize(("page", "least"), [(FAILURES, {"plan", "serve"}), (SYSTEMS, {"build", "lab image", "model inspect", "patch pick"})])
+@pytest.mark.parametrize(("page", "least"), [(FAILURES, {"plan", "serve"}), (SYSTEMS, {"build", "model inspect", "patch pick"})])
 def test_every_command_option_recipe_and_workload_of_the_pages_exists(page: str, least: set[str]) -> None:
     workloads, recipes = (ROOT / "ci" / "gates" / "workloads.yaml").read_text(), recipe.files(ROOT)
     found = [(name, shlex.split(text)) for name, text in COMMAND.findall(page) if name in COMMANDS]

@@ -1,4 +1,4 @@
-"""Real programs still say the words by which outcomes are decided; `tests/containers` asks a real engine for its own."""
+"""Real programs still say the words by which outcomes are decided."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ SAID = {
     "HUNK_MOVED": "git init -q; seq 9 >a; git add a; seq 8 >a; git diff >p; (echo new; seq 9) >a; git apply -v p",
     "NAME_UNKNOWN": "echo 'namespace a {} int b = a::c(d);' >driver.cpp; g++ -c driver.cpp",
     "JSON_CUT_OFF": "\"$PYTHON\" -c 'import msgspec; msgspec.json.decode(b\"{\\\"a\\\": [1, \")'",
-    "ENGINE_FULL": "cp /etc/passwd /dev/full",
-    "FORMAT_UNKNOWN": """printf '\\177ELF' >a; chmod +x a; "$PYTHON" -c 'import os; os.execv("./a", ["a"])'""",
 }  # fmt: skip
 
 

@@ -25,10 +25,8 @@ from sparkwright.builder.wheel.elf import LEGACY_TAGS
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 
 #: glibc 2.*this*: of DGX OS 7 (Ubuntu 24.04), on which wheels of another machine are to run;
@@ -44,11 +42,10 @@ LockedWheel = tuple[str, str, str]
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """A Python of another machine or an image; *libc* is the version of its glibc, ``2.36``."""
+    """A Python of another machine."""
 
     version: str
     machine: str
-    libc: str = f"2.{GLIBC}"
 
     def selection(self) -> dict[str, Any]:
         """Return its environment and wheel tags, as arguments of `Pylock.select`."""
@@ -60,7 +57,7 @@ class Interpreter(msgspec.Struct, frozen=True):
                 "python_version": f"{major}.{minor}",
                 "python_full_version": self.version,
             },
-            "tags": tags((major, minor), self.machine, int(self.libc.partition(".")[2] or 17)),
+            "tags": tags((major, minor), self.machine),
         }
 
 
@@ -247,34 +244,3 @@ def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = Fal
         return [
             *pool.map(lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels)
         ]
-
-
-def required(context: RunContext, python: Interpreter, requirements: Sequence[str]) -> list[Path]:
-    """
-    Return the wheels that *requirements* of sparkwright resolve to on *python*, downloaded.
-
-    The resolution is stored, so that the image can be built again without a network.
-
-    Raises:
-        offline: They are not resolved or not downloaded, and the run is offline.
-        source-unreachable, source-mismatch, disk-full: As `download`.
-    """
-    store = context.store
-    key = content_key("program", {"requires": requirements, "python": python})
-    path = store.root / "cache" / f"program-{key[:16]}.toml"
-    if not path.exists():
-        if context.offline:
-            raise SourceError(
-                "offline",
-                f"The requirements of sparkwright on Python {python.version} are not resolved.",
-            )
-        source = store.write("cache/program.in", "\n".join([*requirements, ""]).encode())
-        text = _compile(
-            store,
-            source,
-            "--only-binary=:all:",
-            f"--python-version={python.version}",
-            f"--python-platform={python.machine}-unknown-linux-gnu",
-        )
-        store.write(path, text.encode())
-    return download(store, select(path, python), offline=context.offline)

@@ -169,16 +169,9 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    ``environment.yaml``: tools and per-fork settings of a stack.
-
-    Attributes:
-        image: Base of images that serve, ``name@sha256:…``; ``name@unresolved`` if no registry
-            could be asked for its digest.
-    """
+    """``environment.yaml``: the settings of each fork of a stack."""
 
     forks: dict[str, ForkEnvironment] = {}
-    image: str = ""
 
     def __post_init__(self) -> None:
         for fork, own in self.forks.items():

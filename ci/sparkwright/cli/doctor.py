@@ -49,18 +49,14 @@ CUDA13_DRIVER = 580
 BROKEN_KERNELS = re.compile(r"7\.0\.0-(1019|31)\b")
 #: The most models of the cache that are named.
 SHOWN = 5
-#: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
-TOOLS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("git", "g++", "aarch64-linux-gnu-g++", "ccache"), ("--version",)),
-    "docker": ("version", "--format", "{{.Server.Version}}"),
-}
+#: Programs whose version is a fact.
+TOOLS = ("git", "g++", "aarch64-linux-gnu-g++", "ccache")
 #: Fact → Debian's package, what needs it, and the state without it.
 PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
     "git": ("git", "every command", "missing"),
     "g++": ("g++", "plan, build and demo", "missing"),
     "Python headers": ("python3-dev", "plan and build", "missing"),
     "ccache": ("ccache", "the reuse of units in other checkouts", "look"),
-    "docker": ("docker.io", "lab image", "look"),
     "aarch64-linux-gnu-g++": ("g++-aarch64-linux-gnu", "build --target aarch64", "look"),
 }
 
@@ -138,7 +134,7 @@ def inventory(cache: Path) -> dict[str, Any]:
 
 
 def _tool_version(name: str) -> str:
-    match = re.search(r"\d+(?:\.\d+)+", host_info.command_output(name, *TOOLS[name]))
+    match = re.search(r"\d+(?:\.\d+)+", host_info.command_output(name, "--version"))
     return match[0] if match else ""
 
 

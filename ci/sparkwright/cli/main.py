@@ -71,7 +71,6 @@ COMMANDS = {
     "release refresh": CommandInfo("release", "sign an index again before it expires"),
     "release key": CommandInfo("release", "make, show or rotate the keys of an index"),
     "release verify": CommandInfo("release", "check every file of an index by its hash"),
-    "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "model inspect": CommandInfo(
         "model", "predict the speed of a model by its headers, and what would change it"
     ),

@@ -3,8 +3,9 @@ The user's configuration, and the folder of the reviewed data: a checkout, or, f
 only serve, the installed program.
 
 The configuration is ``config.yaml`` in the platform's folder, or the file that
-``SPARKWRIGHT_CONFIG`` names. The wheel of the program carries `CARRIED` below ``sparkwright/data``,
-laid out as in a checkout, so that whoever reads them need not know which of the two it reads.
+``SPARKWRIGHT_CONFIG`` names. The wheel of the program carries what serving needs below
+``sparkwright/data`` (pyproject.toml), laid out as in a checkout, so that whoever reads it need not
+know which of the two it reads.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ import platformdirs
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
-
-#: What travels with the program; pyproject.toml says the same to the build backend.
-CARRIED = ("ci/recipes/*.*", "ci/recipes/*/*.yaml", "ci/variables.yaml", "ci/traps.yaml")
 
 PACKAGE = Path(__file__).parents[1]
 #: The folder of the data files of an installed program.
@@ -99,17 +97,3 @@ def install_full() -> str:
     own = PACKAGE.parents[1]
     folder = own if (own / "pyproject.toml").exists() else "CHECKOUT"
     return f"{sys.executable} -m pip install --editable '{folder}[full]'"
-
-
-def carried() -> dict[str, bytes]:
-    """
-    Return the files that the program's wheel carries, by their names in it; the same from a
-    checkout and from an installed program.
-    """
-    own = PACKAGE.parents[1]
-    source = own if (own / "ci" / "recipes").is_dir() else DATA
-    return {
-        f"{PACKAGE.name}/data/{path.relative_to(source).as_posix()}": path.read_bytes()
-        for pattern in CARRIED
-        for path in sorted(source.glob(pattern))
-    }

@@ -34,11 +34,3 @@ NOT_A_NUMBER = re.compile("Out of range float values")
 NOT_COMPILED = re.compile(
     "no compiled|not compiled|not implemented|notimplemented|recompile|supported|requires", re.I
 )
-
-#: The container engine: its disk is full. It removes the layer of the step that failed, and then
-#: its disk has room again.
-ENGINE_FULL = re.compile("no space left on device", re.I)
-
-#: The container engine: the kernel does not run a program of the image. The status is that of every
-#: program that fails, and this process may not see which emulators the engine's machine has.
-FORMAT_UNKNOWN = re.compile("exec format error", re.I)

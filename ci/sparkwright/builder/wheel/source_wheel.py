@@ -1,23 +1,18 @@
 """
 Wheels made of a source tree alone: by the project's own build backend (PEP 517), in the locked
-environment and without a network; of CUTLASS's headers; or of this program.
+environment and without a network; or of CUTLASS's headers.
 """
 
 from __future__ import annotations
 
 import re
 from functools import partial
-from importlib.metadata import requires
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
-import sparkwright
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.wheel import archive, sbom
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.workspace import SourceTree
-from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import RunContext
@@ -148,53 +143,4 @@ def build_headers(
         _METADATA.format(name=distribution, version=name.version),
         pure=True,
         dist_info=dist_info(name),
-    )
-
-
-# This program.
-
-
-def stated_requirements(extra: str) -> list[str]:
-    """
-    Return the requirements in the running program's metadata, with those of *extra* (empty: the
-    client alone).
-    """
-    return sorted(
-        f"{requirement.name}{requirement.specifier}"
-        for requirement in map(Requirement, requires("sparkwright") or ())
-        if requirement.marker is None or (extra and requirement.marker.evaluate({"extra": extra}))
-    )
-
-
-def write_program(folder: Path, *, extra: str) -> Path:
-    """
-    Write the running program as a wheel to *folder*, reproducibly, and return its path.
-
-    No build backend makes it: an installed program has none, nor has a machine without a network.
-
-    Args:
-        extra: Its optional requirements that become unconditional.
-    """
-    package = Path(sparkwright.__file__).parent
-    files = {
-        f"sparkwright/{path.relative_to(package).as_posix()}": path.read_bytes()
-        for path in sorted(package.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    files |= config.carried()
-    name = archive.WheelName("sparkwright", sparkwright.__version__, "py3-none-any")
-    metadata = (
-        f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {name.version}\nRequires-Python: "
-        ">=3.11\n" + "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
-    )
-    return archive.write(
-        folder,
-        name,
-        files,
-        metadata,
-        pure=True,
-        dist_info={
-            "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
-            archive.SBOM: sbom.document(name, properties={"built": "program"}),
-        },
     )
