@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.client.test_refusals import dripping
 from tests.client.world import CLIENT, ONE, PYTHON, THREE, TWO, User, World, wheel
-from tests.support import mounts, processes
+from tests.support import processes
 from uv import find_uv_bin
 
 from sparkwright.client.environment import CANARY, Prefix
