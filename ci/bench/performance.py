@@ -1,7 +1,7 @@
 """
-Write a bench with the fields of `performance.yaml`, in which NVIDIA/local-ai-inference-recipes states its figures.
+Write a gate's figures with the fields of `performance.yaml`, in which NVIDIA/local-ai-inference-recipes states its figures.
 
-    performance.py RESULT.bench.json RECIPE.yaml [MODEL_REVISION] > performance.yaml
+    performance.py RESULT.throughput.json RECIPE.yaml [MODEL_REVISION] > performance.yaml
 
 The fields are theirs and the figures ours, so that they can be compared: means over the requests of all launches that count, the
 prompt's tokens by the time to the first token, and tokens of an answer in the seconds behind its first. What was not recorded is left

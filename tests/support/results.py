@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.records import Metric, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
@@ -41,12 +40,6 @@ HOST = {
     "kernel": "6.14.0",
     "memory": "128 GB",
 }
-#: Everything that markup, terminals and Markdown might take for their own.
-HOSTILE = (
-    '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7*7 }} $\\frac{1}{0}$ | `a` '
-    "[b](http://example.invalid) \x1b[31m\u202eevil\x00 @all"
-)
-
 
 def cells(*names: str, primary: tuple[Metric, ...] = ("tpot",)) -> list[WorkloadCell]:
     """Return the cells *names*, in which *primary* decides."""
@@ -103,53 +96,10 @@ def gate(
         workloads, legs, range(blocks), series, decision
     )
     result = Result(
-        "gate", decision.state or "inconclusive", decision.message, FORK,
+        decision.state or "inconclusive", decision.message, FORK,
         results, legs,
         baseline=STOCK, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
-        stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
-        margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
-        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
-        policy="12" * 32, began=BEGAN, seconds=5321.0,
+        host=HOST, alpha=rule.alpha, margin=max(entry.bounds.margin for entry in series),
+        generator="vllm-rs 0.33.0", began=BEGAN,
     )  # fmt: skip
     return replace(result, **changes)
-
-
-def bench(
-    *names: str, speed: float = 0.024, quantization: str = "NVFP4", blocks: int = 4, seed: int = 1, **changes: Any
-) -> Result:  # fmt: skip
-    """Return a bench's result of the workloads *names*, with *changes* of its fields."""
-    workloads = cells(*(names or POINTS), primary=())
-    legs = tuple(
-        _legs(workloads, range(blocks), ("candidate",), random.Random(seed), speed, 0.0, 0.004)
-    )
-    result = Result(
-        "bench", "not-run", f"{blocks} launches were measured; nothing is judged", FORK,
-        throughput_run.cell_results(workloads, legs, range(blocks), [], None), legs,
-        recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
-        stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
-        conditions=("both servers stayed and took turns",), bandwidth=Bandwidth(232.5, "GB10"),
-        began=BEGAN, seconds=912.0,
-    )  # fmt: skip
-    return replace(result, **changes)
-
-
-def hostile() -> Result:
-    """Return a gate's result each of whose strings tries to be something else."""
-    result = gate(*POINTS[:2], blocks=3)
-    bad = Subject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), {HOSTILE: HOSTILE})
-    legs = tuple(
-        replace(leg, cell=HOSTILE if index % 2 else leg.cell, reasons=(Reason(HOSTILE, HOSTILE),) * (index % 5 == 0))
-        for index, leg in enumerate(result.legs)
-    )  # fmt: skip
-    results = (result.cells[0], replace(result.cells[1], name=HOSTILE))
-    texts: dict[str, Any] = dict.fromkeys(("says", "recipe", "model", "stack", "generator", "policy"), HOSTILE)
-    return replace(
-        result, candidate=bad, baseline=bad, legs=legs, cells=results, host={HOSTILE: HOSTILE},
-        conditions=(HOSTILE,), added=(HOSTILE,), **texts,
-    )  # fmt: skip
-
-
-EXAMPLES: dict[str, Callable[[], Result]] = {
-    "fail": lambda: gate(slower=0.06), "hostile": hostile, "bench": bench,
-    "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
-}  # fmt: skip

@@ -179,7 +179,7 @@ def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...])
         workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=4, seed=7,
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
-        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", stack=wheels.STACK, host=HOST, policy=wheels.hexed("policy", "G8"),
+        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", host=HOST,
     )  # fmt: skip
 
 

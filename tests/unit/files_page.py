@@ -65,7 +65,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "each of ci/traps.yaml": (Trap, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
-    "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
+    "*.throughput.json": (Result, "`gate`"),
     "each of *.canary.json": (Canary, "`gate`"),
     "sparkwright-slim.json": (SlimRecord, "`model slim`"),
     "targets/releases/SHA256.NAME.json of an index": (

@@ -31,7 +31,7 @@ s:
 def result(*differences: float, recipe: str = "mtp", stack: str = "s", concurrency: int = 1) -> Result:
     """Return a gate's result with these differences of the time per token, one for each block."""
     cell = CellResult(f"1024/256 c{concurrency}", concurrency, (Series("tpot", True, differences), Series("ttft", False, differences)))
-    return Result("gate", "pass", "", Subject("ours", stack=stack), (cell,), (), recipe=recipe, alpha=0.03)
+    return Result("pass", "", Subject("ours", stack=stack), (cell,), (), recipe=recipe, alpha=0.03)
 
 
 def states(tmp_path: Path, measured: Result) -> list[tuple[str, str, str, bool]]:

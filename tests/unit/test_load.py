@@ -136,10 +136,10 @@ class Timetable:
         return LoadResult(self.name, latency, (request,) * spec.requests, 0.1, 0.2)
 
 
-def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_ends_in_time() -> None:
+def test_quick_look_has_the_interval_over_its_runs_and_ends_in_time() -> None:
     """A run that is late ends it, and the runs before count."""
     generator = Timetable(0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
-    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2))
+    look = quick_look.quick_look(generator, "cell", replace(SPEC, output_tokens=64, concurrency=2), 60)
     tpot = look.figures[0]
     # In logarithms: t(0.975, 7) · s / √8 with s = 0.1073.
     assert [tpot.low, tpot.median, tpot.high] == pytest.approx([90.96, 100, 108.84], abs=0.01)
@@ -147,14 +147,13 @@ def test_quick_look_has_the_interval_over_its_runs_shortens_long_answers_and_end
     assert len({spec.seed for spec in generator.specs}) == 8
     assert [spec.warmups for spec in generator.specs] == [1, *[0] * 7]
     late = Timetable(1.0, 1.0)
-    look = quick_look.quick_look(late, replace(SPEC, output_tokens=4096), budget_s=0.7)
-    assert (look.output_tokens, look.runs) == (128, 2)
+    assert quick_look.quick_look(late, "cell", SPEC, 0.7).runs == 2
     assert late.specs[-1].timeout_s < 1.01
 
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
-    look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
-    report.show_quick(look, "toy")
+    look = quick_look.quick_look(Timetable(0.9, 1.1), "cell", replace(SPEC, output_tokens=1, concurrency=1), 60)
+    report.show(look, "toy")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
     assert shown == {"time per token, ms", "time per token, p90, ms"}
 
@@ -162,22 +161,22 @@ def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFi
 def test_quick_look_at_a_rate_has_no_limit() -> None:
     """Requests arrive at the rate for ten seconds, whatever the cell's concurrency."""
     generator = Timetable(1.0, 1.0)
-    look = quick_look.quick_look(generator, replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0))
+    look = quick_look.quick_look(generator, "cell", replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0), 60)
     assert look.requests == 20
     assert "--max-concurrency" not in vllm_bench.arguments(generator.specs[-1], Path())
 
 
 @pytest.fixture(name="quick")
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Return what runs a quick bench with the words of a command line and returns its file, of short runs of *load*."""
+    """Return what runs a bench with the words of a command line and returns its file, of short runs of *load*."""
 
     def run(*words: str, load: ThreadLoad | None = None) -> dict[str, Any]:
         monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: load or ThreadLoad())
         monkeypatch.setattr(quick_look, "RUN_S", 0.1)
         folders = ["--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
-        arguments = main.parse(["bench", "--quick", *folders, *words])
+        arguments = main.parse(["bench", *folders, *words])
         arguments.run(arguments)
-        [written] = (tmp_path / "out").rglob("*.quick.json")
+        [written] = (tmp_path / "out").rglob("*.bench.json")
         return {**msgspec.json.decode(written.read_bytes()), "name": written.name}
 
     return run
@@ -195,12 +194,12 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
-    written = quick(*serves, "--rate", "200", "--natural")
-    assert written["quick"]["runs"] >= 2
-    assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
+    written = quick(*serves, "--quick", "--workload", "8/16 c2", "--rate", "200", "--natural")
+    assert [(look["cell"], look["runs"] >= 2) for look in written["looks"]] == [("8/16 c1", True)]
+    assert written["load"] == {"request_rate": 200.0, "natural_length": True}
     assert "machine-busy" in written["warnings"][0]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "not a gate" in shown
+    assert "No gate" in shown
     assert "200 requests per second, any number at a time, answers of natural length" in shown
 
 
@@ -210,7 +209,9 @@ def test_quick_bench_warns_of_a_slow_gpu(
     """The same look as `doctor` takes, before the server starts."""
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
     monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
-    assert "slow-clock: the GPU stays at 702 MHz" in quick(*serves)["warnings"]
+    written = quick(*serves, "--workload", "8/130 c2")
+    assert "slow-clock: the GPU stays at 702 MHz" in written["warnings"]
+    assert [(look["cell"], look["output_tokens"]) for look in written["looks"]] == [("8/16 c1", 16), ("8/130 c2", 130)]
     assert "702 of 3,003 MHz" in capsys.readouterr().err
 
 
@@ -233,7 +234,7 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
     with started(Behaviour(ttft=0.01, tpot=0.001)) as server:
         written = quick("--server", server.url, "--workload", "64/16 c1", load=Load())
     assert "accepted drafts: 1.50 tokens a step, on real text" in capsys.readouterr().out
-    assert written["accepted_drafts"] == 1.5
+    assert written["looks"][0]["accepted_drafts"] == 1.5
     [file] = set(files)
     assert file is not None
     assert file.name.startswith("programs-")
@@ -244,48 +245,8 @@ def test_server_that_runs_is_asked_for_the_name_of_its_model(quick: Callable[...
     """The name was `model` unless it was typed, and an address as OpenAI's clients have it failed."""
     with started(Behaviour(ttft=0.01, tpot=0.001, name="acme/odd-name")) as server:
         written = quick("--server", server.url + path, "--workload", "8/16 c1", *words)
-    assert written["quick"]["runs"] >= 2
-    assert written["name"].endswith("odd-name.quick.json")
-
-
-QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
-
-
-def conversation(*turns: tuple[object, object]) -> dict[str, object]:
-    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in turns]}
-
-
-#: What people have: answered questions of people, and entries that no benchmark can use.
-ENTRIES = [
-    conversation(("human", QUESTION), ("gpt", "Fold it.")),
-    conversation(("gpt", QUESTION), ("human", "Thanks.")),
-    conversation(("human", QUESTION)),
-    conversation(("human", "Hi"), ("gpt", "Hello.")),
-    conversation(("human", "long " * 20_000), ("gpt", "Yes.")),
-    conversation(("human", 7), ("gpt", "Yes.")),
-    {"id": "y", "conversations": "none"},
-    conversation(("user", "A half \ud800 of a pair"), ("gpt", "Odd.")),
-]
-
-
-@pytest.mark.parametrize(("begin", "indent"), [("", None), ("\n \n", 2)])
-def test_first_turns_of_answered_conversations_are_extracted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], begin: str, indent: int | None
-) -> None:  # fmt: skip
-    path, store = tmp_path / "sharegpt.json", Store(tmp_path / "store")
-    path.write_text(begin + json.dumps(ENTRIES, indent=indent))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    lines = prompts.prompt_file(path, store, None, {})
-    assert [json.loads(line) for line in lines.read_text("utf-8").splitlines()] == [{"prompt": QUESTION}, {"prompt": "A half ? of a pair"}]
-    written = lines.stat().st_mtime_ns
-    assert prompts.prompt_file(path, store, digest, {}) == lines
-    assert lines.stat().st_mtime_ns == written
-    shown = capsys.readouterr().err
-    assert f"2 usable prompts, sha256 {digest}, not a file that workloads.yaml names" in shown
-    prompts.prompt_file(path, store, None, {digest: "sharegpt"})
-    assert f"sha256 {digest}, sharegpt" in capsys.readouterr().err
-    # Lines of prompts give the same.
-    assert prompts.prompt_file(lines, store, None, {}).read_bytes() == lines.read_bytes()
+    assert written["looks"][0]["runs"] >= 2
+    assert written["name"].endswith("odd-name.bench.json")
 
 
 @pytest.mark.parametrize("tokens", [1024, 32768])
@@ -305,44 +266,20 @@ def test_prompts_of_this_program_fit_a_small_vocabulary_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "detail"),
+    "make",
     [
-        (b"", "no prompt"),
-        (b'{"data": []}', "no prompt"),
-        (b'{"prompt": ' + b"[" * 100_000, "recursion"),
-        (b'{"prompt": " "}\n', "no prompt"),
-        (b'{"prompt": "Why?"}\n{"x": ', "Expecting value"),
-        (b"[1, 2]", "no prompt"),
-        (b"[{}", "Expecting"),
-        (b"[{}, what", "Expecting value"),
-        (b'[{"conversations": [{"from": "human"', "Expecting"),
-        (b'[{"conversations": ' + b"[" * 200_000, "recursion"),
-        (b'[{"id": ' + b"9" * 10_000 + b"}]", "digits"),
-        (b"x" * (1 << 20), "larger"),
-        (b"[\xff]", "utf-8"),
+        os.mkfifo, Path.mkdir, Path.exists, *(
+            lambda path, text=text: path.write_bytes(text)
+            for text in (b"", b'{"data": []}\n', b'{"prompt": " "}\n', b'{"prompt": "Why?"}\n{"x": 1}\n', b'{"prompt": "\xff"}\n', b"[" * 100_000 + b"\n")
+        ),
     ],
 )  # fmt: skip
-def test_other_structure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, detail: str) -> None:
-    monkeypatch.setattr(prompts, "LARGEST", 1 << 19)
-    (tmp_path / "hostile.json").write_bytes(data)
-    with refusal("file-invalid") as caught:
-        prompts.prompt_file(tmp_path / "hostile.json", Store(tmp_path / "store"), None, {})
-    assert detail in str(caught.value.details)
-    assert not list(tmp_path.glob("store/prompts/*"))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.write_text(json.dumps(ENTRIES)), "not the expected file"), (os.mkfifo, "no regular file"),
-        (Path.mkdir, "no regular file"), (Path.exists, "no regular file"),
-    ],
-    ids=["other", "pipe", "folder", "none"],
-)  # fmt: skip
-def test_other_hash_and_no_file_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
-    make(tmp_path / "sharegpt.json")
-    with refusal("file-invalid", match=message):
-        prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"), "0" * 64, {})
+@pytest.mark.parametrize("verb", ["bench", "gate"])
+def test_file_of_no_prompts_is_refused_before_anything_starts(verb: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "prompts")
+    arguments = main.parse([verb, "--python", "p", "--serve", str(tmp_path), "--texts", str(tmp_path / "prompts"), "--cache-dir", str(tmp_path / "cache")])
+    with refusal("file-invalid", match="file of prompts"):
+        arguments.run(arguments)
 
 
 @pytest.fixture(scope="module", name="real")

@@ -114,7 +114,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
     probed = MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
     assert probed.normal == (Reading(0.001, 0.002),) * 3
-    assert probed.bandwidth == store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
+    assert store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
     before = probed.snapshot()
     for reading, reference in (("1.5", "slow-state"), ("0", "probe-silent")):
         milliseconds.write_text(reading)

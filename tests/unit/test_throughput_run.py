@@ -122,9 +122,7 @@ class SimulatedServers(MachineMonitor):
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.spread = 0.0
         self.servers: dict[Side, SimulatedServer] = {}
-        self.spec = RunSpec(
-            "gate", (ALONE, MANY), POLICY.max_blocks, self, self, POLICY, resident=True
-        )  # fmt: skip
+        self.spec = RunSpec((ALONE, MANY), self, self, POLICY, resident=True)
 
     def snapshot(self) -> Snapshot:
         self.now += 1
@@ -264,7 +262,7 @@ def test_an_equal_candidate_passes_and_a_slower_one_fails_and_is_named(slowdown:
 @pytest.mark.parametrize("resident", [True, False])
 def test_every_block_has_fresh_launches_in_abba(resident: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""
-    ran(tmp_path / "j", SimulatedServers(), resident=resident, blocks=3)
+    ran(tmp_path / "j", SimulatedServers(), resident=resident, policy=replace(POLICY, max_blocks=3))
     alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
     assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if resident else 4)
     for block in (CONTROL_BLOCK, 0, 1, 2):
@@ -299,7 +297,7 @@ def test_turns_wait_at_random_by_the_seed_and_order_their_cells_anew(resident: b
     for name in ("one", "two"):
         servers = SimulatedServers()
         with patch.object(servers, "wait", lambda seconds, name=name: waits.setdefault(name, []).append(seconds)):
-            ran(tmp_path / name, servers, resident=resident, blocks=3)
+            ran(tmp_path / name, servers, resident=resident, policy=replace(POLICY, max_blocks=3))
     longest = POLICY.lag * 2 * (MEASURE + 2)  # of two cells, each with two looks at the machine
     assert waits["one"] == waits["two"]
     assert len(set(waits["one"])) == len(waits["one"]) == 4 * 4 - 1
@@ -335,7 +333,7 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
         servers = fragile(now=1000.0) if not kills else fragile(kills[0])
         servers.spec = replace(servers.spec, rule=rule, policy=policy, texts={cell.name: tmp_path} if paired else {})
         servers.spread = spread
-        work = functools.partial(ran, tmp_path / "j", servers, cells=(cell,), blocks=1)
+        work = functools.partial(ran, tmp_path / "j", servers, cells=(cell,))
         processes.exit_code(work) if kills else work()
     sizes = {(leg.block, len(leg.run.requests)) for leg in legs(tmp_path / "j") if leg.run}
     assert sizes == {(CONTROL_BLOCK, 3), (0, requests)}

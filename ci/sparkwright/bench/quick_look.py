@@ -1,4 +1,4 @@
-"""A quick look at the speed of a server: several short runs within two minutes, and no gate."""
+"""A look at the speed of a server in one launch: several runs of a cell, and no gate."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from sparkwright.bench.records import COUNTED, FIGURES
 from sparkwright.bench.results import LoadFigure, load_figure
 from sparkwright.core.console import console
 
-#: Seconds that a quick look takes once the server is ready, and for which `--rate` sends requests.
-BUDGET_S, RUN_S = 110.0, 10.0
+#: Seconds for which `--rate` sends requests.
+RUN_S = 10.0
 #: The fewest and the most runs of a result; more would narrow its interval little.
 MIN_RUNS, MAX_RUNS = 2, 8
-#: The most output tokens of an answer, and requests at a rate; a slow server (4 tok/s) has three
-#: runs in the time.
-MAX_TOKENS, MAX_REQUESTS = 128, 512
+#: The most requests of a run at a rate.
+MAX_REQUESTS = 512
 
 
 class QuickLook(msgspec.Struct, frozen=True):
     """
-    The result of a quick look.
+    The result of a look at a *cell*.
 
     Attributes:
         output_tokens: The tokens of each answer, which may be shorter than those of the workload.
         requests: The requests of one run. *runs*: how many runs there are.
         generator: Name and version.
+        accepted_drafts: Tokens a step; None if the server does not draft.
     """
 
+    cell: str
     output_tokens: int
     requests: int
     runs: int
     generator: str
     figures: tuple[LoadFigure, ...]
+    accepted_drafts: float | None = None
 
 
-def quick_look(generator: LoadGenerator, spec: LoadSpec, budget_s: float = BUDGET_S) -> QuickLook:
+def quick_look(generator: LoadGenerator, cell: str, spec: LoadSpec, budget_s: float) -> QuickLook:
     """
     Measure the server at ``spec.url``, which is ready, for at most *budget_s* seconds.
 
     Args:
-        spec: Load of the workload's cell. A run has as many requests as are made at a time, or
+        spec: The load of *cell*. A run has as many requests as are made at a time, or
             those of ten seconds at a rate.
 
     Raises:
@@ -52,10 +54,9 @@ def quick_look(generator: LoadGenerator, spec: LoadSpec, budget_s: float = BUDGE
     end, requests = time.monotonic() + budget_s, spec.concurrency
     if spec.request_rate:
         requests = max(1, min(MAX_REQUESTS, round(RUN_S * spec.request_rate)))
-    tokens = min(MAX_TOKENS, spec.output_tokens)
-    spec = replace(spec, output_tokens=tokens, requests=requests, warmups=1)
+    spec = replace(spec, requests=requests, warmups=1)
     results: list[LoadResult] = []
-    with console.progress("quick look", MAX_RUNS) as line:
+    with console.progress(cell, MAX_RUNS) as line:
         for run in range(MAX_RUNS):
             line.update(run, f"{requests} requests a run")
             left = max(end - time.monotonic(), 1.0)
@@ -75,4 +76,6 @@ def quick_look(generator: LoadGenerator, spec: LoadSpec, budget_s: float = BUDGE
     for name in FIGURES:
         if name not in COUNTED:
             figures.append(load_figure(name, [getattr(result, name) for result in results]))
-    return QuickLook(tokens, requests, len(results), generator.name, tuple(figures))
+    return QuickLook(
+        cell, spec.output_tokens, requests, len(results), generator.name, tuple(figures)
+    )

@@ -12,7 +12,6 @@ import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.modules import Bandwidth
 from sparkwright.bench.records import FIGURES, Metric, Reason, Side
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.files import read_json
@@ -20,8 +19,6 @@ from sparkwright.core.states import State
 
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
-
-Kind = Literal["gate", "bench"]
 
 
 class LoadFigure(msgspec.Struct, frozen=True):
@@ -112,12 +109,11 @@ class Series(msgspec.Struct, frozen=True):
     Attributes:
         metric: See `sparkwright.bench.records.METRICS`. *primary*: whether it decides.
         differences: ln(candidate / baseline) of each block, positive where the candidate is worse;
-            empty without a baseline.
+            empty before one is complete.
         pass_evidence, fail_evidence: e-values after each block, of a deciding series.
         state: ``pass``, ``fail``, ``inconclusive`` or ``not-run``.
         baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
-        low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
-            None with too few blocks.
+        low, high: 95 % interval of the ratio candidate / baseline; None with too few blocks.
         margin: Its bound, as a share; 0 if it does not decide.
         conclusion: What was excluded, in words.
     """
@@ -174,25 +170,21 @@ class Subject(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """
-    The result of a gate or a bench.
+    The result of a throughput gate.
 
     Attributes:
-        kind: Which of them. *format*: of this record.
-        state: The verdict; ``not-run`` for a bench, which judges nothing. *says*: it in a sentence.
+        state: The verdict. *says*: it in a sentence. *format*: of this record.
         stopped: Why it was given up; None if it was not.
         recipe: Its name, or empty. *model*: its name.
         added: Flags and variables of both sides that the recipe does not have.
         host: Facts of the machine (`sparkwright.gates.core.ladder.host_facts`).
         margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
             spends. *attempt*: the number of this gate of the wheel and recipe, from 1.
-        blocks: The most that are measured.
-        generator: Name and version. *conditions*: how the servers ran and what they were asked.
-        bandwidth: Of the memory, measured in the same session; None if it was not.
-        began, seconds: When, and how long.
+        generator: Name and version.
+        began: Seconds since 1970.
         legs: Every measurement, those that do not count included.
     """
 
-    kind: Kind
     state: State
     says: str
     candidate: Subject
@@ -203,18 +195,12 @@ class Result(msgspec.Struct, frozen=True):
     recipe: str = ""
     model: str = ""
     added: tuple[str, ...] = ()
-    stack: str = ""
     host: dict[str, str] = {}
     margin: float = 0.0
     alpha: float = 0.0
     attempt: int = 1
-    blocks: int = 0
     generator: str = ""
-    conditions: tuple[str, ...] = ()
-    bandwidth: Bandwidth | None = None
-    policy: str = ""
     began: float = 0.0
-    seconds: float = 0.0
     format: Literal[3] = 3
 
     def figure(self, cell: CellResult, name: str, side: Side) -> LoadFigure:

@@ -1,8 +1,9 @@
-"""``sparkwright bench``: measurements of a served model, with their intervals."""
+"""``sparkwright bench``: how fast a server answers, cell by cell, and no gate."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -13,10 +14,11 @@ from msgspec.structs import replace
 
 from sparkwright.bench import quick_look, report
 from sparkwright.bench.load import prompts, vllm_bench
-from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadSpec
 from sparkwright.bench.machine import probe
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
+from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
@@ -32,14 +34,17 @@ from sparkwright.gates import throughput
 from sparkwright.gates.core.ladder import host_facts
 from sparkwright.gates.core.server_under_test import DRAFTS, GateOptions, launch_plan
 from sparkwright.gates.core.verdict import GateError
-from sparkwright.gates.throughput import MEASURED_FLAGS, Experiment, subject_of
+from sparkwright.gates.throughput import MEASURED_FLAGS, subject_of
 from sparkwright.gates.throughput_run import ThroughputPolicy, counter_change
+
+#: Seconds of a quick look once the server is ready, and the most tokens of its answers: a slow
+#: server (4 tok/s) has three runs in the time.
+QUICK_S, QUICK_TOKENS = 110.0, 128
 
 _OPTIONS: options.Options = {
     "--quick": {
         **options.FLAG,
-        "help": "only a quick look: one launch, the first cell, two minutes from the ready "
-        "server; not a gate",
+        "help": "only the first cell: two minutes from the ready server",
     },
     **options.MEASURING,
     "--server": {
@@ -47,23 +52,17 @@ _OPTIONS: options.Options = {
         "type": lambda url: url.rstrip("/").removesuffix("/v1"),
         "default": "",
         "metavar": "URL",
-        "help": "with --quick, a running server, instead of --serve",
+        "help": "a running server, instead of --serve",
     },
     "--wheel": {"type": Path, "metavar": "WHEEL", "help": "the wheel that is installed there"},
-    "--launches": {
-        "type": options.number(int, 1, 1000),
-        "default": 0,
-        "metavar": "N",
-        "help": "launches of the server; each is one sample (default: 5)",
-    },
     "--rate": {
         "type": options.number(float, 0.001, 10_000, "requests"),
         "metavar": "N",
-        "help": "with --quick, requests per second (Poisson), any number of them at a time",
+        "help": "requests per second (Poisson), any number of them at a time",
     },
     "--natural": {
         **options.FLAG,
-        "help": "with --quick, answers end by themselves, and not at the cell's length",
+        "help": "answers end by themselves, and not at the cell's length",
     },
 }
 
@@ -74,7 +73,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> None:
-    """Measure, show tables, and keep the result."""
+    """
+    Look at each cell of the workloads, show the figures and store them.
+
+    Raises:
+        measurement-invalid: The server does not start, or the load generator gives no result.
+        UsageError: There is no such workload, or a file of prompts is missing or not used.
+        file-invalid: It is no file of prompts.
+    """
     options.refuse(
         (
             bool(arguments.serve) == bool(arguments.server),
@@ -84,34 +90,68 @@ def bench(arguments: argparse.Namespace) -> None:
             bool(arguments.serve) != bool(arguments.python),
             "--serve DIR and --python FILE belong together.",
         ),
-        (
-            arguments.server and not arguments.quick,
-            "--server needs --quick: a bench starts servers of its own.",
-        ),
-        (arguments.quick and arguments.launches, "--quick is one launch, without --launches."),
-        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
-        (
-            (arguments.rate or arguments.natural) and not arguments.quick,
-            "--rate and --natural are of --quick: a comparison needs the same load on both sides.",
-        ),
     )
     context = options.checkout(arguments)
-    bench_options = replace(
-        msgspec.convert(vars(arguments), GateOptions), texts=options.prompts(context, arguments)
+    asked = msgspec.convert(vars(arguments), GateOptions)
+    root, python = context.project.root, asked.python
+    if asked.texts:
+        prompts.check_file(asked.texts)
+    gates = root / "ci" / "gates"
+    recipe = recipes.load(root, asked.recipe) if asked.recipe else None
+    names = asked.workload or (recipe.workloads if recipe else ("primary",))
+    cells = workloads.load(root).cells(*names)[: 1 if arguments.quick else None]
+    texts = {cell.name: _texts(context, recipe, cell, asked.texts) for cell in cells}
+    # A wrong environment is refused before anything is fetched or measured.
+    subject = subject_of(python, asked.wheel, context.project.stack) if python else None
+    launch = launch_plan(asked, recipe, python, MEASURED_FLAGS, gated=False) if python else None
+    policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
+    generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
+    machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
+    machine = MachineMonitor(machine_policy, context.store, python=None)
+    # A server that runs already may do so on another machine.
+    hindrances = machine.settle(0) if launch else ()
+    warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
+    warnings += _slow_clocks(python) if python and host_info.gpus() else []
+    client = None if launch else Client(asked.server, asked.model)
+    with ExitStack() as stack:
+        if launch:
+            launch = replace(launch, reserve=max(launch.reserve, machine.policy.floor))
+            ours = stack.enter_context(Server(launch, context.store.folder("logs") / "bench.log"))
+            if ours.failure:
+                raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
+            client = ours.client()
+        assert client
+        looks = []
+        longest = QUICK_TOKENS if arguments.quick else math.inf
+        seconds = QUICK_S if arguments.quick else policy.timeout_s
+        try:
+            for cell in cells:
+                load = LoadSpec(
+                    client.url, client.model(), cell.prompt, int(min(cell.answer, longest)),
+                    cell.concurrency, cell.concurrency, seed=time.time_ns() % 2**31,
+                    tokenizer=asked.serve, prompt_file=texts[cell.name],
+                    request_rate=arguments.rate, natural_length=arguments.natural,
+                )  # fmt: skip
+                looks.append(_look(context, generator, client, cell, load, seconds))
+        except (ServerInvalid, LoadError) as error:
+            raise GateError(
+                "measurement-invalid", f"{client.url} was not measured.", details=[str(error)]
+            ) from error
+    console.result(
+        "No gate: one launch, nothing compared. The intervals cover the runs, and not what differs "
+        "between launches."
     )
-    if arguments.quick:
-        quick(context, bench_options, arguments.rate, natural=arguments.natural)
-        return
-    result = Experiment(context, "bench", bench_options, arguments.launches).result()
-    report.show(result)
-    path = throughput.write_result(context.store, context.output, result)
-    console.document({"result": result, "file": str(path)})
-    if result.state == "invalid":
-        raise GateError(
-            "measurement-invalid",
-            f"{result.model} was not measured to the end.",
-            details=[result.says],
-        )
+    for warning in warnings:
+        console.warn(warning)
+    facts = {
+        "looks": looks,
+        "warnings": warnings,
+        "load": {"request_rate": arguments.rate, "natural_length": arguments.natural},
+        "host": {**host_facts(), **machine.firmware()},
+        "candidate": subject or {},
+    }
+    path = throughput.write_record(context.store, context.output, f"{client.model()}.bench", facts)
+    console.document({**facts, "file": str(path)})
 
 
 def _texts(
@@ -139,86 +179,27 @@ def _counters(client: Client) -> dict[str, float]:
     return {}
 
 
-def quick(
+def _look(
     context: RunContext,
-    bench_options: GateOptions,
-    rate: float | None = None,
-    *,
-    natural: bool = False,
-) -> None:
-    """
-    Show and store a quick look at the first cell of the workloads of *bench_options*.
-
-    Args:
-        rate: Requests per second; None for a closed loop.
-        natural: Let answers end by themselves.
-
-    Raises:
-        measurement-invalid: The server does not start, or the load generator gives no result.
-        UsageError: There is no such workload, or a file of prompts is missing or not used.
-    """
-    root, python = context.project.root, bench_options.python
-    gates = root / "ci" / "gates"
-    recipe = recipes.load(root, bench_options.recipe) if bench_options.recipe else None
-    names = bench_options.workload or (recipe.workloads if recipe else ("primary",))
-    cell = workloads.load(root).cells(*names)[0]
-    texts = _texts(context, recipe, cell, bench_options.texts)
-    # A wrong environment is refused before anything is fetched or measured.
-    subject = subject_of(python, bench_options.wheel, context.project.stack) if python else None
-    launch = (
-        launch_plan(bench_options, recipe, python, MEASURED_FLAGS, gated=False) if python else None
-    )
-    policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
-    generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
-    machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    machine = MachineMonitor(machine_policy, context.store, python=None)
-    # A server that runs already may do so on another machine.
-    hindrances = machine.settle(0) if launch else ()
-    warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
-    warnings += _slow_clocks(python) if python and host_info.gpus() else []
-    client = None if launch else Client(bench_options.server, bench_options.model)
-    with ExitStack() as stack:
-        if launch:
-            launch = replace(launch, reserve=max(launch.reserve, machine.policy.floor))
-            ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
-            if ours.failure:
-                raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
-            client = ours.client()
-        assert client
-        try:
-            name, counters = client.model(), _counters(client)
-            if DRAFTS in counters:
-                texts = texts or prompts.programs(context.store, cell.prompt)
-            load = LoadSpec(
-                client.url, name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
-                seed=time.time_ns() % 2**31, tokenizer=bench_options.serve,
-                prompt_file=texts, request_rate=rate, natural_length=natural,
-            )  # fmt: skip
-            look = quick_look.quick_look(generator, load)
-        except (ServerInvalid, LoadError) as error:
-            raise GateError(
-                "measurement-invalid", f"{client.url} was not measured.", details=[str(error)]
-            ) from error
-        change = counter_change(counters, _counters(client))
-    for warning in warnings:
-        console.warn(warning)
-    conditions = (
-        f"{cell.name}: {look.runs} runs of {look.requests} requests",
-        f"answers cut to {look.output_tokens} tokens" if look.output_tokens < cell.answer else "",
-        f"{rate:g} requests per second, any number at a time" if rate else "",
-        "answers of natural length" if natural else "",
-    )
-    report.show_quick(look, f"{name}, {', '.join(filter(None, conditions))}")
-    accepted = change.drafts - 1 if change and change.drafts else None
-    if accepted is not None:
-        console.result(f"accepted drafts: {accepted:.2f} tokens a step, on real text")
-    facts = {
-        "accepted_drafts": accepted,
-        "quick": look,
-        "warnings": warnings,
-        "load": {"cell": cell.name, "request_rate": rate, "natural_length": natural},
-        "host": {**host_facts(), **machine.firmware()},
-        "candidate": subject or {},
-    }
-    path = throughput.write_record(context.store, context.output, f"{name}.quick", facts)
-    console.document({**facts, "file": str(path)})
+    generator: LoadGenerator,
+    client: Client,
+    cell: WorkloadCell,
+    load: LoadSpec,
+    seconds: float,
+) -> QuickLook:
+    """Return a look of *seconds* at *cell*, and show it."""
+    counters = _counters(client)
+    if DRAFTS in counters and not load.prompt_file:
+        load = replace(load, prompt_file=prompts.programs(context.store, cell.prompt))
+    look = quick_look.quick_look(generator, cell.name, load, seconds)
+    if (change := counter_change(counters, _counters(client))) and change.drafts:
+        look = replace(look, accepted_drafts=change.drafts - 1)
+    conditions = [load.model, f"{cell.name}: {look.runs} runs of {look.requests} requests"]
+    if look.output_tokens < cell.answer:
+        conditions.append(f"answers cut to {look.output_tokens} tokens")
+    if load.request_rate:
+        conditions.append(f"{load.request_rate:g} requests per second, any number at a time")
+    if load.natural_length:
+        conditions.append("answers of natural length")
+    report.show(look, ", ".join(conditions))
+    return look

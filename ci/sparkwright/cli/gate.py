@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load import prompts, vllm_bench
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model import slim
 from sparkwright.bench.model.checkpoint import ModelError
@@ -49,6 +49,15 @@ from sparkwright.serving import models
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
+    "--fresh": {
+        "action": "store_true",
+        "help": "start again, even if an interrupted measurement could be continued",
+    },
+    "--preheat": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "load before the measurement (default: see ci/gates/machine.yaml)",
+    },
     "wheel": {
         "nargs": "?",
         "type": Path,
@@ -146,7 +155,6 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             "--server-user belongs to --serve, or to a night of a --recipe.",
         ),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
-        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
             bool(arguments.baseline) != bool(arguments.baseline_python),
             "--baseline WHEEL and --baseline-python FILE belong together.",
@@ -167,10 +175,9 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         signal.signal(signal.SIGHUP, _end_session)
     context = options.checkout(arguments)
     arguments.task = arguments.task or _default_task(context, arguments.recipe)
-    gate_options = replace(
-        msgspec.convert(vars(arguments), GateOptions),
-        texts=options.prompts(context, arguments),
-    )
+    if arguments.texts:
+        prompts.check_file(arguments.texts)
+    gate_options = msgspec.convert(vars(arguments), GateOptions)
     if arguments.against and (arguments.against / "config.json").exists():
         gate_options = replace(gate_options, against=None, original=arguments.against)
     if not arguments.wheel:

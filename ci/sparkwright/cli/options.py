@@ -150,21 +150,7 @@ MEASURING: Options = {
     "--texts": {
         "type": Path,
         "metavar": "FILE",
-        "help": "real prompts, for the workloads that need them: JSON lines, or ShareGPT's JSON",
-    },
-    "--sha256": {
-        "default": None,
-        "metavar": "HEX",
-        "help": "the sha256 that the file of --texts must have",
-    },
-    "--fresh": {
-        "action": "store_true",
-        "help": "start again, even if an interrupted measurement could be continued",
-    },
-    "--preheat": {
-        "type": float,
-        "metavar": "SECONDS",
-        "help": "load before the measurement (default: see ci/gates/machine.yaml)",
+        "help": "real prompts, for the workloads that need them: JSON lines with a prompt each",
     },
 }
 
@@ -275,20 +261,3 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         targets=tuple(name for name in targets.split(",") if name),
         target=getattr(arguments, "target", ""),
     )
-
-
-def prompts(context: RunContext, arguments: argparse.Namespace) -> Path | None:
-    """
-    Return the file of prompts of ``--texts``, or None if it is not named.
-
-    Raises:
-        file-invalid: As `sparkwright.bench.load.prompts.prompt_file`.
-    """
-    from sparkwright.bench.load.prompts import prompt_file
-    from sparkwright.bench.recipes import workloads
-
-    if not arguments.texts:
-        return None
-    texts = workloads.load(context.project.root).texts
-    datasets = {dataset.sha256: name for name, dataset in texts.items() if dataset.sha256}
-    return prompt_file(arguments.texts, context.store, arguments.sha256, datasets)

@@ -29,7 +29,7 @@ from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
-from sparkwright.bench.results import CellResult, Kind, Measurement, Result, Series, Subject
+from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.launch import LaunchPlan, Server
@@ -97,9 +97,7 @@ class Experiment:
     An experiment, measured once by `result`.
 
     Args:
-        options: The environments, how the model is served in them, and what is measured; without a
-            *baseline_python* nothing is compared.
-        blocks: Launches of a bench; 0 for the policy's.
+        options: The environments, how the model is served in them, and what is measured.
         generator: The load generator; the pinned vllm-rs if none is given.
 
     Attributes:
@@ -116,13 +114,10 @@ class Experiment:
     def __init__(
         self,
         context: RunContext,
-        kind: Kind,
         options: GateOptions,
-        blocks: int = 0,
         generator: vllm_bench.LoadGenerator | None = None,
     ) -> None:
-        self._context, self._kind, self._options = context, kind, options
-        self._blocks, self._generator = blocks, generator
+        self._context, self._options, self._generator = context, options, generator
         root = context.project.root
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         #: Of the first launch of each side, as `contract.time_shares`.
@@ -135,12 +130,8 @@ class Experiment:
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
         self._workloads = workloads.load(root)
         names = options.workload or (self.policy.workloads,)
-        if kind == "bench" and self._recipe and not options.workload:
-            names = self._recipe.workloads
-        self.cells = self._workloads.cells(*names)
-        if kind == "gate":
-            decides = self._recipe.decides if self._recipe else {}
-            self.cells = workloads.deciding(self.cells, decides)
+        decides = self._recipe.decides if self._recipe else {}
+        self.cells = workloads.deciding(self._workloads.cells(*names), decides)
         # No draft of random tokens is accepted.
         self._drafted = bool(self._recipe and self._recipe.speculation)
         if not (self._drafted and options.texts):
@@ -167,13 +158,12 @@ class Experiment:
         options, store, policy = self._options, self._context.store, self.policy
         deadline, model = time.monotonic() + seconds, options.serve
         assert model
-        gated = self._kind == "gate"
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, policy.generator, store, offline=self._context.offline
         )
         resident = False
         if self._recipe:
-            preflight.check(self._recipe, self._workloads, model, now=not gated)
+            preflight.check(self._recipe, self._workloads, model)
             larger = options.original or model
             resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, larger)
         texts = dict[str, Path]()
@@ -188,9 +178,7 @@ class Experiment:
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(self._machine_policy, store, python=options.python)
             spec = RunSpec(
-                self._kind,
                 self.cells,
-                self._blocks or (policy.max_blocks if gated else policy.launches),
                 generator,
                 machine,
                 policy,
@@ -199,7 +187,7 @@ class Experiment:
                 rule=self._workloads.rule,
                 resident=resident,
                 deadline=deadline,
-                contract=partial(self._contract, self._recipe) if gated and self._recipe else None,
+                contract=partial(self._contract, self._recipe) if self._recipe else None,
             )
             host = {**ladder.host_facts(), **machine.firmware()}
             journal = self._journal(
@@ -208,8 +196,7 @@ class Experiment:
                 options.original and model_digest(options.original),
                 host,
                 generator.name,
-                # The store names a file of prompts by its content.
-                sorted(path.name for path in texts.values()),
+                sorted({sha256_file(path) for path in texts.values()}),
             )
             runner = Runner(spec, self._servers, journal)
             preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
@@ -224,15 +211,6 @@ class Experiment:
                 journal.end()
         return result
 
-    def _conditions(self, spec: RunSpec) -> Iterator[str]:
-        """Yield how the servers ran and what they were asked, in words."""
-        if self._options.baseline_python:
-            yield "both servers stayed and took turns" if spec.resident else "one server at a time"
-        if original := self._options.original:
-            yield f"a slimmer copy against its original, {original.name}"
-        if self._drafted:
-            yield "real prompts, as tokens are drafted, of about 3/4 of the tokens of a cell's name"
-
     def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
         """Return the launch plan and the identity of each side."""
         options, plans, subjects = self._options, dict[Side, LaunchPlan](), dict[Side, Subject]()
@@ -245,14 +223,13 @@ class Experiment:
             environments["control"] = environments["baseline"]
             # The profiler is there on both sides, and idle while anything is measured.
             profiler = contract.profiler_flags(self._profiles)
-        gated = self._kind == "gate"
         for side, (python, wheel) in environments.items():
             served = options
             if options.original and side != "candidate":
                 # Under one name, as both are asked alike.
                 name = plans["candidate"].name
                 served = replace(options, serve=options.original, model=name)
-            plan = launch_plan(served, self._recipe, python, MEASURED_FLAGS, gated=gated)
+            plan = launch_plan(served, self._recipe, python, MEASURED_FLAGS, gated=True)
             subject = subject_of(python, wheel, self._context.project.stack)
             subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
             plans[side] = replace(plan, flags=(*plan.flags, *profiler))
@@ -265,8 +242,8 @@ class Experiment:
         With other wheels, flags, workloads, policies or *conditions* it is another experiment.
         """
         options, subjects = self._options, dict(sorted(self._subjects.items()))
-        about = (self.digest, subjects, self._blocks, conditions)
-        path = self._logs / f"{self._kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
+        about = (self.digest, subjects, conditions)
+        path = self._logs / f"gate-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
         number = ladder.attempts(
@@ -312,22 +289,18 @@ class Experiment:
 
     def _result(self, spec: RunSpec, journal: MeasurementJournal, runner: Runner) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
-        series, machine = runner.series, spec.machine
+        series = runner.series
         cells = throughput_run.cell_results(
             self.cells, journal.measurements, runner.blocks, series, decision
         )
         stopped: Reason | None = None
-        state: State = "not-run"
-        says = f"{len(journal.launches)} launches were measured; nothing is judged"
+        state: State = (decision and decision.state) or "inconclusive"
+        says = decision.message if decision else "no block is complete"
         if runner.stopped:
             state, stopped = runner.stopped
             says = f"{stopped.message} ({stopped.reference})"
-        elif self._kind == "gate":
-            state = (decision and decision.state) or "inconclusive"
-            says = decision.message if decision else "no block is complete"
         added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
         return Result(
-            self._kind,
             state,
             says,
             self._subjects["candidate"],
@@ -338,18 +311,12 @@ class Experiment:
             recipe=options.recipe,
             model=options.serve.name if options.serve else "",
             added=added if self._recipe else (),
-            stack=self._context.project.stack,
-            host={**ladder.host_facts(), **machine.firmware()},
-            margin=max((each.bounds.margin for each in series if runner.rule), default=0.0),
-            alpha=runner.rule.alpha if runner.rule else 0.0,
+            host={**ladder.host_facts(), **spec.machine.firmware()},
+            margin=max((each.bounds.margin for each in series), default=0.0),
+            alpha=runner.rule.alpha,
             attempt=begun.attempt,
-            blocks=spec.blocks,
             generator=spec.generator.name,
-            conditions=tuple(self._conditions(spec)),
-            bandwidth=machine.bandwidth,
-            policy=self.digest,
             began=begun.at,
-            seconds=time.time() - begun.at,
         )
 
 
@@ -436,11 +403,9 @@ def estimate(
 
 def write_result(store: Store, output: Path, result: Result) -> Path:
     """Write *result* to a file of its wheel and recipe, or of its model, in the folder *output*."""
-    kind = "throughput" if result.kind == "gate" else result.kind
     names = [result.candidate.wheel.removesuffix(".whl"), result.recipe]
-    return write_record(
-        store, output, ".".join([*filter(None, names)] or [result.model]) + f".{kind}", result
-    )
+    name = ".".join([*filter(None, names)] or [result.model])
+    return write_record(store, output, f"{name}.throughput", result)
 
 
 def write_record(store: Store, output: Path, name: str, record: Any) -> Path:

@@ -35,7 +35,7 @@ from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Reason, Share, Side
-from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Kind, Measurement, Series
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Series
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.bench.statistics import (
@@ -52,77 +52,6 @@ from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
 from sparkwright.gates.core.verdict import Check, worst_check
-
-Seconds = Annotated[float, Meta(gt=0, le=1e6)]
-#: Seconds that every time of a request exceeds.
-SHORTEST_S = 1e-9
-
-
-class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    ``ci/gates/throughput.yaml``, which gives the source of each number.
-
-    Attributes:
-        bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
-        alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
-        min_blocks, max_blocks: Blocks before a decision, and after which there is none.
-        launches: How many launches a bench has, which compares nothing.
-        workloads: The set of ``workloads.yaml`` that decides.
-        generator: Stack whose official wheel of vLLM holds the load generator.
-        warmups: Requests before each measurement that do not count.
-        prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
-        cooldown_retries: Cool-downs before a discarded measurement is repeated.
-        timeout_s: Of one measurement.
-        lag: Longest wait before a side's turn, in lengths of the turn before.
-        own_error: Standard error of a measurement by itself, as a share of the margin, at which it
-            is long enough.
-        longest_s: Seconds of a load that has more than the fewest requests.
-        slim_share: Of the gain that the bytes of a slimmer copy predict for one request, the share
-            that has to be there.
-    """
-
-    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
-    alpha: Annotated[float, Meta(gt=0, lt=0.5)]
-    min_blocks: Count
-    max_blocks: Count
-    launches: Count
-    workloads: str
-    generator: str
-    warmups: Annotated[int, Meta(ge=0)]
-    prefix_hits: Share
-    cooldown_retries: Count
-    timeout_s: Seconds
-    lag: Annotated[float, Meta(ge=0, le=4)]
-    own_error: Share
-    longest_s: Seconds
-    slim_share: Share
-
-    def needed(
-        self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool
-    ) -> float:
-        """
-        Return the requests after which *metrics* of a cell are known well enough, by *loads* of as
-        many requests each.
-
-        The standard error of a mean of n requests is their spread by the square root of n; a
-        median has 1.25 times as much.
-
-        Args:
-            paired: Whether all loads have the same prompts, by which both sides differ alike.
-        """
-        most, sets = 0.0, len(loads) - paired
-        for metric in metrics:
-            time = metric if metric in ("tpot", "ttft") else "latency"
-            times = [[getattr(request, time) for request in load.requests] for load in loads]
-            logarithms = np.log(np.maximum(times, SHORTEST_S))
-            rest = logarithms - logarithms.mean(axis=1, keepdims=True)
-            if paired:
-                rest -= rest.mean(axis=0)
-            freedom = max(1, sets * (rest.shape[1] - 1))
-            target = self.own_error * math.log1p(self.bounds[metric].margin) / 1.25
-            most = max(most, float((rest**2).sum()) / freedom / target**2)
-        return min(most, self.longest_s * len(times[0]) / max(load.seconds for load in loads))
-
 
 #: Reasons for which a measurement does not count → what each means, and what to do.
 REASONS: Mapping[str, str] = {
@@ -169,14 +98,80 @@ _FINISHED = "vllm:request_success_total"
 _GIVEN = "vllm:generation_tokens_total"
 
 
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+#: Seconds that every time of a request exceeds.
+SHORTEST_S = 1e-9
+
+
+class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/throughput.yaml``, which gives the source of each number.
+
+    Attributes:
+        bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
+        alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
+        min_blocks, max_blocks: Blocks before a decision, and after which there is none.
+        workloads: The set of ``workloads.yaml`` that decides.
+        generator: Stack whose official wheel of vLLM holds the load generator.
+        warmups: Requests before each measurement that do not count.
+        prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
+        cooldown_retries: Cool-downs before a discarded measurement is repeated.
+        timeout_s: Of one measurement.
+        lag: Longest wait before a side's turn, in lengths of the turn before.
+        own_error: Standard error of a measurement by itself, as a share of the margin, at which it
+            is long enough.
+        longest_s: Seconds of a load that has more than the fewest requests.
+        slim_share: Of the gain that the bytes of a slimmer copy predict for one request, the share
+            that has to be there.
+    """
+
+    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
+    alpha: Annotated[float, Meta(gt=0, lt=0.5)]
+    min_blocks: Count
+    max_blocks: Count
+    workloads: str
+    generator: str
+    warmups: Annotated[int, Meta(ge=0)]
+    prefix_hits: Share
+    cooldown_retries: Count
+    timeout_s: Seconds
+    lag: Annotated[float, Meta(ge=0, le=4)]
+    own_error: Share
+    longest_s: Seconds
+    slim_share: Share
+
+    def needed(
+        self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool
+    ) -> float:
+        """
+        Return the requests after which *metrics* of a cell are known well enough, by *loads* of as
+        many requests each.
+
+        The standard error of a mean of n requests is their spread by the square root of n; a
+        median has 1.25 times as much.
+
+        Args:
+            paired: Whether all loads have the same prompts, by which both sides differ alike.
+        """
+        most, sets = 0.0, len(loads) - paired
+        for metric in metrics:
+            time = metric if metric in ("tpot", "ttft") else "latency"
+            times = [[getattr(request, time) for request in load.requests] for load in loads]
+            logarithms = np.log(np.maximum(times, SHORTEST_S))
+            rest = logarithms - logarithms.mean(axis=1, keepdims=True)
+            if paired:
+                rest -= rest.mean(axis=0)
+            freedom = max(1, sets * (rest.shape[1] - 1))
+            target = self.own_error * math.log1p(self.bounds[metric].margin) / 1.25
+            most = max(most, float((rest**2).sum()) / freedom / target**2)
+        return min(most, self.longest_s * len(times[0]) / max(load.seconds for load in loads))
+
+
 class RunSpec(msgspec.Struct, frozen=True):
     """
     What is measured, and with what.
 
     Attributes:
-        kind: A gate measures an A/A block first, and then until there is a decision; any other kind
-            measures launches of the candidate alone.
-        blocks: The maximum.
         tokenizer: Folder of the model that is served.
         texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
@@ -186,9 +181,7 @@ class RunSpec(msgspec.Struct, frozen=True):
             kernel contract; None without a recipe.
     """
 
-    kind: Kind
     cells: tuple[WorkloadCell, ...]
-    blocks: int
     generator: LoadGenerator
     machine: MachineMonitor
     policy: ThroughputPolicy
@@ -567,7 +560,7 @@ class Runner:
     Measures *spec* on the servers of *launcher*, and continues what *journal* holds.
 
     Attributes:
-        rule: The decision rule; None if nothing is compared.
+        rule: The decision rule.
         decision: None before the first complete block.
         stopped: Why the run was given up, and the verdict then; None if it was not.
     """
@@ -578,36 +571,32 @@ class Runner:
         #: Measurements since the last complete launch.
         self._legs: list[Measurement] = []
         self._turn_seconds = 0.0
-        self.rule: DecisionRule | None = None
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
-        if spec.kind == "gate":
-            policy = spec.policy
-            alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
-            self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
-        self._first = CONTROL_BLOCK if self.rule else 0
+        policy = spec.policy
+        alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
+        self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
 
     def run(self) -> None:
         """Measure until there is a decision, the most blocks are complete, or the run stops."""
         spec, cells, block_seconds = self._spec, self._spec.cells, 0.0
         try:
-            for block in range(self._first, spec.blocks):
+            for block in range(CONTROL_BLOCK, self.rule.max_blocks):
                 began = monotonic()
                 if began + block_seconds > spec.deadline:
                     console.note("no block begins: it would end after the gate's time")
                     break
                 self._block(block, cells)
-                block_seconds, text = monotonic() - began, ""
+                block_seconds = monotonic() - began
                 if block == CONTROL_BLOCK:
                     continue
-                if self.rule:
-                    self.decision = decision = decide(self.rule, self.series)
-                    text = f": {decision.message}"
-                    # A series that passed needs no further block, and a decision needs none at all.
-                    cells = tuple(
-                        cell for cell in spec.cells if set(decision.open) & set(series_names(cell))
-                    )
-                console.note(f"block {block + 1} of at most {spec.blocks}{text}")
+                self.decision = decision = decide(self.rule, self.series)
+                blocks = f"block {block + 1} of at most {self.rule.max_blocks}"
+                console.note(f"{blocks}: {decision.message}")
+                # A series that passed needs no further block, and a decision needs none at all.
+                cells = tuple(
+                    cell for cell in spec.cells if set(decision.open) & set(series_names(cell))
+                )
                 if not cells:
                     break
         except _Stop as stop:
@@ -621,7 +610,7 @@ class Runner:
     @property
     def blocks(self) -> frozenset[int]:
         """The numbers of the complete blocks, without the A/A block."""
-        need = 4 if self.rule and not self._spec.resident else 1
+        need = 1 if self._spec.resident else 4
         launches = Counter(block for block, _ in self._journal.launches)
         return frozenset(b for b, count in launches.items() if count == need) - {CONTROL_BLOCK}
 
@@ -634,8 +623,7 @@ class Runner:
 
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
-        order = sides(self._journal.begun.seed, block) if self.rule else ("candidate",)
-        turns = list(enumerate(order))
+        turns = list(enumerate(sides(self._journal.begun.seed, block)))
         size = len(turns) if self._spec.resident else 1
         for first in range(0, len(turns), size):
             if (block, first) not in self._journal.launches:
@@ -658,7 +646,7 @@ class Runner:
             ):
                 for position, side in turns:
                     draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
-                    if self.rule and self._turn_seconds:
+                    if self._turn_seconds:
                         longest = self._spec.policy.lag * self._turn_seconds
                         sleep(draw.uniform(0, longest))
                     began = monotonic()
@@ -736,8 +724,8 @@ class Runner:
         against the margin.
         """
         spec, needed = self._spec, 0.0
-        if block != self._first and cell.primary:
-            key = (cell.name, self._first)
+        if block != CONTROL_BLOCK and cell.primary:
+            key = (cell.name, CONTROL_BLOCK)
             counted = [leg for leg in self._journal.measurements if leg.counts]
             loads = [leg.run for leg in counted if leg.run and (leg.cell, leg.block) == key]
             paired = len(loads) > 1 and cell.name in spec.texts

@@ -236,7 +236,7 @@ def decide(
             or (verdict.gate, verdict.state) != ("G8", "pass")
         )
         ladder = replace(ladder, verdicts=verdicts)
-    cells = throughput.cells if throughput and throughput.kind == "gate" else ()
+    cells = throughput.cells if throughput else ()
     passed = any((verdict.gate, verdict.state) == ("G8", "pass") for verdict in verdicts)
     if passed and not (throughput and throughput.state == "pass" and cells):
         raise ReleaseError(

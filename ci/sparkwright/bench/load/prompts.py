@@ -1,76 +1,43 @@
-"""
-A file of real prompts for the load generator: JSON lines, or ShareGPT's JSON.
-
-The generator reads its file whole before each run. ShareGPT has hundreds of megabytes, most of it
-answers, so prompts are extracted once.
-"""
+"""Files of real prompts for the load generator: JSON lines with a ``prompt`` each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sparkwright.core.console import console
+import msgspec
+
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import content_key, sha256_bytes, sha256_file
-from sparkwright.core.store import Store
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.store import Store, read_lines
 
-#: Characters of the shortest first turn and the longest prompt that are used.
-SHORTEST, LONGEST = 16, 1 << 16
 #: Characters by which prompts differ at their beginning.
 BEGINNING = 64
 #: Prompts of this program's own text, at least; but for the last that are too short.
 DIFFERENT = 96
 #: Tokens of a vocabulary that has words, and not only pieces of them.
 LARGE_VOCABULARY = 16_384
-#: Bytes of the largest file that is read; ShareGPT has 672,837,942.
-LARGEST = 1 << 30
 
 
-def prompt_file(path: Path, store: Store, sha256: str | None, datasets: Mapping[str, str]) -> Path:
+class Prompt(msgspec.Struct, frozen=True):
+    """A line of a file of prompts."""
+
+    prompt: str
+
+
+def check_file(path: Path) -> Path:
     """
-    Return a file of JSON lines with the prompts in *path*, which may be ShareGPT's JSON.
-
-    Args:
-        sha256: That *path* must have; None for any.
-        datasets: Names by the sha256 of their files; a message says which of them *path* is.
+    Return *path*, a file of real prompts, so that no gate finds a fault of it after hours.
 
     Raises:
-        file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
+        file-invalid: It is no regular file, or not every line has a prompt.
     """
-    if not path.is_file():
-        raise FileError(
-            "file-invalid",
-            f"{path} is no regular file.",
-            todo="Name a file of prompts with --texts.",
-        )
-    if (digest := sha256_file(path)) != (sha256 or digest).lower():
-        raise FileError(
-            "file-invalid",
-            f"{path} is not the expected file of prompts.",
-            details=[f"sha256 {digest}", f"not {sha256}"],
-            todo="Fetch it again, or leave out --sha256 to use the file as it is.",
-        )
-    key = content_key("prompts", (digest, SHORTEST, LONGEST))
-    lines = store.folder("prompts") / f"{key}.jsonl"
-    try:
-        if not lines.exists():
-            store.write(lines, _extracted(path).encode())
-    except (ValueError, RecursionError) as error:
-        raise FileError(
-            "file-invalid",
-            f"{path} is neither ShareGPT's JSON nor JSON lines of prompts.",
-            details=[str(error)[:300]],
-            todo='Name an array of {"conversations": [{"from", "value"}, …]}, or lines of '
-            '{"prompt"}.',
-        ) from error
-    with lines.open("rb") as stream:
-        count = sum(1 for _ in stream)
-    origin = datasets.get(digest, "not a file that workloads.yaml names")
-    console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {origin}")
-    return lines
+    lines = read_lines(path, Prompt, "file of prompts") if path.is_file() else []
+    if not lines or not all(line.prompt.strip() for line in lines):
+        what = f"{path} is no file of prompts."
+        todo = 'Name a file of lines with a {"prompt": …} each.'
+        raise FileError("file-invalid", what, todo=todo)
+    return path
 
 
 def programs(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -> Path:
@@ -95,33 +62,3 @@ def programs(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -> P
     lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces.values())
     path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
     return store.write(path, lines.encode())
-
-
-def _extracted(path: Path) -> str:
-    """Return the prompts in *path* as JSON lines; raise ValueError or RecursionError for others."""
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"it is larger than {LARGEST} bytes")
-    text = path.read_text(encoding="utf-8-sig").strip()
-    if text.startswith("["):
-        entries = json.loads(text)
-    else:
-        entries = [json.loads(line) for line in text.split("\n") if line.strip()]
-    prompts = [prompt for entry in entries if (prompt := _prompt(entry))]
-    if not prompts:
-        raise ValueError(
-            f"no prompt or first turn of a person has {SHORTEST} to {LONGEST} characters"
-        )
-    return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-
-
-def _prompt(entry: Any) -> str:
-    """Return a prompt, or the first turn of an answered conversation; empty if it is unusable."""
-    match entry:
-        case {"conversations": [{"from": "human" | "user", "value": str(text)}, _, *_]}:
-            usable = SHORTEST <= len(text.strip()) <= LONGEST
-        case {"prompt": str(text)}:
-            usable = 1 <= len(text.strip()) <= LONGEST
-        case _:
-            return ""
-    # Half of a surrogate pair has no UTF-8.
-    return text.encode("utf-8", "replace").decode() if usable else ""

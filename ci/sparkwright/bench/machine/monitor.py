@@ -39,7 +39,7 @@ DMI = Path("/sys/class/dmi/id")
 
 class MachineMonitor:
     """
-    The machine in one session.
+    The machine in one session. The bandwidth of its memory is measured, and kept in *store*.
 
     Args:
         python: Python of an environment with torch, such as the server's; None if there is none,
@@ -47,7 +47,6 @@ class MachineMonitor:
 
     Attributes:
         policy: With the memory floor of this kind of machine.
-        bandwidth: Of the memory; None if it was not measured.
         normal: The probe's readings while nothing is wrong; none before `settle`, and without a
             GPU.
     """
@@ -55,7 +54,6 @@ class MachineMonitor:
     def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
         self._python, self._failure = python, ""
         self._device: ProbeResult | None = None
-        self.bandwidth: Bandwidth | None = None
         self.normal: tuple[Reading, ...] = ()
         try:
             if python:
@@ -67,8 +65,7 @@ class MachineMonitor:
             # counts: too low a ceiling would make sound measurements look impossible.
             seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
             gigabytes = round(device.bytes / seconds / 1e9, 2)
-            self.bandwidth = Bandwidth(gigabytes, device.name)
-            store.put(*BANDWIDTH, self.bandwidth)
+            store.put(*BANDWIDTH, Bandwidth(gigabytes, device.name))
         if not MachineMemory.here().unified:
             policy = replace(policy, floor=policy.discrete_floor)
         self.policy = policy

@@ -36,7 +36,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         answer: Tokens of each answer, exactly.
         concurrency: Requests at a time, each followed by the next.
         requests: Requests in a leg; 0 leaves it to the `RequestRule`.
-        texts: Name of a dataset of prompts; empty for random tokens.
+        texts: Name of the real prompts that ``--texts`` has to give; empty for random tokens.
         primary: Metrics that decide a gate; the others are only reported.
     """
 
@@ -91,25 +91,10 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cells: Annotated[tuple[WorkloadCell, ...], Meta(min_length=1)]
 
 
-class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A file of real prompts, which is not part of this repository; ``--texts`` names it.
-
-    Attributes:
-        about: Its origin, and how it is made.
-        sha256: Of the file that people have, with its *source*; empty if we know none.
-    """
-
-    about: str
-    sha256: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64}|)\Z")] = ""
-    source: str = ""
-
-
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file ``ci/gates/workloads.yaml``; *texts* are the datasets of real prompts."""
+    """The file ``ci/gates/workloads.yaml``."""
 
     rule: RequestRule
-    texts: dict[Name, Dataset]
     workloads: dict[Name, Workload]
 
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:

@@ -444,7 +444,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     @cached_property
     def _experiment(self) -> Experiment:
-        return Experiment(self._context, "gate", self._options)
+        return Experiment(self._context, self._options)
 
     def _throughput(self, wheel: Path, python: Path, baseline: Path) -> tuple[Check, ...]:
         baseline_python = self._options.baseline_python
