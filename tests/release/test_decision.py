@@ -213,7 +213,7 @@ def test_each_check_that_measures(case: Case) -> None:
 
 def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
     """A pass of G8 without throughput.json, or with one that says something else, is hollow; a verdict that is worse needs none."""
-    for result in (None, replace(case.result, state="inconclusive"), replace(case.result, kind="bench")):
+    for result in (None, replace(case.result, state="inconclusive")):
         with refusal("verdict-hollow", match="no measurement"):
             decision.decide(case.served, GateResults(case.ladder, result), made.release_policy())
     ladder = worse(case, {"G8": "inconclusive"})
@@ -507,7 +507,7 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write_result(tmp_path / path.name, case.result)
     found = decision.read_results(path, tmp_path)
     assert (found.ladder, found.throughput) == (made.logged(case.ladder), case.result)
-    others = ((replace(case.result, seconds=1.0), "verdict-hollow"), (replace(case.result, format=9), "evidence-invalid"))
+    others = ((replace(case.result, began=1.0), "verdict-hollow"), (replace(case.result, format=9), "evidence-invalid"))
     for other, reference in others:
         made.write_result(tmp_path / path.name, other)
         with refusal(reference):
