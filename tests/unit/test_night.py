@@ -23,9 +23,9 @@ from sparkwright.bench.model import slim
 from sparkwright.bench.model.slim import Slimming
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
-from sparkwright.gates.core import ladder, page
+from sparkwright.gates.core import ladder, night
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.night import NightStep
 from sparkwright.gates.core.verdict import Check, Figure, Sample, Verdict, not_run, passed
 from sparkwright.release import decision
 
@@ -206,7 +206,7 @@ def test_a_killed_night_continues_behind_its_last_finished_step(
 
 def rendered(path: Path, answer: str = "", made: Sequence[NightStep] = (), wheel: str = "tiny.whl") -> str:
     """Return the page of a night that measured the wheel at *path*."""
-    return page.render(
+    return night.render_page(
         state="fail", answer=answer, recipe="toy-cpu", model="Toy", stack="2026.11", wheel=wheel, sha256="a" * 64, stock="b" * 64, steps=made,
         requested=("G4", "G7"), result=verdicts.result(path), machine={}, hours=0.2, seconds=9.0,
     )  # fmt: skip
@@ -216,7 +216,7 @@ def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> Non
     """One file without scripts or addresses; gates of one cause are one text."""
     late = not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent")
     made = [NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,))) for name, check in (("G4", passed("prompts", "")), ("G7", late))]
-    answer = page.answer("toy-cpu", made, ("G4", "G5", "G7"), {})
+    answer = night.answer("toy-cpu", made, ("G4", "G5", "G7"), {})
     assert answer == (
         "Not verified for toy-cpu: G7 not-run (G7 takes about 2 h, and 9 min are left: budget-spent); "
         "G0, G1, G2, G3, G6, G8 not asked for; G5 not run yet."
@@ -234,7 +234,7 @@ def test_a_pass_says_on_which_machine_and_after_how_many_attempts() -> None:
         NightStep(name, "pass", "", verdict=Verdict(name, "", "", "", (passed("prompts", ""),), attempt=4 if name == "G5" else 3))
         for name in ladder.GATES
     ]
-    answer = page.answer("toy-cpu", made, [*ladder.GATES], {"gpu": "NVIDIA H200 (SM 9.0)"})
+    answer = night.answer("toy-cpu", made, [*ladder.GATES], {"gpu": "NVIDIA H200 (SM 9.0)"})
     assert answer == "Verified on NVIDIA H200 (SM 9.0), attempt 4: every gate passed for toy-cpu."
 
 

@@ -20,8 +20,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core import night
 from sparkwright.gates.core.ladder import GATES, SERVED, VerdictFile
-from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night
-from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions, Pace
 from sparkwright.gates.core.verdict import Ladder, Verdict, failed, invalid, passed
 from sparkwright.gates.soak import SoakPolicy

@@ -32,8 +32,7 @@ from sparkwright.core.process import CACHES
 from sparkwright.core.store import Store, write_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.night import Night
-from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.night import Night, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Verdict, passed
 from sparkwright.serving import launch

@@ -95,15 +95,12 @@ class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         libraries: Globs of the wheel's libraries with operators.
         repeats: Runs of each case, which must agree in every bit.
         roundings: Of a result in its type, which the allowed error follows from.
-        required: The operators' checks that decide, where the wheel's architecture has their
-            instructions.
     """
 
     seconds: Positive
     libraries: tuple[str, ...]
     repeats: Annotated[int, Meta(ge=2)]
     roundings: Positive
-    required: tuple[str, ...]
 
 
 def run(
@@ -120,29 +117,17 @@ def run(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: The wheel cannot be read.
     """
-    required = {"gpu", "cubins", *policy.required}
     gpu = next(iter(host_info.gpus()), GpuInfo("", "", ""))
     major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
     message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
     if not gpu.name:
         fault = host_info.driver_fault()
         message, reason = fault or "nvidia-smi shows no GPU", DRIVER_FAILING if fault else "no-gpu"
-        checks = [not_run(entry.name, message, reason) for entry in CHECKS]
-    elif not loads(target, (major, minor)):
+        return tuple(not_run(entry.name, message, reason) for entry in CHECKS)
+    if not loads(target, (major, minor)):
         message = f"the wheel is for {target}; the GPU is {message}"
-        checks = [not_run(entry.name, message, "gpu-foreign") for entry in CHECKS]
-    else:
-        checks = [
-            passed("gpu", message),
-            *_checks(policy, scratch, (major, minor), wheel, python),
-        ]
-    # A GPU without FP4 instructions loads only the code of wheels for such GPUs.
-    return tuple(
-        msgspec.structs.replace(
-            check, required=check.name in required and check.reason != "fp4-hardware-missing"
-        )
-        for check in checks
-    )
+        return tuple(not_run(entry.name, message, "gpu-foreign") for entry in CHECKS)
+    return (passed("gpu", message), *_checks(policy, scratch, (major, minor), wheel, python))
 
 
 def _checks(
@@ -159,7 +144,8 @@ def _checks(
     for name in operators.OPERATORS:
         with console.step(name):
             if gpu[0] < FP4_GENERATION and name.startswith("fp4-"):
-                yield not_run(name, "the GPU has no FP4", "fp4-hardware-missing")
+                # It loads only the code of wheels for such GPUs.
+                yield not_run(name, "the GPU has no FP4", "fp4-hardware-missing", required=False)
             elif python is None:
                 yield not_run(name, "no environment was named", "no-environment")
             else:

@@ -282,32 +282,6 @@ def _fp4_experts_quantise(
     return _fp4_quantised(x, counts, factors, [step])
 
 
-def _fp8_moe(
-    random: np.random.Generator,
-    roundings: float,
-    counts: Sequence[int],
-    columns: int,
-    depth: int,
-) -> Case:
-    experts, count = np.repeat(np.arange(len(counts)), counts), len(counts)
-    a = _integers(random, 3, FP8, len(experts), depth)
-    b = _integers(random, 3, FP8, count, columns, depth)
-    a_scales = random.uniform(0.001, 0.01, (len(experts), 1)).astype(np.float32)
-    b_scales = random.uniform(0.001, 0.01, (count, columns)).astype(np.float32)
-    steps = [
-        _call("aten.permute", "@weights", self=b, dims=[0, 2, 1]),
-        _call(
-            "_C.cutlass_moe_mm", out_tensors="@out", a_tensors=a, b_tensors="@weights",
-            a_scales=a_scales, b_scales=b_scales, expert_offsets=np.cumsum([0, *counts[:-1]]),
-            problem_sizes=np.array([(rows, columns, depth) for rows in counts], np.int32),
-            a_strides=np.full(count, depth), b_strides=np.full(count, depth),
-            c_strides=np.full(count, columns), per_act_token=True, per_out_ch=True,
-        ),
-    ]  # fmt: skip
-    values = _by_expert(a, experts, b) * a_scales * b_scales[experts]
-    return _case(steps, {"out": rounded(roundings, values)})
-
-
 def _marlin_weights(
     random: np.random.Generator, *shape: int
 ) -> tuple[Mapping[str, Any], Array, Array]:
@@ -465,8 +439,6 @@ def _cache(random: np.random.Generator, _: float, tokens: int) -> Case:
     return Case({"key": caches[0], "value": caches[1]}, [step], expected)
 
 
-_EXPERTS = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048))
-
 #: Check → what makes a case, from a random generator, the number of roundings and a shape; and the
 #: shapes: those of layers of models, and odd numbers of rows. Those named ``fp4-…`` need FP4
 #: instructions.
@@ -477,7 +449,10 @@ OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = 
         _fp4_experts_quantise,
         (((3, 0, 17, 129), 512), ((1, 64, 0, 7), 2880)),
     ),
-    "fp4-moe": (_fp4_moe, _EXPERTS),
+    "fp4-moe": (
+        _fp4_moe,
+        (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048)),
+    ),
     "marlin-fp4": (_marlin, ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336))),
     "marlin-fp4-moe": (_marlin_moe, ((37, 16, 1024, 2048, 16), (257, 128, 256, 512, 64))),
     "fp8-quantise": (_fp8_quantise, ((1, 4096), (129, 5120))),
@@ -485,7 +460,6 @@ OPERATORS: dict[str, tuple[Callable[..., Case], tuple[tuple[Any, ...], ...]]] = 
         _fp8_gemm,
         ((1, 4096, 4096), (17, 6144, 4096), (512, 14336, 4096), (2048, 4096, 14336)),
     ),
-    "fp8-moe": (_fp8_moe, _EXPERTS),
     "moe-sum": (_moe_sum, ((129, 4, 4096),)),
     "topk-softmax": (_topk_softmax, ((257, 128, 8),)),
     "activation": (_activation, ((1, 14336), (333, 11008))),

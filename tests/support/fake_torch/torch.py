@@ -156,19 +156,6 @@ def scaled_fp4_experts_quant(
             output_scale[start : start + len(scales)] = scales.view(np.int32)
 
 
-def cutlass_moe_mm(
-    out_tensors: Any, a_tensors: Any, b_tensors: Any, a_scales: Any, b_scales: Any, expert_offsets: Any,
-    problem_sizes: Any, a_strides: Any, b_strides: Any, c_strides: Any, per_act_token: bool, per_out_ch: bool,
-) -> None:  # fmt: skip
-    """Multiply the rows of each expert."""
-    assert (per_act_token, per_out_ch, b_tensors.strides[1]) == (True, True, 1)
-    assert {*a_strides} == {*b_strides} == {a_tensors.shape[1]}
-    for expert, (rows, columns, _) in enumerate(problem_sizes):
-        place = slice(expert_offsets[expert], expert_offsets[expert] + rows)
-        assert c_strides[expert] == columns
-        cutlass_scaled_mm(out_tensors[place], a_tensors[place], b_tensors[expert], a_scales[place], b_scales[expert][None], None)
-
-
 def permute(self: Any, dims: Any) -> Any:
     """Return a view with other axes."""
     return np.transpose(self, dims)
@@ -183,7 +170,7 @@ def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bi
     """Multiply."""
     values = _wide(a) @ _wide(b)
     scales = _wide(b_scales)
-    if FAULT.startswith("scale of the first channel for all"):
+    if faulty("scale of the first channel for all"):
         scales = scales[:, :1]
     _write(out, values * _wide(a_scales) * scales)
 
@@ -238,7 +225,7 @@ class _Operator:
 
 _DENSE = (
     scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm,
-    scaled_fp4_experts_quant, cutlass_moe_mm, cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant,
+    scaled_fp4_experts_quant, cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant,
 )  # fmt: skip
 
 

@@ -18,28 +18,33 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright import __version__
 from sparkwright.audit import wheel as wheels
+from sparkwright.bench import report as view
 from sparkwright.bench import results
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric
+from sparkwright.bench.report import number
 from sparkwright.bench.results import Result
 from sparkwright.bench.server import warm_pack, wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.warm_pack import PackInvalid
 from sparkwright.client.environment import installed_at
 from sparkwright.client.records import WarmPack
+from sparkwright.core import pages
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import soak, throughput
-from sparkwright.gates.core import ladder, page, policy
+from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import (
     GATE_NEEDS,
     OBSERVED,
@@ -48,15 +53,22 @@ from sparkwright.gates.core.builder import (
     GateBuilder,
     GateNeeds,
 )
-from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, VerdictFile, step_failed
-from sparkwright.gates.core.page import NightStep
+from sparkwright.gates.core.ladder import (
+    GATES,
+    SERVED,
+    STEP_FAILED,
+    STOPPED,
+    UNREACHABLE,
+    VerdictFile,
+    step_failed,
+)
 from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
     launch_plan,
 )
-from sparkwright.gates.core.verdict import Check, Ladder, not_run
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, not_run, worst
 
 #: The steps that are no gates, and what they do.
 ENVIRONMENTS, REFERENCE = "environments", "reference"
@@ -141,6 +153,114 @@ def _packages(python: Path) -> list[str]:
         f"{each.name} {each.version}" for each in metadata.distributions(path=[str(site)])
     )
     return [*versions, *wheel_identity.environment_contents(site).values()]
+
+
+#: Checks that the answer names of a gate; the others are further down.
+NAMED = 3
+
+
+class NightStep(msgspec.Struct, frozen=True):
+    """
+    A step of a night.
+
+    Attributes:
+        message: One sentence: what was made, or why it is no pass.
+        seconds: How long it took. *expected_s*: the estimate before.
+        verdict: Of a gate; None for other steps.
+    """
+
+    name: str
+    state: State
+    message: str
+    seconds: float = 0.0
+    expected_s: float = 0.0
+    verdict: Verdict | None = None
+
+
+def state_of(steps: Sequence[NightStep]) -> State:
+    """Return the worst state of all gates; one that *steps* leave out is not-run."""
+    states = {step.name: step.state for step in steps}
+    return worst(states.get(name, "not-run") for name in GATES)
+
+
+def answer(
+    recipe: str, steps: Sequence[NightStep], requested: Sequence[str], host: Mapping[str, str]
+) -> str:
+    """
+    Return whether every gate passed for *recipe*, where and in which attempt, or what is missing.
+
+    Whether that counts for a release is a matter of its policy, which gates do not know.
+
+    Args:
+        requested: The gates that the night has.
+    """
+    if state_of(steps) == "pass":
+        last = max(step.verdict.attempt for step in steps if step.verdict)
+        gpu = host.get("gpu", "none")
+        return f"Verified on {gpu}, attempt {last}: every gate passed for {recipe}."
+    return f"Not verified for {recipe}: {'; '.join(_missing(steps, requested))}."
+
+
+def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[str]:
+    """Yield each cause that keeps the wheel from being verified, with its gates."""
+    for step in steps:
+        if step.name not in GATES and step.state == "fail":
+            yield f"{step.name} could not be made ({step.message})"
+    causes: dict[str, list[str]] = {}
+    verdicts = [step.verdict for step in steps if step.verdict]
+    for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.state)):
+        if verdict.state != "pass":
+            cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
+            causes.setdefault(cause, []).append(verdict.gate)
+    finished = {step.name for step in steps}
+    for name in GATES:
+        if name not in finished:
+            cause = "not run yet" if name in requested else "not asked for"
+            causes.setdefault(cause, []).append(name)
+    for cause, names in causes.items():
+        yield f"{', '.join(names)} {cause}"
+
+
+def machine_facts(
+    host: Mapping[str, str], observed: Mapping[str, Any], pace: Pace | None
+) -> dict[str, str]:
+    """
+    Return facts of the machine and of the stock wheel's server, by name.
+
+    Args:
+        observed: The facts about that server; empty if they were not recorded.
+        pace: As measured on it; None if it was not.
+    """
+    stock = dict[str, str | int]()
+    for name, value in observed.items():
+        if isinstance(value, (str, int)) and name not in ("format", "recipe"):
+            stock[name] = value
+    for name, value in observed.get("prefix_cache", {}).items():
+        stock[f"prefix cache, {name}"] = value
+    if pace:
+        stock["start"] = duration(pace.start_s)
+        stock["prefill"] = f"{number(pace.prefill_tokens_s)} tok/s, one request"
+        stock["decode"] = f"{number(pace.decode_tokens_s)} tok/s, one request"
+    return {**host, **{f"stock: {name}": str(value) for name, value in stock.items()}}
+
+
+def unmet(verdict: Verdict) -> list[str]:
+    """Return the checks in the state of *verdict*, with their reasons; that it is a pass."""
+    if verdict.state == "pass":
+        return ["every check that decides passed"]
+    texts = []
+    for check in verdict.checks:
+        if check.required and check.state == verdict.state:
+            # The row of the step that failed has the message.
+            short = check.name != STOPPED[0].name or check.reason in (STEP_FAILED, UNREACHABLE)
+            texts.append(f"{check.name if short else check.message}: {check.reason}")
+    return texts
+
+
+def render_page(**values: Any) -> str:
+    """Return the page: one file, without scripts. The template names the *values*."""
+    template = pages.environment("sparkwright.gates.core").get_template("night.html")
+    return template.render(gates=GATES, version=__version__, duration=duration, view=view, **values)
 
 
 class Night:
@@ -412,7 +532,7 @@ class Night:
                 except Exception as error:
                     gate = builder.gate(name, step_failed(error))
                 (verdict,) = builder.climb([gate], file).verdicts
-                message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
+                message = "; ".join(unmet(verdict))
                 self._finish(
                     NightStep(
                         name, verdict.state, message, time.monotonic() - began, expected, verdict
@@ -481,8 +601,7 @@ class Night:
         documents = ladder.read_documents(self._context.output, self._subject.sha256)
         for verdict in itertools.chain.from_iterable(each.verdicts for each in documents):
             if verdict.gate not in self._names and verdict.recipe in ("", self._recipe.name):
-                message = "; ".join(page.unmet(verdict)) or "every check that decides passed"
-                message += ", in another run"
+                message = f"{'; '.join(unmet(verdict))}, in another run"
                 done.append(
                     NightStep(verdict.gate, verdict.state, message, verdict.seconds, 0.0, verdict)
                 )
@@ -492,14 +611,14 @@ class Night:
     @property
     def answer(self) -> str:
         """The first line of the page."""
-        return page.answer(self._recipe.name, self._done, self._names, self._host)
+        return answer(self._recipe.name, self._done, self._names, self._host)
 
     def _write_page(self) -> None:
         """Write the page of the steps so far beside the verdicts."""
         path = self.reference / OBSERVED
         observed = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-        html = page.render(
-            state=page.state_of(self._done),
+        html = render_page(
+            state=state_of(self._done),
             answer=self.answer,
             recipe=self._recipe.name,
             model=self._recipe.title,
@@ -510,7 +629,7 @@ class Night:
             steps=self._done,
             requested=self._names,
             result=self._result(),
-            machine=page.facts(self._host, observed, self._measured_pace),
+            machine=machine_facts(self._host, observed, self._measured_pace),
             hours=self._hours,
             seconds=time.monotonic() - self._began,
         )
