@@ -69,41 +69,43 @@ def document(host: Host, capsys: pytest.CaptureFixture[str], verb: str, *words: 
 def states(report: Any) -> dict[str, list[str]]:
     """Return the states of each patch in the order of the bases."""
     found: dict[str, list[str]] = {}
-    for trial in report["of"]["trials"]:
+    for trial in report["trials"]:
         found.setdefault(trial["patch"].removesuffix(".patch"), []).append(trial["state"])
     return found
 
 
 def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """
-    Upstream took one as it was and one with a change, moved one, broke one, and has both picks; each test finds what the others miss. A base
-    may be named: a release, a branch, a tag, and a commit, in the order in which they are named.
+    Upstream took one as it was, moved one, changed two, and has both picks; each test finds what the others miss. By default the newest
+    release is tried, and the branch; or a base is named: a release, a branch, a tag, and a commit, in the order in which they are named.
     """
-    [report] = document(stack, capsys, "drift", "--releases")["drift"]
-    proofs = {trial["patch"]: [f"{test['test']}: {test['says']}" for test in trial["evidence"] if test["holds"]] for trial in report["of"]["trials"]}
+    [report] = document(stack, capsys, "drift")["drift"]
+    proofs = {trial["patch"]: [f"{test['test']}: {test['says']}" for test in trial["evidence"] if test["holds"]] for trial in report["trials"]}
     merge, landed = stack.ledger.by_number[7].merge[:12], stack.work.git("rev-parse", "main~1")[:12]
 
-    assert report["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01"]
+    assert report["bases"] == ["1.2", "main 2026-11-01"]
     assert states(report) == {
-        "#7": ["applies", "applies", "already-upstream"],
-        "#8": ["applies", "applies", "already-upstream"],
-        "taken": ["already-upstream", "already-upstream", "already-upstream"],
-        "kept": ["applies", "moves", "moves"],
-        "lost": ["applies", "conflict", "conflict"],
-        "altered": ["applies", "likely-upstream", "likely-upstream"],
+        "#7": ["applies", "already-upstream"],
+        "#8": ["applies", "already-upstream"],
+        "taken": ["already-upstream", "already-upstream"],
+        "kept": ["moves", "moves"],
+        "lost": ["conflict", "conflict"],
+        "altered": ["conflict", "conflict"],
     }
     assert proofs["#7"][0] == f"ancestor: {merge} is part of main 2026-11-01"
     assert proofs["#7"][1].startswith(f"patch-id: {merge} ")
     assert proofs["#8"][0].startswith(f"patch-id: {landed} 2026-11-01 Improve it (#8) has patch-id ")
     assert proofs["taken.patch"][1:] == ["reverse: main 2026-11-01 holds the whole change"]
     assert proofs["altered.patch"] == []
-    assert report["of"]["trials"][-1]["present"] == [4, 5]
 
     names = ["1.1", "main", "v1", stack.work.git("rev-parse", "main~1")]
     [report] = document(stack, capsys, "drift", *(word for name in names for word in ("--to", name)))["drift"]
 
-    assert report["of"]["bases"] == names
+    assert report["bases"] == names
     assert states(report)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
+    assert states(report)["kept"] == ["applies", "moves", "applies", "moves"]
+    with refusal("not-provided", match="v9 is neither"):
+        main.run(["patch", "drift", *stack.words, "--to", "v9"])
 
 
 def test_a_pick_that_was_merged_and_taken_back_is_not_upstream(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +116,7 @@ def test_a_pick_that_was_merged_and_taken_back_is_not_upstream(stack: Host, caps
     stack.work.commit({"b.txt": b"four\n"}, "Go on")
     stack.push()
     [report] = document(stack, capsys, "drift", *(word for name in (merge, revert, "main") for word in ("--to", name)))["drift"]
-    ancestor, same, _ = report["of"]["trials"][-len(OURS) - 2]["evidence"]
+    ancestor, same, _ = report["trials"][-len(OURS) - 2]["evidence"]
 
     assert states(report)["#7"] == ["already-upstream", "applies", "conflict"]
     assert [test["says"].partition(", but ")[2] for test in (ancestor, same)] == [f"{revert[:12]} 2026-11-01 Take it back takes it back"] * 2
@@ -122,28 +124,6 @@ def test_a_pick_that_was_merged_and_taken_back_is_not_upstream(stack: Host, caps
         stack.work.commit({"b.txt": text}, "Land it again")
     stack.push()
     assert states(document(stack, capsys, "drift", "--to", "main")["drift"][0])["#7"] == ["already-upstream"]
-
-
-def test_status_has_the_result_of_the_last_drift(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """No host is asked."""
-    document(stack, capsys, "drift", "--releases")
-    with refusal("not-provided", match="v9 is neither"):
-        main.run(["patch", "drift", *stack.words, "--to", "v9"])
-    stack.path.rename(stack.path.with_suffix(".gone"))
-    lines = {line["name"]: line for line in document(stack, capsys, "status")["stacks"]["test"]}
-
-    assert {name: line["needed"] for name, line in lines.items()} == {
-        "#7": "is upstream on main 2026-11-01", "#8": "is upstream on main 2026-11-01", "taken.patch": "is upstream on main 2026-11-01",
-        "kept.patch": "applies at other lines on main 2026-11-01", "lost.patch": "conflicts on main 2026-11-01",
-        "altered.patch": "is upstream most likely on main 2026-11-01",
-    }  # fmt: skip
-    assert lines["kept.patch"] == {
-        "fork": "widget", "name": "kept.patch", "subject": "kept", "page": "",
-        "needed": lines["kept.patch"]["needed"], "reason": "the test wants it", "drop_when": "the test ends",
-    }  # fmt: skip
-    assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
-    main.run(["patch", "status", *stack.words])
-    assert "the test wants it" in capsys.readouterr().out
 
 
 # Bump: to another release, with everything that hangs on it, or not at all.
@@ -303,7 +283,7 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         seen.add("old" if state == old else "new" if state == new else "refused")
         if state not in (old, new):
             with refusal("patch-invalid", match="disagree"):
-                main.run(["patch", "status", *upstream.host.words])
+                main.run(["apply", *upstream.host.words])
         if folder.exists():
             main.run(["patch", "export", *upstream.host.words])
         assert upstream.host.files() == new

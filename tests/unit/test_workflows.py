@@ -354,7 +354,7 @@ def test_a_published_candidate_is_not_gated_for_verified(tmp_path: Path, state: 
 def test_drift_fails_where_a_patch_is_of_no_use_on_the_newest_base(tmp_path: Path) -> None:
     for state, base, fails in (("conflict", "1.2", True), ("already-upstream", "1.2", True), ("moves", "1.2", False), ("conflict", "1.1", False)):
         trial = {"patch": "a.patch", "base": base, "state": state}
-        document = {"drift": [{"of": {"bases": ["1.1", "1.2"], "trials": [trial]}}, {"of": {"bases": [], "trials": []}}]}
+        document = {"drift": [{"bases": ["1.1", "1.2"], "trials": [trial]}, {"bases": [], "trials": []}]}
         (tmp_path / "drift-2026.11.json").write_text(json.dumps(document))
         status, said, _ = ran(
             tmp_path, "drift", "drift", "Every patch is still needed and applies", "exit 0", matrix={"stack": "2026.11"}

@@ -1,6 +1,5 @@
 """
-Drift: the series on later revisions of its upstream, the status of a stack, and the bump of a fork
-to another release.
+Drift: the series on later revisions of its upstream, and the bump of a fork to another release.
 
 A bump changes the series, its picks and the lock, or nothing. Patches that the new base has are
 dropped, with the evidence. What conflicts waits in a worktree; until the export nothing reviewed
@@ -9,8 +8,6 @@ changes.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import re
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -19,20 +16,14 @@ import msgspec
 
 from sparkwright.cherry_picks import apply, series
 from sparkwright.cherry_picks.ledger import (
-    Ledger,
-    PickRecord,
-    load_ledger,
     render,
-    today,
 )
-from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines, load_folder
+from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, base_of, evidence
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import content_key
 from sparkwright.forks import fetch, package_index, resolve
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
     UNRESOLVED,
     ForkSpec,
@@ -43,18 +34,13 @@ from sparkwright.forks.stack import (
     render_lock,
 )
 
-#: If a patch conflicts and the base has at least this share of its added lines, the base most
-#: likely has the patch.
-LIKELY = 0.8
-
-TrialState = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
+TrialState = Literal["applies", "moves", "already-upstream", "empty", "conflict"]
 
 #: Each state in words.
 MEANING = {
     "applies": "applies",
     "moves": "applies at other lines",
     "already-upstream": "is upstream",
-    "likely-upstream": "is upstream most likely",
     "empty": "is empty",
     "conflict": "conflicts",
 }
@@ -65,53 +51,20 @@ class Trial(msgspec.Struct, frozen=True):
     One patch on one base.
 
     Attributes:
-        sha256: Of the patch.
-        state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``:
-            a conflict, but most of the added lines are there, so that upstream took it and changed
-            it since, which no test proves.
-        present: Added lines that the base has, of how many; both are 0 unless it conflicts.
+        state: ``moves``: a patch of ours applies at other lines than it names.
         evidence: Results of the three tests; empty if the patch applies.
     """
 
     patch: str
-    sha256: str
     base: str
     state: TrialState
-    present: tuple[int, int]
     evidence: tuple[Evidence, ...]
     says: tuple[str, ...] = ()
 
     @property
-    def applies(self) -> bool:
-        """Whether the patch applies and has an effect."""
-        return self.state in ("applies", "moves")
-
-    @property
     def proof(self) -> str:
-        """The reason why upstream counts as having the patch."""
-        proved = [f"{test.test}: {test.says}" for test in self.evidence if test.holds]
-        return (
-            "; ".join(proved) or f"{self.present[0]} of its {self.present[1]} added lines are there"
-        )
-
-
-class Drift(msgspec.Struct, frozen=True):
-    """The trials of a fork's series, on a *day* (UTC)."""
-
-    fork: str
-    stack: str
-    day: str
-    bases: tuple[str, ...]
-    trials: tuple[Trial, ...]
-
-    def trials_of(self, patch: str) -> list[Trial]:
-        """Return the trials of the patch of that name, in the order of the bases."""
-        return [trial for trial in self.trials if trial.patch == patch]
-
-    @property
-    def patches(self) -> list[str]:
-        """The names of the patches."""
-        return list(dict.fromkeys(trial.patch for trial in self.trials))
+        """The reason why upstream counts as having the patch; empty if it does not."""
+        return "; ".join(f"{test.test}: {test.says}" for test in self.evidence if test.holds)
 
 
 def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Trial]:
@@ -119,67 +72,19 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
     apply.
     """
-    objects, tried = upstream.context.objects, list[Trial]()
-    outcomes = apply.try_patches(objects, base.tree, patches)
+    tried = list[Trial]()
+    outcomes = apply.try_patches(upstream.context.objects, base.tree, patches)
     for patch in patches:
-        outcome, proofs, lines = outcomes[patch.name], tuple[Evidence, ...](), (0, 0)
+        outcome, proofs = outcomes[patch.name], tuple[Evidence, ...]()
         if outcome.status != "applied":
             proofs = evidence(upstream, base, patch, outcome)
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         if outcome.status == "already-upstream" or any(test.holds for test in proofs):
             state = "already-upstream"
-        elif outcome.status == "empty":
-            state = "empty"
-        elif outcome.status == "conflict":
-            texts = {path: objects.blob(base.tree, path) or b"" for path in patch.files}
-            count, total = lines = count_present_lines(texts, patch.data)
-            state = "likely-upstream" if total and count >= LIKELY * total else "conflict"
-        tried.append(Trial(patch.name, patch.sha256, base.name, state, lines, proofs, outcome.says))
+        elif outcome.status in ("empty", "conflict"):
+            state = outcome.status
+        tried.append(Trial(patch.name, base.name, state, proofs, outcome.says))
     return tried
-
-
-def store(upstream: Upstream, trials: Sequence[Trial]) -> Drift:
-    """Return the drift of *trials*, and keep it as the last one of its stack and fork."""
-    context, fork = upstream.context, upstream.fork
-    bases = tuple(dict.fromkeys(trial.base for trial in trials))
-    drift = Drift(fork, context.project.stack, today(), bases, tuple(trials))
-    if trials:
-        context.store.put("drift", _key(context, fork), drift)
-    return drift
-
-
-def _key(context: RunContext, fork: str) -> str:
-    return content_key("drift", {"stack": context.project.stack, "fork": fork})
-
-
-def status(context: RunContext, fork: str) -> list[dict[str, str]]:
-    """
-    Return a record per pick and patch of *fork*, in the order of application: its name, subject,
-    reason, drop condition, page of the pull request, and whether it is still needed, by the last
-    drift in the store; that of another version of a patch does not count.
-    """
-    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    drift = context.store.get("drift", _key(context, fork), Drift)
-    carried = [_stored(context, ledger, record) for record in ledger.carried(stack)]
-    carried += load_folder(context.project.series_folder(fork))
-    lines = []
-    for patch in carried:
-        needed = "not looked at"
-        for trial in drift.trials_of(patch.name) if drift else ():
-            if trial.sha256 == patch.sha256:
-                needed = f"{MEANING[trial.state]} on {trial.base}"
-        page = ledger.page(patch.pick) if patch.pick else ""
-        record = {"fork": fork, "name": patch.name, "subject": patch.subject, "needed": needed}
-        lines.append(record | {"reason": patch.reason, "drop_when": patch.drop_when, "page": page})
-    return lines
-
-
-def _stored(context: RunContext, ledger: Ledger, record: PickRecord) -> Patch:
-    """Return the patch of *record*; without its diff if the store lacks the pinned one."""
-    with contextlib.suppress(SourceError, PatchError):
-        offline = dataclasses.replace(context, offline=True)
-        return series.patch_of(offline, ledger, record, context.project.stack)
-    return series.as_patch(record, b"")
 
 
 def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:

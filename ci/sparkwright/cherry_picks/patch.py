@@ -425,17 +425,6 @@ def takes_back(diff: bytes, change: bytes) -> bool:
     return undone > 0 and undone >= REVERTED * (added.total() + removed.total())
 
 
-def count_present_lines(texts: Mapping[str, bytes], diff: bytes) -> tuple[int, int]:
-    """
-    Return how many of the added, non-blank lines of *diff* are in the same files of *texts* (path →
-    bytes), and how many it adds.
-    """
-    _, added = changed_lines(diff)
-    paths = {path for path, _ in added} & texts.keys()
-    have = Counter((path, line) for path in paths for line in lines_of(texts[path]))
-    return (added & have).total(), added.total()
-
-
 def lines_of(text: bytes) -> list[bytes]:
     """Return the lines of *text* with their ends; only a line feed ends a line, as in git."""
     return re.findall(rb"[^\n]*\n|[^\n]+", text)

@@ -214,16 +214,15 @@ class Upstream:
             if Version(entry.version) > Version(sdist.version)
         ]
 
-    def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
+    def later(self, patches: Collection[Patch]) -> Iterator[Base]:
         """
-        Yield the newest release (or *every* one) after the locked source, oldest first, and the
-        branch's tip if it can be reached.
+        Yield the newest release after the locked source, and the branch's tip if it can be reached.
 
         Raises:
             source-unreachable: The index does not answer.
         """
-        for release in self.later_releases if every else self.later_releases[-1:]:
-            yield of_release(self.context, release)
+        if self.later_releases:
+            yield of_release(self.context, self.later_releases[-1])
         if self.mirror:
             branch = self.ledger.branch
             try:

@@ -51,9 +51,6 @@ COMMANDS = {
     "plan": CommandInfo("stages", "show the architectures of every CUDA unit"),
     "audit": CommandInfo("stages", "show what a wheel contains, and judge it by the policy"),
     "publish": CommandInfo("release", "publish wheels that passed as a signed release"),
-    "patch status": CommandInfo(
-        "patch", "show what each stack carries, why, and if it is still needed"
-    ),
     "patch pick": CommandInfo(
         "patch", "pin an upstream pull request in the ledger, carried or watched"
     ),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,13 @@ from typing import Any
 from sparkwright.builder import pins
 from sparkwright.cherry_picks import conflict, drift, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
-from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project, SourceError, stack_names
+from sparkwright.forks.stack import SourceError
 
 #: What a command prints with ``--json``.
 Document = dict[str, Any]
@@ -66,10 +62,6 @@ _OPTIONS: Mapping[str, options.Options] = {
         },
     },
     "patch drift": {
-        "--releases": {
-            **options.FLAG,
-            "help": "try every release after the locked one (default: the newest)",
-        },
         "--to": {
             **options.REPEATED,
             "metavar": "NAME",
@@ -96,7 +88,6 @@ _OPTIONS: Mapping[str, options.Options] = {
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
     functions = {
-        "patch status": run_status,
         "patch pick": _exclusive(run_pick),
         "patch rebase": _exclusive(run_rebase),
         "patch export": _exclusive(run_export),
@@ -129,23 +120,6 @@ def only_fork(context: RunContext) -> str:
     if len(context.forks) != 1:
         raise UsageError("usage", "This command works on one fork.", todo="Name it with --fork.")
     return context.forks[0]
-
-
-def run_status(arguments: argparse.Namespace) -> Document:
-    """Show what every stack of the checkout, or the named one, carries."""
-    context = options.checkout(arguments)
-    root, stacks = context.project.root, dict[str, list[dict[str, str]]]()
-    for name in [arguments.stack] if arguments.stack else stack_names(root)[::-1]:
-        own = dataclasses.replace(context, project=Project(root, name))
-        stacks[name], rows = [], []
-        for fork in own.project.spec.forks:
-            if fork in (arguments.fork or [fork]):
-                stacks[name] += drift.status(own, fork)
-        for line in stacks[name]:
-            patch = line["name"].removesuffix(".patch")
-            rows.append([patch, line["fork"], line["needed"], line["reason"]])
-        console.table(f"stack {name}", ["patch", "fork", "still needed?", "why"], rows, result=True)
-    return {"stacks": stacks}
 
 
 def run_pick(arguments: argparse.Namespace) -> Document:
@@ -271,53 +245,33 @@ def run_export(arguments: argparse.Namespace) -> Document:
 
 
 def run_drift(arguments: argparse.Namespace) -> Document:
-    """Try every patch on later bases."""
-    context = options.checkout(arguments)
-    reports = []
+    """Try every patch on later bases, and show the outcomes on each as soon as it is tried."""
+    context, reports = options.checkout(arguments), list[Document]()
     for fork in context.forks:
         upstream, patches = Upstream(context, fork), series.load_series(context, fork)
-        with console.step(f"drift of {fork}: {len(patches)} patches"):
-            reports.append(_measure(upstream, patches, arguments))
-    for report in reports:
-        _show_drift(report)
-    return {"drift": [{"of": report} for report in reports]}
+        bases = upstream.later(patches)
+        if arguments.to:
+            bases = (upstream.find_base(name, patches) for name in arguments.to)
+        report: Document = {"fork": fork, "bases": [], "trials": []}
+        for base in bases if patches else ():
+            with console.step(f"{len(patches)} patches of {fork} on {base.name}"):
+                trials = drift.trials(upstream, patches, base)
+            _show_trials(f"{fork} of {context.project.stack} on {base.name}", trials)
+            report["bases"].append(base.name)
+            report["trials"] += trials
+        if not report["bases"]:
+            console.note(f"{fork}: no patches, or nothing later than the locked source")
+        reports.append(report)
+    return {"drift": reports}
 
 
-def _measure(
-    upstream: Upstream, patches: Sequence[Patch], arguments: argparse.Namespace
-) -> drift.Drift:
-    """Return the drift of *patches*, and print a line for each base as soon as it is tried."""
-    bases = upstream.later(patches, every=arguments.releases)
-    if arguments.to:
-        bases = (upstream.find_base(name, patches) for name in arguments.to)
-    tried = list[drift.Trial]()
-    for base in bases if patches else ():
-        trials = drift.trials(upstream, patches, base)
-        counts = Counter("applies" if trial.applies else trial.state for trial in trials)
-        states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-        console.result(f"{upstream.fork} {base.name}: {states}")
-        tried += trials
-    return drift.store(upstream, tried)
-
-
-def _show_drift(report: drift.Drift) -> None:
-    """Print the state of each patch on each base, and a proof that the newest one has it."""
+def _show_trials(title: str, trials: Sequence[drift.Trial], gone: Mapping[str, str] = {}) -> None:
+    """Print the state of each patch, and why it is *gone* or upstream has it."""
     rows = []
-    for name in report.patches:
-        trials, states = report.trials_of(name), []
-        for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
-            bases = [trial.base for trial in group]
-            last = f" to {bases[-1]}" if len(bases) > 1 else ""
-            states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
-        if trials[-1].state in ("already-upstream", "likely-upstream"):
-            states.append(trials[-1].proof.partition("; ")[0])
-        rows.append([f"{name.removesuffix('.patch')}: {'; '.join(states)}"])
-    if not rows:
-        console.note(f"{report.fork}: no patches, or nothing later than the locked source")
-        return
-    # Names of patches are too long for a column of their own.
-    title = f"{report.fork} of {report.stack}, {report.day}: each patch on later bases, and why"
-    console.table("", [title], rows, result=True)
+    for trial in trials:
+        rows.append([trial.patch, drift.MEANING[trial.state], gone.get(trial.patch, trial.proof)])
+    if rows:
+        console.table(title, ["patch", "on the base it", "why"], rows, result=True)
 
 
 def run_bump(arguments: argparse.Namespace) -> Document:
@@ -343,17 +297,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
         version = upstream.later_releases[-1].version
     forced = pins.check(context, {fork: version}, every=True, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
-    rows = [
-        [trial.patch, drift.MEANING[trial.state], plan.gone.get(trial.patch, "")]
-        for trial in plan.trials
-    ]
-    if rows:
-        console.table(
-            f"{fork} to {version}",
-            ["patch", "on the new base it", "so it is dropped"],
-            rows,
-            result=True,
-        )
+    _show_trials(f"{fork} to {version}", plan.trials, plan.gone)
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     changed = rebase.export(context, fork)
     console.result("\n".join(changed))
