@@ -16,10 +16,12 @@ from tests.support.thread_load import ThreadLoad
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Result
 from sparkwright.cli import main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import throughput
+from sparkwright.gates.core import policy
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.throughput import Experiment
 from sparkwright.gates.throughput_run import (
@@ -34,8 +36,10 @@ CELLS = ("8/16 c1",)
 
 
 @pytest.fixture(name="place")
-def _place(tmp_path: Path) -> Path:
-    """A checkout whose gates do not mind a busy machine."""
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout whose gates do not mind a busy machine, nor what memory and checkpoint are."""
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: ())
+    monkeypatch.setattr(preflight, "both_fit", lambda *_: True)
     model = tmp_path / "toy"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -52,12 +56,12 @@ def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Path:
 
 
 def question(place: Path, python: Path | None = None, **changes: object) -> GateOptions:
-    python = python or environment(place, "candidate")
-    return replace(GateOptions(python=python, serve=place.parent / "toy", workload=CELLS), **changes)
+    python, base = python or environment(place, "candidate"), environment(place, "base")
+    return replace(GateOptions(python=python, baseline_python=base, serve=place.parent / "toy", recipe="toy-cpu", workload=CELLS), **changes)
 
 
 def answered(place: Path, asked: GateOptions) -> Result:
-    return Experiment(context(place), asked, ThreadLoad()).result()
+    return Experiment(context(place), asked, policy.load(place), recipes.load(place, asked.recipe), ThreadLoad()).result()
 
 
 @pytest.mark.parametrize(
@@ -70,27 +74,23 @@ def answered(place: Path, asked: GateOptions) -> Result:
     ids=["dies", "prefix-hits", "starts-never"],
 )
 def test_a_candidate_that_is_wrong_never_passes(
-    place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str
+    place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
-    candidate, base = environment(place, "wrong", replace(TRUE, faults=faults)), environment(place, "base")
-    result = answered(place, question(place, candidate, baseline_python=base, variable=tuple(variables.items())))
+    monkeypatch.setattr(Experiment, "_contract", lambda *_: ())
+    candidate = environment(place, "wrong", replace(TRUE, faults=faults))
+    result = answered(place, question(place, candidate, variable=tuple(variables.items())))
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
 
-def test_a_recipe_counts_only_as_it_is_served_and_profiled(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_counts_only_as_it_is_served_and_profiled(place: Path) -> None:
     """
     A launch of which there is no profile does not count, as nothing shows its kernels, not even a
     baseline's, which may have others; flags that the recipe does not have are recorded, and then
     nothing is shown for the recipe.
     """
-    monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
-    monkeypatch.setattr(preflight, "both_fit", lambda *_: True)
-    base = environment(place, "base")
-    result = answered(place, question(place, recipe="toy-cpu", baseline_python=base, flag=("--seed=7",)))
+    result = answered(place, question(place, flag=("--seed=7",)))
     states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
     assert (states["measured"], states["flags"]) == (("invalid", "profile-missing"), ("invalid", "flags-added")), result.says
     assert result.baseline
@@ -98,9 +98,10 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     assert result.candidate.variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
-def test_only_the_same_experiment_is_continued(place: Path) -> None:
+def test_only_the_same_experiment_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill the measurements of the same wheels, flags, workloads and policies count, and no others; a result can be read again."""
-    asked = question(place, baseline_python=environment(place, "base"))
+    monkeypatch.setattr(Experiment, "_contract", lambda *_: ())
+    asked = question(place)
     with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         answered(place, asked)
     journals = place.parent / "cache" / "logs" / "throughput"

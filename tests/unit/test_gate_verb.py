@@ -200,7 +200,7 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     """G8's result is on the disk before its checks are judged."""
     monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
     monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
-    with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
+    with built(replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()
     assert (tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json").exists()
 

@@ -122,7 +122,7 @@ class SimulatedServers(MachineMonitor):
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.spread = 0.0
         self.servers: dict[Side, SimulatedServer] = {}
-        self.spec = RunSpec((ALONE, MANY), self, self, POLICY, resident=True)
+        self.spec = RunSpec((ALONE, MANY), self, self, POLICY, self.profile, resident=True)
 
     def snapshot(self) -> Snapshot:
         self.now += 1
@@ -414,7 +414,7 @@ def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
     """Only kernels of the candidate's that ran and should not fail it."""
     servers = SimulatedServers()
     servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")
-    outcome = ran(tmp_path / "j", servers, contract=servers.profile, resident=resident)
+    outcome = ran(tmp_path / "j", servers, resident=resident)
     assert stopped(outcome) == (verdict, "kernel-forbidden")
 
 
@@ -423,7 +423,7 @@ def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(resident
     """A candidate may not."""
     servers = SimulatedServers()
     servers.faults["baseline"] = failed("kernels-moe", "Marlin", "kernel-forbidden")
-    assert state(ran(tmp_path / "j", servers, contract=servers.profile, resident=resident)) == "pass"
+    assert state(ran(tmp_path / "j", servers, resident=resident)) == "pass"
     assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if resident else 2)
     assert set(servers.profiled) == {"baseline", "candidate", "control"}
 

@@ -12,7 +12,6 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,8 @@ from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import contract, throughput_run
-from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core import ladder
+from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
@@ -98,16 +97,15 @@ class Experiment:
 
     Args:
         options: The environments, how the model is served in them, and what is measured.
+        recipe: How both sides are served.
         generator: The load generator; the pinned vllm-rs if none is given.
 
     Attributes:
-        policy: Of the throughput gate.
         digest: The sha256 of all policies that it is judged by.
 
     Raises:
         file-invalid: A policy is not valid.
-        UsageError: There is no such workload, recipe or user, or a file of prompts is missing or
-            not used.
+        UsageError: There is no such workload or user, or a file of prompts is missing or not used.
         environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
     """
 
@@ -115,33 +113,48 @@ class Experiment:
         self,
         context: RunContext,
         options: GateOptions,
+        policies: GatePolicies,
+        recipe: recipes.Recipe,
         generator: vllm_bench.LoadGenerator | None = None,
     ) -> None:
         self._context, self._options, self._generator = context, options, generator
-        root = context.project.root
-        self._recipe = recipes.load(root, options.recipe) if options.recipe else None
+        self._policies, self._recipe = policies, recipe
         #: Of the first launch of each side, as `contract.time_shares`.
         self._classes = dict[Side, dict[str, dict[str, float]]]()
         self._logs = context.store.folder("logs", "throughput")
         self._profiles = self._logs / "profiles"
-        gates = root / "ci" / "gates"
-        self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
-        self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
-        self._machine_policy = strict_yaml.load(gates / "machine.yaml", state_checks.MachinePolicy)
-        self._workloads = workloads.load(root)
-        names = options.workload or (self.policy.workloads,)
-        decides = self._recipe.decides if self._recipe else {}
-        self.cells = workloads.deciding(self._workloads.cells(*names), decides)
+        root = context.project.root
+        path = root / "ci" / "gates" / "machine.yaml"
+        self._machine_policy = strict_yaml.load(path, state_checks.MachinePolicy)
+        self._workloads, policy = workloads.load(root), policies.throughput
+        names = options.workload or (policy.workloads,)
+        self.cells = workloads.deciding(self._workloads.cells(*names), recipe.decides)
         # No draft of random tokens is accepted.
-        self._drafted = bool(self._recipe and self._recipe.speculation)
-        if not (self._drafted and options.texts):
+        if not (recipe.speculation and options.texts):
             workloads.check_texts(self.cells, options.texts)
-        self.digest = sha256_bytes(
-            canonical((
-                self.policy, self._machine_policy, self.cells, self._contract_policy, self._recipe,
-            ))
-        )  # fmt: skip
-        self._plans, self._subjects = self._sides()
+        judged_by = policy, self._machine_policy, self.cells, policies.contract, recipe
+        self.digest = sha256_bytes(canonical(judged_by))
+        self._plans, self._subjects = dict[Side, LaunchPlan](), dict[Side, Subject]()
+        self._plan_side("candidate", options.python, options.wheel)
+        self._plan_side("baseline", options.baseline_python, options.baseline)
+        self._plans["control"] = self._plans["baseline"]
+        self._subjects["control"] = self._subjects["baseline"]
+
+    def _plan_side(self, side: Side, python: Path | None, wheel: Path | None) -> None:
+        """Plan the launches of *side*, and set its identity."""
+        options, served = self._options, self._options
+        assert python
+        if options.original and side == "baseline":
+            # Under one name, as both are asked alike.
+            name = self._plans["candidate"].name
+            served = replace(options, serve=options.original, model=name)
+        plan = launch_plan(served, self._recipe, python, MEASURED_FLAGS, gated=True)
+        subject = subject_of(python, wheel, self._context.project.stack)
+        self._subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
+        # The profiler is there on both sides, and idle while anything is measured.
+        flags = (*plan.flags, *contract.profiler_flags(self._profiles))
+        reserve = max(plan.reserve, self._machine_policy.floor)
+        self._plans[side] = replace(plan, flags=flags, reserve=reserve)
 
     def result(self, seconds: float = math.inf) -> Result:
         """
@@ -155,22 +168,19 @@ class Experiment:
             SparkwrightError: Something cannot be set up: a full disk, a checkpoint of another
                 recipe, another measurement at the same time.
         """
-        options, store, policy = self._options, self._context.store, self.policy
+        options, store, recipe = self._options, self._context.store, self._recipe
+        policy = self._policies.throughput
         deadline, model = time.monotonic() + seconds, options.serve
         assert model
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, policy.generator, store, offline=self._context.offline
         )
-        resident = False
-        if self._recipe:
-            preflight.check(self._recipe, self._workloads, model)
-            larger = options.original or model
-            resident = bool(options.baseline_python) and preflight.both_fit(self._recipe, larger)
-        texts = dict[str, Path]()
+        preflight.check(recipe, self._workloads, model)
+        resident, texts = preflight.both_fit(recipe, options.original or model), dict[str, Path]()
         for cell in self.cells:
-            if (cell.texts or self._drafted) and options.texts:
+            if (cell.texts or recipe.speculation) and options.texts:
                 texts[cell.name] = options.texts
-            elif self._drafted:
+            elif recipe.speculation:
                 config = modules.text_config(checkpoint.read(model).config)
                 vocabulary = modules.number(config, "vocab_size") or prompts.LARGE_VOCABULARY
                 texts[cell.name] = prompts.programs(store, cell.prompt, vocabulary)
@@ -182,12 +192,12 @@ class Experiment:
                 generator,
                 machine,
                 policy,
+                self._contract,
                 tokenizer=model,
                 texts=texts,
                 rule=self._workloads.rule,
                 resident=resident,
                 deadline=deadline,
-                contract=partial(self._contract, self._recipe) if self._recipe else None,
             )
             host = {**ladder.host_facts(), **machine.firmware()}
             journal = self._journal(
@@ -204,36 +214,12 @@ class Experiment:
                 runner.stopped = "invalid", hindrances[0]
             else:
                 runner.run()
-            result = self._result(spec, journal, runner)
+            result = self._result(journal, runner, host, generator.name)
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, state_checks.UNSTEADY)
             if not (result.stopped and result.stopped.reference in spoiled):
                 journal.end()
         return result
-
-    def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
-        """Return the launch plan and the identity of each side."""
-        options, plans, subjects = self._options, dict[Side, LaunchPlan](), dict[Side, Subject]()
-        assert options.python
-        environments: dict[Side, tuple[Path, Path | None]]
-        environments = {"candidate": (options.python, options.wheel)}
-        profiler: tuple[str, ...] = ()
-        if options.baseline_python:
-            environments["baseline"] = (options.baseline_python, options.baseline)
-            environments["control"] = environments["baseline"]
-            # The profiler is there on both sides, and idle while anything is measured.
-            profiler = contract.profiler_flags(self._profiles)
-        for side, (python, wheel) in environments.items():
-            served = options
-            if options.original and side != "candidate":
-                # Under one name, as both are asked alike.
-                name = plans["candidate"].name
-                served = replace(options, serve=options.original, model=name)
-            plan = launch_plan(served, self._recipe, python, MEASURED_FLAGS, gated=True)
-            subject = subject_of(python, wheel, self._context.project.stack)
-            subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
-            plans[side] = replace(plan, flags=(*plan.flags, *profiler))
-        return plans, subjects
 
     def _journal(self, *conditions: object) -> MeasurementJournal:
         """
@@ -241,14 +227,12 @@ class Experiment:
 
         With other wheels, flags, workloads, policies or *conditions* it is another experiment.
         """
-        options, subjects = self._options, dict(sorted(self._subjects.items()))
-        about = (self.digest, subjects, conditions)
+        options, about = self._options, (self.digest, self._subjects, conditions)
         path = self._logs / f"gate-{sha256_bytes(canonical(about))[:16]}.jsonl"
         if options.fresh:
             path.unlink(missing_ok=True)
-        number = ladder.attempts(
-            self._context.output, subjects["candidate"].sha256, "G8", options.recipe
-        )
+        wheel = self._subjects["candidate"].sha256
+        number = ladder.attempts(self._context.output, wheel, "G8", options.recipe)
         journal = MeasurementJournal(
             path, ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
         )
@@ -263,21 +247,18 @@ class Experiment:
             servers = dict[Side, Server]()
             # All processes are started before the first is waited for.
             for side in sides:
-                plan = self._plans[side]
-                plan = replace(plan, reserve=max(plan.reserve, self._machine_policy.floor))
-                servers[side] = Server(plan, self._logs / f"{side}.log")
+                servers[side] = Server(self._plans[side], self._logs / f"{side}.log")
                 stack.callback(servers[side].stop)
             for server in servers.values():
                 stack.enter_context(server)
             yield servers
 
-    def _contract(self, recipe: recipes.Recipe, side: Side, server: Server) -> tuple[Check, ...]:
-        """Profile *server*, and return the checks of the contract of *recipe*."""
-        policy, subject = self._contract_policy, self._subjects[side]
+    def _contract(self, side: Side, server: Server) -> tuple[Check, ...]:
+        """Profile *server*, and return the checks of the kernel contract of its recipe."""
+        policy, recipe = self._policies.contract, self._recipe
+        version = self._subjects[side].version
         trace = contract.profile(policy, recipe, server, self._profiles)
-        checks = contract.check_contract(
-            policy, recipe.contract_for(subject.version), server.log, trace
-        )
+        checks = contract.check_contract(policy, recipe.contract_for(version), server.log, trace)
         if not isinstance(trace, Check):
             kernels = contract.classify(trace, policy.kernels)
             classes = contract.time_shares(kernels, "label")
@@ -287,11 +268,13 @@ class Experiment:
             path.unlink()
         return checks
 
-    def _result(self, spec: RunSpec, journal: MeasurementJournal, runner: Runner) -> Result:
+    def _result(
+        self, journal: MeasurementJournal, runner: Runner, host: dict[str, str], generator: str
+    ) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
-        series = runner.series
+        assert options.serve
         cells = throughput_run.cell_results(
-            self.cells, journal.measurements, runner.blocks, series, decision
+            self.cells, journal.measurements, runner.blocks, runner.series, decision
         )
         stopped: Reason | None = None
         state: State = (decision and decision.state) or "inconclusive"
@@ -299,23 +282,22 @@ class Experiment:
         if runner.stopped:
             state, stopped = runner.stopped
             says = f"{stopped.message} ({stopped.reference})"
-        added = (*options.flag, *(f"{name}={value}" for name, value in options.variable))
         return Result(
             state,
             says,
             self._subjects["candidate"],
             cells,
             tuple(runner.measurements),
-            baseline=self._subjects.get("baseline"),
+            baseline=self._subjects["baseline"],
             stopped=stopped,
             recipe=options.recipe,
-            model=options.serve.name if options.serve else "",
-            added=added if self._recipe else (),
-            host={**ladder.host_facts(), **spec.machine.firmware()},
-            margin=max((each.bounds.margin for each in series), default=0.0),
+            model=options.serve.name,
+            added=(*options.flag, *(f"{name}={value}" for name, value in options.variable)),
+            host=host,
+            margin=max((each.bounds.margin for each in runner.series), default=0.0),
             alpha=runner.rule.alpha,
             attempt=begun.attempt,
-            generator=spec.generator.name,
+            generator=generator,
             began=begun.at,
         )
 
@@ -402,10 +384,9 @@ def estimate(
 
 
 def write_result(store: Store, output: Path, result: Result) -> Path:
-    """Write *result* to a file of its wheel and recipe, or of its model, in the folder *output*."""
-    names = [result.candidate.wheel.removesuffix(".whl"), result.recipe]
-    name = ".".join([*filter(None, names)] or [result.model])
-    return write_record(store, output, f"{name}.throughput", result)
+    """Write *result* to a file of its wheel and recipe in the folder *output*."""
+    wheel = result.candidate.wheel.removesuffix(".whl")
+    return write_record(store, output, f"{wheel}.{result.recipe}.throughput", result)
 
 
 def write_record(store: Store, output: Path, name: str, record: Any) -> Path:
@@ -536,9 +517,6 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
 
 def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
-    if not result.recipe:
-        yield not_run("contract", "to check it, name a --recipe", "not-asked", required=False)
-        return
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:

@@ -172,25 +172,25 @@ class RunSpec(msgspec.Struct, frozen=True):
     What is measured, and with what.
 
     Attributes:
+        contract: Profiles a server at the end of its launch, and returns the checks of the recipe's
+            kernel contract.
         tokenizer: Folder of the model that is served.
         texts: File of real prompts of each cell that has them, by its name.
         rule: How many requests a measurement makes.
         resident: Whether both servers stay, and take turns in one launch.
         deadline: As of `time.monotonic`; no block begins that would end later.
-        contract: Profiles a server at the end of its launch, and returns the checks of the recipe's
-            kernel contract; None without a recipe.
     """
 
     cells: tuple[WorkloadCell, ...]
     generator: LoadGenerator
     machine: MachineMonitor
     policy: ThroughputPolicy
+    contract: Callable[[Side, Server], tuple[Check, ...]]
     tokenizer: Path | None = None
     texts: Mapping[str, Path] = {}
     rule: RequestRule = RequestRule(5, 512)
     resident: bool = False
     deadline: float = math.inf
-    contract: Callable[[Side, Server], tuple[Check, ...]] | None = None
 
     def load(self, server: Server, cell: WorkloadCell, seed: int) -> LoadSpec:
         """Return the load of a measurement of *cell* on *server*."""
@@ -672,8 +672,6 @@ class Runner:
         A stock wheel may serve the recipe with other kernels, but they have to be seen. The
         measurements are over by then.
         """
-        if self._spec.contract is None:
-            return
         for side, server in servers.items():
             checks = self._spec.contract(side, server)
             if side != "candidate":

@@ -127,7 +127,7 @@ GATE_NEEDS: Mapping[str, GateNeeds] = {
         ("serve",), LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
     ),
     "G8": GateNeeds(
-        ("wheel", "serve", "baseline"), PACE,
+        ("wheel", "recipe", "serve", "baseline"), PACE,
         required=True,
     ),
 }  # fmt: skip
@@ -444,7 +444,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     @cached_property
     def _experiment(self) -> Experiment:
-        return Experiment(self._context, self._options)
+        assert self._recipe
+        return Experiment(self._context, self._options, self._policies, self._recipe)
 
     def _throughput(self, wheel: Path, python: Path, baseline: Path) -> tuple[Check, ...]:
         baseline_python = self._options.baseline_python
