@@ -61,8 +61,8 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, work / name)
     shutil.copytree(demo / "project", work, dirs_exist_ok=True)
-    for words in (["init", "--initial-branch=main"], ["add", "--all", "--force"], ["commit", "-m", "The lab's checkout"]):
-        git(work, words[0], "--quiet", *words[1:])
+    for words in (["init", "--quiet", "--initial-branch=main"], ["add", "--all", "--force"], ["commit", "--quiet", "-m", "The lab's checkout"]):
+        git(work, *words)
     configure(environment, tmp_path, demo / "store", {upstreams.HOST: f"{demo}/upstreams/"})
     return work
 

@@ -1,4 +1,4 @@
-"""Builds run without a network and in folders of fixed names, in namespaces; the container engine is asked first."""
+"""Builds run without a network and in folders of fixed names, in namespaces."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.refusals import refusal
 from tests.support.processes import until
-from tests.unit.conftest import Mini
 
-from sparkwright.builder import container, sandbox
+from sparkwright.builder import sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.core.store import Store
 
@@ -173,62 +170,3 @@ def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, m
     assert Sandbox.create({tmp_path: "mini"}) == Sandbox("none")
     with refusal("isolation-missing", match="without a network"):
         Sandbox.create({tmp_path: "mini"}, needed=True)
-
-
-ID = "sha256:" + "0123456789abcdef" * 4
-
-
-@pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the path of the engine's socket, short because the kernel takes 107 bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
-        yield Path(folder, "engine.sock")
-
-
-def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refusal("engine-missing"):
-        container.connect()
-    with socket.socket(socket.AF_UNIX) as stopped:
-        stopped.bind(str(address))
-    with refusal("engine-unreachable"):
-        container.connect()
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
-    with refusal("engine-unreachable", match="not on this machine"):
-        container.connect()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
-def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
-    address.parent.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(address))
-        listening.listen()
-        address.chmod(0)
-        os.seteuid(65534)
-        try:
-            with refusal("engine-forbidden"):
-                container.connect()
-        finally:
-            os.seteuid(0)
-
-
-@pytest.mark.parametrize(
-    ("text", "foreign", "reference"),
-    [
-        ("write /var/lib/dpkg/x: No space left on device", False, "disk-full"),
-        ("OCI runtime create failed: exec /bin/sh: exec format error: unknown", True, "emulation-missing"),
-        # A script without its first line, in an image that needs no emulation.
-        ("OCI runtime create failed: exec /bin/step: exec format error: unknown", False, "engine-refused"),
-        ("conflict: unable to delete", True, "engine-refused"),
-    ],
-)
-def test_messages_of_the_engine_become_references(text: str, foreign: bool, reference: str) -> None:
-    assert container.translate_error(text, foreign=foreign).reference == reference
-
-
-@pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
-def test_a_base_without_its_digest_is_refused(mini: Mini, name: str) -> None:
-    with refusal("base-unresolved"):
-        container.pinned_base(mini.context(), name)
-
