@@ -1,8 +1,7 @@
 """
-An OpenAI-compatible server in a process of its own, with settable delays and faults.
+An OpenAI-compatible server in a process of its own, with faults.
 
-It answers as vLLM does: completions, streamed or whole, token ids, usage, counters, tokenizer. One thread serves each connection. Tokens go
-out on a schedule that lateness does not move.
+It answers as vLLM does: completions, streamed or whole, token ids, usage, counters, tokenizer. One thread serves each connection.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
 import threading
 import time
 import zlib
@@ -30,6 +28,8 @@ from tests.support import loopback
 #: that a prefix cache answered.
 Fault = Literal["dies", "refuses", "closes", "error-event", "short", "usage-more", "prefix-hits"]
 VERSION, LIMIT, VOCABULARY = "0.33.0", 131072, 32000
+#: Seconds of a token.
+STEP = 0.001
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,26 +37,12 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Describe a server.
 
     Attributes:
-        ttft: Seconds from the whole request to the first token. *tpot*: seconds from each token to the next.
         faults: Fault → number of the request from which on it is there, from 1.
         name: Of the model.
     """
 
-    ttft: float = 0.05
-    tpot: float = 0.01
     faults: dict[Fault, int] = {}
     name: str = "reference"
-
-
-def text_of(tokens: list[int]) -> str:
-    """Return the text of *tokens*."""
-    return "".join(f" t{token}" for token in tokens)
-
-
-def tokenized(text: str) -> list[int]:
-    """Return the tokens of *text*, one for each word; those of `text_of` come back as they were."""
-    own = re.compile(r"t[0-9]{1,9}")
-    return [int(part[1:]) if own.fullmatch(part) else zlib.crc32(part.encode()) % VOCABULARY for part in text.split()] or [0]
 
 
 class FakeServer(loopback.Server):
@@ -78,15 +64,10 @@ class FakeServer(loopback.Server):
         """Return the counters in Prometheus' text form, under vLLM's names."""
         counts = self.counts
         values = {
-            "num_requests_running": counts["running"], "num_requests_waiting": 0, "kv_cache_usage_perc": 0.0,
-            "prompt_tokens_total": counts["prompt"], "generation_tokens_total": counts["tokens"],
-            "prefix_cache_queries_total": counts["prompt"], "prefix_cache_hits_total": counts["hits"],
+            "generation_tokens_total": counts["tokens"], "prefix_cache_queries_total": counts["prompt"], "prefix_cache_hits_total": counts["hits"],
+            **{f'request_success_total{{finished_reason="{reason}"}}': counts[reason] for reason in ("length", "abort", "error")},
         }  # fmt: skip
-        model = f'model_name="{self.behaviour.name}"'
-        lines = [f'vllm:{name}{{engine="0",{model}}} {float(value)}' for name, value in values.items()]
-        for reason in ("stop", "length", "abort", "error"):
-            lines.append(f'vllm:request_success_total{{engine="0",finished_reason="{reason}",{model}}} {float(counts[reason])}')
-        return "\n".join(lines) + "\n"
+        return "".join(f"vllm:{name} {value}\n" for name, value in values.items())
 
 
 class Handler(loopback.Handler):
@@ -102,108 +83,60 @@ class Handler(loopback.Handler):
         self._answer(json.loads(self.body()))
 
     def _answer(self, body: dict[str, Any]) -> None:
-        received, path, own = time.monotonic(), self.path.partition("?")[0], self.server.behaviour
+        own = self.server
+        # A word is a token.
+        tokens = [zlib.crc32(word.encode()) % VOCABULARY for word in str(body.get("prompt", "")).split()]
         records = {
-            "/health": "", "/metrics": self.server.metrics(), "/version": {"version": VERSION},
-            "/v1/models": {"object": "list", "data": [{"id": own.name, "object": "model", "root": own.name, "max_model_len": LIMIT}]},
-            "/tokenize": {"max_model_len": LIMIT, "tokens": tokenized(str(body.get("prompt", "")))},
+            "/health": b"", "/metrics": own.metrics().encode(), "/version": {"version": VERSION},
+            "/v1/models": {"data": [{"id": own.behaviour.name, "max_model_len": LIMIT}]}, "/tokenize": {"max_model_len": LIMIT, "tokens": tokens},
         }  # fmt: skip
         with contextlib.suppress(OSError):
-            if path == "/v1/completions":
-                Completion(self, body, received).send()
-            elif path in records:
-                self.whole(records[path])
+            if self.path == "/v1/completions":
+                self._complete(body, tokens if isinstance(body["prompt"], str) else body["prompt"])
             else:
-                self.refuse(404)
+                self.answer(200 if self.path in records else 404, records.get(self.path), Content_Type="application/json")
 
-    def refuse(self, status: int) -> None:
-        """Refuse the request."""
-        self.whole({"error": {"message": "it is refused", "type": "invalid_request_error", "code": status}}, status)
-
-    def whole(self, record: object, status: int = 200) -> None:
-        """Send *record* as JSON, or text as it is."""
-        data = record.encode() if isinstance(record, str) else record
-        self.answer(status, data, Content_Type="application/json" if data is record else "text/plain; charset=utf-8")
-
-
-class Completion:
-    """The answer of tokens to the request *body*, which was *received* at a time of the monotonic clock."""
-
-    def __init__(self, handler: Handler, body: dict[str, Any], received: float) -> None:
-        self.handler, self.body, self.received, self.server = handler, body, received, handler.server
-        self.own, self.number = self.server.behaviour, next(self.server.requests)
-        self.faults = {fault for fault, first in self.own.faults.items() if self.number >= first}
-        self.prompt = tokenized(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
-        self.tokens, self.stream = body.get("max_tokens") or 16, bool(body.get("stream"))
-
-    def _choice(self, place: int, size: int, finish: str | None) -> dict[str, Any]:
-        # The tokens are a function of the prompt.
-        seed = zlib.crc32(repr(self.prompt).encode())
-        codes = [256 + (seed + at * 7919) % (VOCABULARY - 256) for at in range(place, place + size)]
-        choice = {"index": 0, "text": text_of(codes), "logprobs": None, "finish_reason": finish}
-        ids = {"token_ids": codes, **({} if place else {"prompt_token_ids": self.prompt})}
-        return choice | (ids if self.body.get("return_token_ids") else {})
-
-    def _record(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
-        return {"id": f"cmpl-{self.number}", "object": "text_completion", "created": 0, "model": self.own.name, "choices": choices, **more}
-
-    def _event(self, record: dict[str, Any] | str) -> None:
-        data = f"data: {record if isinstance(record, str) else json.dumps(record)}\n\n".encode()
-        self.handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def send(self) -> None:
-        """Send the answer on its schedule, and count it."""
-        if "refuses" in self.faults or len(self.prompt) + self.tokens > LIMIT:
-            self.handler.refuse(429 if "refuses" in self.faults else 400)
-            return
-        self.server.count(running=1, prompt=len(self.prompt), hits=len(self.prompt) if "prefix-hits" in self.faults else 0)
-        reason = "abort"
-        try:
-            reason = self._send()
-        finally:
-            self.server.count(running=-1, **{reason: 1})
-
-    def _send(self) -> str:
-        if self.stream:
-            self.handler.send_response(200)
-            self.handler.send_header("content-type", "text/event-stream; charset=utf-8")
-            self.handler.send_header("transfer-encoding", "chunked")
-            self.handler.end_headers()
-        total = max(1, self.tokens - ("short" in self.faults))
-        for place in range(total):
-            due = self.received + self.own.ttft + place * self.own.tpot
-            time.sleep(max(0.0, due - time.monotonic()))
-            if self.stream:
-                self._event(self._record([self._choice(place, 1, "length" if place + 1 == total else None)]))
-            self.server.count(tokens=1)
-            if place + 1 >= total // 2 and (reason := self._broken()):
-                return reason
-        counted = total + ("usage-more" in self.faults)
-        usage = {"prompt_tokens": len(self.prompt), "completion_tokens": counted, "total_tokens": len(self.prompt) + counted}
-        if not self.stream:
-            self.handler.whole(self._record([self._choice(0, total, "length")], usage=usage))
-            return "length"
-        if (self.body.get("stream_options") or {}).get("include_usage"):
-            self._event(self._record([], usage=usage))
-        self._end()
-        return "length"
-
-    def _end(self) -> None:
-        self._event("[DONE]")
-        self.handler.wfile.write(b"0\r\n\r\n")
-
-    def _broken(self) -> str:
-        """Break off if that is the fault; return how the request ended, or an empty text."""
-        if "dies" in self.faults:
+    def _complete(self, body: dict[str, Any], prompt: list[int]) -> None:
+        """Send the answer to *prompt*, which decides its tokens, and count it."""
+        own, number, count = self.server, next(self.server.requests), body["max_tokens"]
+        faults = {fault for fault, first in own.behaviour.faults.items() if number >= first}
+        if "refuses" in faults:
+            return self.answer(429, {"error": {"message": "it is refused", "code": 429}})
+        seed = zlib.crc32(repr(prompt).encode())
+        tokens = [256 + (seed + at * 7919) % (VOCABULARY - 256) for at in range(count - ("short" in faults))]
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens) + ("usage-more" in faults)}
+        broken = faults & {"dies", "closes", "error-event"}
+        own.count(prompt=len(prompt), hits=len(prompt) * ("prefix-hits" in faults))
+        if body.get("stream"):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream; charset=utf-8")
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+        for token in tokens[: count // 2] if broken else tokens:
+            time.sleep(STEP)
+            own.count(tokens=1)
+            self._event(body, choices=[self._choice([token], None)])
+        if "dies" in faults:
             os._exit(1)
-        if "closes" in self.faults:
-            self.handler.close_connection = True
-            return "abort"
-        if "error-event" in self.faults and self.stream:
-            self._event({"error": {"message": "the engine died", "type": "InternalServerError", "param": None, "code": 500}})
-            self._end()
-            return "error"
-        return ""
+        own.count(**{"abort" if "closes" in faults else "error" if broken else "length": 1})
+        if "closes" in faults:
+            self.close_connection = True
+        elif not body.get("stream"):
+            record = {"model": own.behaviour.name, "choices": [{**self._choice(tokens, "length"), "prompt_token_ids": prompt}], "usage": usage}
+            self.answer(200, record, Content_Type="application/json")
+        else:
+            self._event(body, **{"error": {"message": "the engine died", "code": 500}} if broken else {"choices": [], "usage": usage})
+            self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        return None
+
+    def _choice(self, tokens: list[int], finish: str | None) -> dict[str, Any]:
+        return {"index": 0, "text": "".join(f" t{token}" for token in tokens), "token_ids": tokens, "finish_reason": finish}
+
+    def _event(self, body: dict[str, Any], **record: object) -> None:
+        """Send a part of a stream, if *body* asks for one."""
+        if body.get("stream"):
+            data = f"data: {json.dumps({'model': self.server.behaviour.name, **record})}\n\n".encode()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from sparkwright.gates.throughput_run import (
     invalid_reasons,
 )
 
-TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
 
 
@@ -51,8 +50,8 @@ def context(place: Path) -> RunContext:
     return options.checkout(main.parse(["bench", *words]))
 
 
-def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Path:
-    return refserved.environment(place.parent / name, behaviour)
+def environment(place: Path, name: str, faults: dict[Fault, int] | None = None) -> Path:
+    return refserved.environment(place.parent / name, Behaviour(faults=faults or {}))
 
 
 def question(place: Path, python: Path | None = None, **changes: object) -> GateOptions:
@@ -78,7 +77,7 @@ def test_a_candidate_that_is_wrong_never_passes(
 ) -> None:
     """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
     monkeypatch.setattr(Experiment, "_contract", lambda *_: ())
-    candidate = environment(place, "wrong", replace(TRUE, faults=faults))
+    candidate = environment(place, "wrong", faults)
     result = answered(place, question(place, candidate, variable=tuple(variables.items())))
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)

@@ -180,7 +180,7 @@ def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_th
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     # The first five requests are those of the pace. The text is not answered by a server that states no prefix cache.
-    behaviour = Behaviour(ttft=0.001, tpot=0.0, faults={"dies": 6})
+    behaviour = Behaviour(faults={"dies": 6})
     (tmp_path / "environment" / "behaviour.json").write_bytes(msgspec.json.encode(behaviour))
     options, folder = replace(served, wheel=wheel, only=("G4", "G5")), tmp_path / "reference"
     with built(options) as builder, refusal("measurement-invalid", match=wheel.name) as error:

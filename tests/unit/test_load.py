@@ -186,7 +186,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
 def _serves(tmp_path: Path) -> list[str]:
     """Return the options of a model and an environment that serves it."""
     (tmp_path / "toy").mkdir()
-    python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
+    python = refserved.environment(tmp_path / "environment", Behaviour())
     return ["--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1"]
 
 
@@ -231,7 +231,7 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
         return f"{plain(server)}vllm:spec_decode_num_drafts_total {2 * count}\nvllm:spec_decode_num_accepted_tokens_total {3 * count}\n"
 
     monkeypatch.setattr(FakeServer, "metrics", metrics)
-    with started(Behaviour(ttft=0.01, tpot=0.001)) as server:
+    with started(Behaviour()) as server:
         written = quick("--server", server.url, "--workload", "64/16 c1", load=Load())
     assert "accepted drafts: 1.50 tokens a step, on real text" in capsys.readouterr().out
     assert written["looks"][0]["accepted_drafts"] == 1.5
@@ -243,7 +243,7 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
 @pytest.mark.parametrize(("path", "words"), [("", []), ("/v1", []), ("/v1/", ["--model", "acme/odd-name"])])
 def test_server_that_runs_is_asked_for_the_name_of_its_model(quick: Callable[..., dict[str, Any]], path: str, words: list[str]) -> None:
     """The name was `model` unless it was typed, and an address as OpenAI's clients have it failed."""
-    with started(Behaviour(ttft=0.01, tpot=0.001, name="acme/odd-name")) as server:
+    with started(Behaviour(name="acme/odd-name")) as server:
         written = quick("--server", server.url + path, "--workload", "8/16 c1", *words)
     assert written["looks"][0]["runs"] >= 2
     assert written["name"].endswith("odd-name.bench.json")
@@ -299,7 +299,7 @@ SHOWN: dict[Fault, tuple[int, str]] = {
 @pytest.mark.network
 @pytest.mark.parametrize("fault", SHOWN)
 def test_real_program_shows_each_fault_of_a_server(real: VllmBench, fault: Fault) -> None:
-    with started(Behaviour(ttft=0.0, tpot=0.001, faults={fault: 2})) as server:
+    with started(Behaviour(faults={fault: 2})) as server:
         spec = replace(SPEC, url=server.url, output_tokens=10, concurrency=1)
         # Which of the two met the fault depends on whether the program asked the server before.
         sound, faulty = sorted(real.measure(spec).requests, key=lambda each: (each.output_tokens, each.error) != (10, ""))

@@ -43,7 +43,7 @@ def _words(tmp_path: Path) -> list[str]:
     refserved.edit(soak, interval=1)
     model = standin.model(tmp_path / "model")
     ours, stock = (
-        str(refserved.environment(tmp_path / name, Behaviour(ttft=0.01, tpot=0.001)))
+        str(refserved.environment(tmp_path / name, Behaviour()))
         for name in ("ours", "stock")
     )
     wheel = str(wheels.plain(tmp_path, "tiny", "1.0"))
