@@ -249,20 +249,16 @@ def test_server_that_runs_is_asked_for_the_name_of_its_model(quick: Callable[...
     assert written["name"].endswith("odd-name.bench.json")
 
 
-@pytest.mark.parametrize("tokens", [1024, 32768])
-def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, tmp_path: Path) -> None:
-    """Those of a long cell overlap, or a measurement would ask the same 23 again."""
-    lines = prompts.programs(Store(tmp_path), tokens).read_text("utf-8").splitlines()
-    begins = {json.loads(line)["prompt"][:64] for line in lines}
-
-    assert len(begins) == len(lines) > 64
-
-
-def test_prompts_of_this_program_fit_a_small_vocabulary_too(tmp_path: Path) -> None:
-    """A tokenizer of 638 entries gave 80 tokens for 80 characters, and the generator left all out (seen on a GPU, 2026-11-30)."""
-    lines = prompts.programs(Store(tmp_path), 32, 638).read_text("utf-8").splitlines()
-
-    assert all(len(json.loads(line)["prompt"]) <= 32 for line in lines)
+@pytest.mark.parametrize(("tokens", "vocabulary", "longest"), [(1024, 100_000, 4096), (32768, 100_000, 131072), (32, 638, 32)])
+def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, vocabulary: int, longest: int, tmp_path: Path) -> None:
+    """
+    Those of a long cell overlap, or a measurement would ask the same 23 again. A tokenizer of 638 entries gave 80 tokens for 80 characters, and the
+    generator left all out (seen on a GPU, 2026-11-30).
+    """
+    lines = prompts.programs(Store(tmp_path), tokens, vocabulary).read_text("utf-8").splitlines()
+    texts = [json.loads(line)["prompt"] for line in lines]
+    assert len({text[:64] for text in texts}) > 64
+    assert max(map(len, texts)) <= longest
 
 
 @pytest.mark.parametrize(

@@ -241,13 +241,6 @@ def with_tensor(name: str, array: NDArray[Any]) -> Callable[[Path], Path]:
     return make
 
 
-def overlapping(folder: Path) -> Path:
-    path = model(folder) / "model-1.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"data_offsets": [0,', b'"data_offsets": [2,', 1))
-    return folder
-
-
 def already(folder: Path) -> Path:
     slimmed(model(folder.parent / "first"), folder)
     return folder
@@ -279,7 +272,6 @@ ODD = np.ones((48, 40), ml_dtypes.bfloat16)
         (altered(quantization={"quant_method": "awq"}), [], "slim-unsupported", "awq"),
         (altered(quantization=["modelopt"]), [], "slim-unsupported", ""),
         (altered(quantization={**MODELOPT, "quant_algo": "MIXED_PRECISION"}), [], "mixture-undeclared", ""),
-        (overlapping, [], "checkpoint-invalid", "data is not at"),
         (with_tensor("model.layers.0.self_attn.o_proj.weight", np.full((32, 48), np.nan, ml_dtypes.bfloat16)), [], "checkpoint-invalid", "o_proj"),
         (with_tensor("model.layers.0.self_attn.o_proj.weight", np.full((32, 48), np.inf, ml_dtypes.bfloat16)), [], "checkpoint-invalid", "o_proj"),
     ],
