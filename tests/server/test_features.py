@@ -38,6 +38,8 @@ SHORT = replace(
     profiles={name: replace(kind, answers=0) for name, kind in POLICY.profiles.items()},
     deep=replace(POLICY.deep, kl_max=0.04),
 )
+#: Answers of a model of random numbers, which may write white space to the last token.
+SEEDS = 6
 #: A schema that a model of random numbers ends, too: its values are of a list.
 CHOICES = {
     "type": "object",
@@ -60,14 +62,16 @@ def test_structured_output_and_a_required_call_are_of_their_schema(server: Serve
     definition = generated.tool(strict=True)
     definition["function"] = {**msgspec.convert(definition["function"], dict), "parameters": CHOICES}
 
-    answer = asked(server.client(), "Give the delivery as JSON.", response_format=schema(CHOICES))
-    called = asked(server.client(), "Record the delivery.", tools=[definition], tool_choice="required")
+    answers = [asked(server.client(), "Give the delivery as JSON.", response_format=schema(CHOICES), temperature=1.0, seed=seed) for seed in range(SEEDS)]
+    calls = [asked(server.client(), "Record the delivery.", tools=[definition], tool_choice="required", temperature=1.0, seed=seed) for seed in range(SEEDS)]
     free = asked(server.client(), "Record the delivery.", tools=[generated.tool(strict=False)], tool_choice="auto")
 
-    assert set(json.loads(answer.content)) == {"town", "urgent"}
-    assert called.tool_calls
-    assert {call.name for call in called.tool_calls} == {"record_delivery"}
-    assert set(json.loads(called.tool_calls[0].arguments)) == {"town", "urgent"}
+    ended = [answer for answer in answers if answer.finish_reason == "stop"]
+    called = [call for answer in calls if answer.finish_reason != "length" for call in answer.tool_calls]
+    assert ended
+    assert called
+    assert all(set(json.loads(answer.content)) == {"town", "urgent"} for answer in ended)
+    assert {(call.name, *sorted(json.loads(call.arguments))) for call in called} == {("record_delivery", "town", "urgent")}
     assert free.tool_calls == (), "random text is no call"
 
 
