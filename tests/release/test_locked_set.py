@@ -173,31 +173,17 @@ def test_every_package_has_one_version_for_all_pythons(
     assert [len(selected(made, python)) for python in ("3.11", "3.12")] == [4, 3]
 
 
-def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path) -> None:
-    """Where each Python by itself gets what the other cannot have, the set has the versions that both can."""
-    index.offer("graphs", "3.6", python=">=3.9")
-    index.offer("graphs", "3.7", python=">=3.12")
-    for version in ("80.0", "84.0"):
-        index.offer("tools", version)
-    path = wheels.vllm(
-        tmp_path / "v", requires=["graphs", "tools", "tools<81; python_version > '3.11'"]
-    )
+def test_later_pythons_take_what_the_oldest_got(index: Index, tmp_path: Path) -> None:
+    """A newer version, or another local label, that only they could have is left; where they cannot have that of the oldest, there is no set."""
+    for project, old, new in (("graphs", "3.6", "3.7"), ("local", "2.11.0", "2.11.0+cu130")):
+        index.offer(project, old)
+        index.offer(project, new, python=">=3.12")
+    path = wheels.vllm(tmp_path / "v", requires=["graphs", "local"])
     made = resolved(index, [path], tmp_path, pythons=("3.12", "3.11"))
-    assert {name: made.packages[name] for name in ("graphs", "tools")} == {
-        "graphs": "3.6",
-        "tools": "80.0",
-    }
-    never = wheels.vllm(
-        tmp_path / "n",
-        requires=["tools==80.0; python_version > '3.11'", "tools==84.0; python_version <= '3.11'"],
-    )
-    with refusal("set-unresolved"):
+    assert {name: made.packages[name] for name in ("graphs", "local")} == {"graphs": "3.6", "local": "2.11.0"}
+    never = wheels.vllm(tmp_path / "n", requires=["numpy", "numpy==1.26.0; python_version > '3.11'"])
+    with refusal("set-unresolved", match=r"No set for Python 3\.12"):
         resolved(index, [never], tmp_path, pythons=("3.12", "3.11"))
-    index.offer("local", "2.11.0")
-    index.offer("local", "2.11.0+cu130", python=">=3.12")
-    path = wheels.vllm(tmp_path / "l", requires=["local"])
-    with refusal("set-unresolved", match="No single version of each package fits all of Python 3.11, 3.12"):
-        resolved(index, [path], tmp_path, pythons=("3.12", "3.11"))
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:

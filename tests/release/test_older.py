@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.client.world import CLIENT, ONE, TWO, World
+from tests.refusals import refusal
 from tests.support import tufindex
 from tests.support.publisher import IndexOwner
 
@@ -48,7 +49,8 @@ def test_client_of_an_earlier_day_uses_an_index_of_today(
     assert f"{new[0].name}: {TWO}, candidate" in run(f"verify {new[0]}")
     assert (f"{ONE} is current" in run("rollback"), user.current) == (True, ONE)
     assert run("doctor --deep").count("intact") == 2
-    with owner.index.changing(keys.load([owner.keys]), tufindex.ROLES) as change:
+    # No publisher of today could read it.
+    with refusal("index-damaged"), owner.index.changing(keys.load([owner.keys]), tufindex.ROLES) as change:
         change.set_state(TWO, replace(owner.index.entry(TWO).state, channel="candidate.2"))
     assert f"need a newer client, such as {TWO}" in run("list")
 

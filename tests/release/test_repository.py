@@ -71,11 +71,9 @@ def test_odd_facts_are_damage_and_odd_releases_are_not_signed(folder: Path, held
         with refusal("release-unreadable"), IndexFolder(folder).changing(held, ROLES) as change:
             change.set_release(odd, says)
     assert files(folder) == before
-    with IndexFolder(folder).changing(held, ROLES) as change:
+    with refusal("index-damaged"), IndexFolder(folder).changing(held, ROLES) as change:
         change.facts = 7  # type: ignore[assignment]
         change.schedule_signing("targets")
-    with refusal("index-damaged"):
-        IndexFolder(folder).changing(held, ROLES).__enter__()
 
 
 @pytest.mark.parametrize("mine", ["root", "targets", "online"])
@@ -225,11 +223,10 @@ def test_identity_signs_and_another_one_does_not(
     assert names_seen(folder, tmp_path / "client") == ["2026.11.1"]
     sigstore_world.identity = WORKFLOW.replace("publish.yml", "other.yml")
     # The publisher has read the index, and verified the identity, by then.
-    tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.2")
+    with refusal("index-damaged"):
+        tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.2")
     with refusal("index-unsigned"):
         names_seen(folder, tmp_path / "client")
-    with refusal("index-damaged"):
-        IndexFolder(folder)
 
 
 def test_identity_without_credentials_is_refused(

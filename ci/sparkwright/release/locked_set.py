@@ -2,7 +2,8 @@
 The locked set: wheels of ours and everything that they require, as a ``pylock.toml`` (PEP 751).
 
 uv resolves it from the wheels at hand and one package index: no configuration, no other index, no
-source archive. Every package has one version whatever the Python; the wheel may be another.
+source archive. Every package has one version whatever the Python, that of the oldest Python which
+needs it; the wheel may be another.
 """
 
 from __future__ import annotations
@@ -65,45 +66,26 @@ def resolve(
     pythons = tuple(sorted(rule.pythons, key=Version))
     by_project = {wheel.project: wheel for wheel in own}
     direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
-    pins: list[str] = []
+    files = {
+        "requirements.in": [*sorted(direct), *rule.requires],
+        "overrides.txt": [override.requirement for override in rule.overrides],
+    }
+    needed: dict[LockedWheel, list[str]] = {}
+    packages: dict[str, str] = {}
     with (
         console.step(f"lock the set for {machine}"),
         tempfile.TemporaryDirectory(prefix="set-") as name,
     ):
-        files = {
-            "requirements.in": [*sorted(direct), *rule.requires],
-            "overrides.txt": [override.requirement for override in rule.overrides],
-        }
-        # A version that one Python gets and another does not holds for all of them.
-        while True:
+        for python in pythons:
+            # What an earlier Python got holds for this one; === admits no other local label.
+            pins = [f"{project}==={version}" for project, version in sorted(packages.items())]
             for file, lines in {**files, "constraints.txt": pins}.items():
                 Path(name, file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-            needed: dict[LockedWheel, list[str]] = {}
-            versions: dict[str, set[str]] = {}
-            for python in pythons:
-                for wheel in _compile(by_project, machine, index_url, Path(name), python):
-                    needed.setdefault(wheel, []).append(python)
-                    versions.setdefault(wheel.project, set()).add(wheel.version)
-            packages = {
-                project: min(choices, key=Version) for project, choices in sorted(versions.items())
-            }
-            differing = [project for project, choices in versions.items() if len(choices) > 1]
-            if not differing:
-                lock = write(needed, machine, pythons)
-                return LockedSet(lock, tuple(sorted(needed)), packages, pythons)
-            further = {f"{project}=={packages[project]}" for project in differing} - set(pins)
-            # A pin of 2.11.0 admits 2.11.0+cu130, too.
-            if not further:
-                raise ReleaseError(
-                    "set-unresolved",
-                    f"No single version of each package fits all of Python {', '.join(pythons)} on "
-                    f"{machine}.",
-                    details=[
-                        f"{project}: {', '.join(sorted(versions[project]))}"
-                        for project in differing
-                    ],
-                )
-            pins += sorted(further)
+            for wheel in _compile(by_project, machine, index_url, Path(name), python):
+                needed.setdefault(wheel, []).append(python)
+                packages[wheel.project] = wheel.version
+    lock, wheels = write(needed, machine, pythons), tuple(sorted(needed))
+    return LockedSet(lock, wheels, dict(sorted(packages.items())), pythons)
 
 
 def _compile(

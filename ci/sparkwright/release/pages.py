@@ -29,15 +29,14 @@ from sparkwright.client.records import (
 from sparkwright.core import pages
 from sparkwright.core.console import size
 from sparkwright.core.store import write_file
-from sparkwright.release.repository import ClientWheel, IndexFolder
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from sparkwright.release.repository import ClientWheel, IndexFolder
+
 #: The project of the client.
 CLIENT = "sparkwright-install"
-
-Wheel = ReleaseWheel | ClientWheel
 
 
 @functools.cache
@@ -79,7 +78,7 @@ def write(index: IndexFolder) -> None:
 
 def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:
     """Write the simple API of *channel*, and return its projects."""
-    projects: dict[str, dict[str, tuple[Wheel, str]]] = {}
+    projects: dict[str, dict[str, tuple[ReleaseWheel | ClientWheel, str]]] = {}
     if clients := index.facts.clients:
         projects[CLIENT] = {wheel.name: (wheel, "") for wheel in clients}
     for entry in index.entries.values():

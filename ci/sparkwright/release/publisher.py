@@ -8,11 +8,10 @@ transaction, which refuses an index that moved meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,7 +34,6 @@ from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
     client_wheel,
-    pages,
     release_draft,
     repository,
     wheel_facts,
@@ -161,7 +159,7 @@ class Publisher:
                     todo=f"Move it: `sparkwright release promote {same.release.name}`.",
                 )
             if not dry_run:
-                with self._changing(index) as change:
+                with index.changing(self.keys, self.policy.file.roles) as change:
                     _put_wheels(change, facts, same.release)
             name, channel = same.release.name, same.state.channel
             gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
@@ -187,7 +185,7 @@ class Publisher:
             published=_published_wheels(index),
             before=earlier[-1] if earlier else None,
         )
-        with self._changing(index) as change:
+        with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url)
             change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
             _put_wheels(change, facts, release)
@@ -238,7 +236,7 @@ class Publisher:
         locks = [(self.folder / lock.path).read_bytes() for lock in entry.release.locks]
         packs = release_draft.warm_packs(proofs, folders, locks, contents)
         release = replace(entry.release, wheels=tuple(wheels), packs=packs)
-        with self._changing(index) as change:
+        with index.changing(self.keys, self.policy.file.roles) as change:
             _set_release(change, release, contents, "verified")
         return _changed(self._index(), name)
 
@@ -259,7 +257,7 @@ class Publisher:
         index = self.open()
         entry = index.entry(name)
         _require_offered(entry)
-        with self._changing(index) as change:
+        with index.changing(self.keys, self.policy.file.roles) as change:
             change.set_state(name, replace(entry.state, yanked=reason))
         return _changed(self._index(), name)
 
@@ -279,7 +277,7 @@ class Publisher:
             if entry.state.channel == "candidate":
                 surplus += [entry] if newer[entry.state.stack] >= keep else []
                 newer[entry.state.stack] += not entry.state.yanked
-        with self._changing(index) as change:
+        with index.changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing()
             for entry in surplus:
                 change.remove(entry.release)
@@ -293,7 +291,7 @@ class Publisher:
         Sign snapshot and timestamp again, and the targets metadata if its keys are here; remove
         what killed runs left.
         """
-        with self._changing(self.open()) as change:
+        with self.open().changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing(*(["targets"] if change.holds("targets") else []))
         index = self._index()
         return replace(_changed(index), removed=tuple(repository.remove_unreferenced(index)))
@@ -308,18 +306,9 @@ class Publisher:
         """
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
-        with dataclasses.replace(self, keys=both)._changing(index.require()) as change:
+        with index.require().changing(both, self.policy.file.roles) as change:
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
         return _changed(self._index())
-
-    @contextlib.contextmanager
-    def _changing(self, index: IndexFolder) -> Iterator[Transaction]:
-        """Yield a transaction; after its commit, the pages are written under the same lock."""
-        change = Transaction(index, self.keys, self.policy.file.roles)
-        with index.locked():
-            yield change
-            change.commit()
-            pages.write(self._index())
 
     def _url(self, index: IndexFolder, requested: str) -> str:
         """Return the address of *index*: the one it has, that of the policy, or *requested*."""

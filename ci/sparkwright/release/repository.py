@@ -50,6 +50,7 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
 from sparkwright.core.store import UNFINISHED, flush, locked, replacing, translate_disk_full
+from sparkwright.release import pages
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
@@ -321,7 +322,8 @@ class IndexFolder:
     @contextlib.contextmanager
     def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
         """
-        Yield a transaction that is committed at the end of the block, if that raises nothing.
+        Yield a transaction that is committed at the end of the block, if that raises nothing; then
+        the pages are written.
 
         Raises:
             key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
@@ -331,6 +333,7 @@ class IndexFolder:
         with self.locked():
             yield transaction
             transaction.commit()
+            pages.write(IndexFolder(self.folder, pin=self._pin))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
