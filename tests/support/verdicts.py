@@ -27,6 +27,7 @@ from tests.support import wheels
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import Result, Subject
 from sparkwright.core import strict_yaml
@@ -172,11 +173,10 @@ def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] =
 
 @functools.lru_cache
 def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...]) -> Result:
-    speeds = release_policy().throughput
-    assert speeds
+    named = workloads.load(wheels.ROOT).cells(gate_policy.load(wheels.ROOT).throughput.workloads)
     upstream = about.version.partition("+")[0]
     return measurements.gate(
-        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=4, seed=7,
+        workloads=cells or [cell for cell in named if cell.primary], slower=slower, noise=NOISE, blocks=4, seed=7,
         candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", host=HOST,

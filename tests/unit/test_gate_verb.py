@@ -28,6 +28,7 @@ from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import REASONS, GateOptions
 from sparkwright.gates.throughput import Experiment
+from sparkwright.release import policy as release_policy
 
 Built = Callable[[GateOptions], GateBuilder]
 
@@ -197,11 +198,14 @@ def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_th
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     built: Built, served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8's result is on the disk before its checks are judged."""
+    """G8's result is on the disk before its checks are judged, and its verdict names the policy that a release asks for."""
     monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
     monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
     with built(replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()
+    file = replace(release_policy.load(ROOT).file, recipes={"toy": ("toy-cpu",)})
+    with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, recipe="toy-cpu")) as builder:
+        assert builder.gate("G8").policy == release_policy._gate_digests(ROOT, file)["G8 toy-cpu"]
     assert (tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json").exists()
 
 

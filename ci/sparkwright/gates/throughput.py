@@ -132,8 +132,7 @@ class Experiment:
         # No draft of random tokens is accepted.
         if not (recipe.speculation and options.texts):
             workloads.check_texts(self.cells, options.texts)
-        judged_by = policy, self._machine_policy, self.cells, policies.contract, recipe
-        self.digest = sha256_bytes(canonical(judged_by))
+        self.digest = policies.throughput_digest(self._machine_policy, self.cells, recipe)
         self._plans, self._subjects = dict[Side, LaunchPlan](), dict[Side, Subject]()
         self._plan_side("candidate", options.python, options.wheel)
         self._plan_side("baseline", options.baseline_python, options.baseline)

@@ -19,7 +19,6 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.results import CellResult, Result, Series
-from sparkwright.bench.statistics import attempt_alpha
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
     GateResult,
@@ -36,14 +35,11 @@ from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_
 from sparkwright.gates.core.verdict import ORDER, Attempt, Ladder, Verdict, declarations
 from sparkwright.release import canary
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy, ThroughputRule
+from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
 
 #: Seconds by which the clocks of two machines may differ.
 CLOCKS = 86_400
-
-#: Machines round logarithms differently in the last digit.
-TOLERANCE = 1e-9
 
 #: States of attempts that count against `GateRule.attempts`. An attempt that was killed, or ended
 #: with the machine, counts, since the wheel may be the cause; one that was ended by Ctrl-C is
@@ -58,8 +54,6 @@ REASONS: Mapping[str, str] = {
     "policy-other": "The gate was judged by another policy than the reviewed one of today.",
     "checks-other": "The gate passed without the checks that the policy wants.",
     "machine-other": "The gate ran on another machine or GPU than the policy names.",
-    "margin-wider": "The throughput gate promised less than the policy asks for.",
-    "cells-missing": "The throughput gate left out workloads that decide.",
     "source-unresolved": "The lock names the source by a short commit only; run `fetch` where its "
     "host is reachable, and build again.",
     "sbom-missing": "The wheel has no SBOM.",
@@ -245,7 +239,7 @@ def decide(
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
     judged = ladder or Ladder(wheel.stack, None, ())
-    missing, recipes = _gates(wheel, required, judged, policy, throughput)
+    missing, recipes = _gates(wheel, required, judged, policy)
     missing += [*_wheel(wheel, required), *_companion(wheel, required, serving)]
     if rule is None:
         missing.append(
@@ -305,7 +299,6 @@ def _gates(
     rule: ForkRule,
     ladder: Ladder,
     policy: ReleasePolicy,
-    throughput: Result | None,
 ) -> tuple[list[Missing], tuple[str, ...]]:
     """
     Return what the gates that *rule* requires lack, and the recipes of the policy for which no gate
@@ -340,8 +333,6 @@ def _gates(
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
         missing += _lacks(wheel, policy, "G8", "", best, outcomes)
-        if best and best.state == "pass" and throughput and policy.throughput:
-            missing += _throughput(throughput, policy.throughput)
     for recipe in policy.file.faulty if served else ():
         states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
         # Gates that failed are judged below.
@@ -356,26 +347,6 @@ def _gates(
         and not _excuse(verdict, policy)
     ]
     return missing, tuple(recipe for recipe, lacking in by_recipe.items() if not lacking)
-
-
-def _throughput(result: Result, rule: ThroughputRule) -> Iterator[Missing]:
-    """Yield why a pass is not the one that the policy asks for: margins and workloads."""
-    alpha = attempt_alpha(rule.policy.alpha, result.attempt)
-    primary = {
-        (cell.name, series.metric): series.margin
-        for cell in result.cells
-        for series in cell.series
-        if series.primary
-    }
-    bounds = rule.policy.bounds
-    wide = any(margin > bounds[metric].margin for (_, metric), margin in primary.items())
-    if wide or result.alpha > alpha * (1 + TOLERANCE):
-        text = f"margins {list(primary.values())} and error rate {result.alpha:g}; "
-        yield Missing("G8", "invalid", "margin-wider", line(f"{text}asked for: {alpha:g}"))
-    wanted = [(cell.name, metric) for cell in rule.cells for metric in cell.primary]
-    if lacking := [f"{cell} {metric}" for cell, metric in wanted if (cell, metric) not in primary]:
-        text = f"series that decide were not measured: {', '.join(lacking)}"
-        yield Missing("G8", "invalid", "cells-missing", line(text))
 
 
 def _lacks(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.client.records import FileEdit, Name, Overlay
@@ -25,7 +26,6 @@ from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.stack import Project, capability, stack_names
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.throughput_run import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
@@ -143,13 +143,6 @@ class SetRule(_Record, frozen=True):
                 raise ValueError(f"{text!r} names no version of the package index")
 
 
-class ThroughputRule(msgspec.Struct, frozen=True):
-    """The policy of the throughput gate, and the workloads that decide."""
-
-    policy: ThroughputPolicy
-    cells: tuple[workloads.WorkloadCell, ...]
-
-
 class UpstreamFault(_Record, frozen=True):
     """
     A fault of the official wheel.
@@ -240,12 +233,10 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
 
     Attributes:
         digests: Gate and recipe (of G0, gate and stack) → the sha256 of its policy.
-        throughput: Of G8; None if no fork requires it.
     """
 
     file: PolicyFile
     digests: dict[str, str] = {}
-    throughput: ThroughputRule | None = None
 
     @property
     def digest(self) -> str:
@@ -289,12 +280,7 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
     ]
     gate_policy.require_declared(path, checks)
     digests = {**_audit_digests(root, file, arch), **_gate_digests(root, file)}
-    throughput = None
-    if "G8" in file.required:
-        rule = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
-        cells = workloads.load(root).cells(file.workloads or rule.workloads)
-        throughput = ThroughputRule(rule, tuple(cell for cell in cells if cell.primary))
-    return ReleasePolicy(file, digests, throughput)
+    return ReleasePolicy(file, digests)
 
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
@@ -310,6 +296,12 @@ def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     for recipe in loaded:
         for gate in file.required.intersection(SERVED) - {"G8"}:
             digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
+    if "G8" in file.required:
+        machine = strict_yaml.load(root / "ci" / "gates" / "machine.yaml", MachinePolicy)
+        suite = file.workloads or policies.throughput.workloads
+        for recipe in loaded:
+            cells = workloads.deciding(workloads.load(root).cells(suite), recipe.decides)
+            digests[f"G8 {recipe.name}"] = policies.throughput_digest(machine, cells, recipe)
     return digests
 
 

@@ -7,13 +7,15 @@ A policy can only name checks that some gate emits, so that neither can drift fr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy import AccuracyPolicy
@@ -65,6 +67,12 @@ class GatePolicies(msgspec.Struct, frozen=True):
             if replace(kind, wrap=default.wrap) != default:
                 parts.append(profile)
         return sha256_bytes(canonical(parts if len(parts) > 1 else parts[0]))
+
+    def throughput_digest(
+        self, machine: MachinePolicy, cells: Sequence[WorkloadCell], recipe: Recipe
+    ) -> str:
+        """Return the sha256 of what G8 judges by."""
+        return sha256_bytes(canonical((self.throughput, machine, cells, self.contract, recipe)))
 
 
 #: Gate → its package, which is also the name of its policy file.
