@@ -93,11 +93,4 @@ class BuildError(SparkwrightError):
             "Name targets of the list above, in the order of precedence: --targets, `targets` of "
             "the fork in stack.yaml, those of build/STACK/environment.yaml.",
         ),
-        "undefined-symbol": Advice(
-            "A compiled library calls what nothing that it is loaded with defines: its source is "
-            "not compiled for this architecture, or the headers are of another torch.",
-            "Compile the source that is named above, or leave its call out with it: see the arch "
-            "rules and the patches. For a symbol of torch, compare the source's requirement with "
-            "pylock.toml.",
-        ),
     }

@@ -26,7 +26,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import BuildError, configure, ninja, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel, symbols
+from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -398,7 +398,6 @@ def _graft(
             context, source, base, workspace.build, members, omissions, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
-        symbols.check(context, compiled, workspace.build, base)
         files = dist_info(
             context,
             source,

@@ -2,8 +2,7 @@
 Wheels, read with bounds and written so that equal content gives equal bytes.
 
 A wheel is made from files, or from another wheel by replacing members and adding a local version
-label. Members that stay are copied without unpacking, so that a graft onto a 330 MB wheel takes
-seconds.
+label.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from packaging.requirements import Requirement
@@ -27,7 +25,6 @@ from packaging.version import Version
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import (
-    LOCAL_HEADER,
     RecordRow,
     info_folder,
     record_rows,
@@ -148,57 +145,23 @@ def records(
     return {row.name: row for row in record_rows(text)}
 
 
-class _Writer:
-    """A wheel in the making: its zip at *path*, and the rows of its RECORD."""
-
-    def __init__(self, path: Path, name: WheelName) -> None:
-        self._zip = zipfile.ZipFile(path, "w")
-        self._record = f"{name.info}/RECORD"
-        self._rows: list[tuple[str, str, str]] = []
-
-    def add(self, name: str, data: bytes) -> None:
-        info = _member(name, executable=name.endswith(".so"))
-        self._zip.writestr(info, data, zipfile.ZIP_DEFLATED)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        self._rows.append((name, f"sha256={digest}", str(len(data))))
-
-    def copy(self, source: IO[bytes], member: zipfile.ZipInfo, name: str, row: RecordRow) -> None:
-        """Copy *member* of the zip in *source*, still compressed, with its *row* of RECORD."""
-        source.seek(member.header_offset)
-        header = LOCAL_HEADER.unpack(source.read(LOCAL_HEADER.size))
-        source.seek(header[9] + header[10], 1)
-        # The rest of the mode is the umask of the packer, which installers ignore.
-        info = _member(name, executable=bool(member.external_attr >> 16 & 0o111))
-        info.compress_type, info.CRC = member.compress_type, member.CRC
-        info.compress_size, info.file_size = member.compress_size, member.file_size
-        target = self._zip.fp
-        assert target is not None
-        target.seek(self._zip.start_dir)
-        info.header_offset = target.tell()
-        target.write(info.FileHeader(zip64=member.file_size >= zipfile.ZIP64_LIMIT))
-        left = member.compress_size
-        while chunk := source.read(min(left, 1 << 22)):
-            target.write(chunk)
-            left -= len(chunk)
-        if left:
-            raise WheelError("wheel-invalid", f"{member.filename} is cut off inside its wheel.")
-        # zipfile cannot write a member that is compressed already; this is the state that its own
-        # `_open_to_write` keeps.
-        self._zip.filelist.append(info)
-        self._zip.NameToInfo[name] = info
-        self._zip.start_dir = target.tell()
-        self._zip._didModify = True  # type: ignore[attr-defined]  # see above
-        self._rows.append((name, row.digest, row.size))
-
-    def close(self) -> None:
-        """Write RECORD, last, and the zip's directory."""
-        rows, text = [*sorted(self._rows), (self._record, "", "")], io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self.add(self._record, text.getvalue().encode())
-        self._zip.close()
+def _pack(path: Path, name: WheelName, members: Iterable[tuple[str, bytes, bool]]) -> Path:
+    """
+    Write the wheel *name* to *path* and return that: *members*, each with its bytes and whether it
+    is executable, in their order, and RECORD.
+    """
+    rows, record, text = list[tuple[str, str, str]](), f"{name.info}/RECORD", io.StringIO()
+    with zipfile.ZipFile(path, "w") as wheel:
+        for member, data, executable in members:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append((member, f"sha256={digest}", str(len(data))))
+            wheel.writestr(_entry(member, executable=executable), data, zipfile.ZIP_DEFLATED)
+        csv.writer(text, lineterminator="\n").writerows([*sorted(rows), (record, "", "")])
+        wheel.writestr(_entry(record), text.getvalue(), zipfile.ZIP_DEFLATED)
+    return path
 
 
-def _member(name: str, *, executable: bool) -> zipfile.ZipInfo:
+def _entry(name: str, *, executable: bool = False) -> zipfile.ZipInfo:
     """Return the directory entry of the regular file *name*."""
     info = zipfile.ZipInfo(name, EPOCH)
     info.external_attr = (0o100755 if executable else 0o100644) << 16
@@ -222,15 +185,12 @@ def write(
         metadata: The text of METADATA.
         dist_info: Further files of its ``.dist-info`` by their path in it.
     """
-    path = folder / name.filename
-    wheel = _Writer(path, name)
-    members = {**files, **{f"{name.info}/{file}": data for file, data in (dist_info or {}).items()}}
-    for member in sorted(members):
-        wheel.add(member, members[member])
-    wheel.add(f"{name.info}/METADATA", metadata.encode())
-    wheel.add(f"{name.info}/WHEEL", _wheel_text(name.tag, pure))
-    wheel.close()
-    return path
+    members = dict(sorted(files.items()))
+    own = {"METADATA": metadata.encode(), "WHEEL": _wheel_text(name.tag, pure)}
+    for file, data in {**(dist_info or {}), **own}.items():
+        members[f"{name.info}/{file}"] = data
+    entries = ((member, members[member], member.endswith(".so")) for member in members)
+    return _pack(folder / name.filename, name, entries)
 
 
 def _wheel_text(tag: str, pure: bool) -> bytes:
@@ -277,10 +237,9 @@ def rewrite(
     old = WheelName.parse(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
-    path = folder / new.filename
-    with zip_file(base) as source, base.open("rb") as raw:
+    with zip_file(base) as source:
         listed = zip_members(source, base.name)
-        rows, info = records(source, listed, base.name), info_folder(listed, base.name)
+        info = info_folder(listed, base.name)
         folders = {
             info: new.info,
             f"{info.removesuffix('.dist-info')}.data": f"{new.distribution}-{new.version}.data",
@@ -296,20 +255,18 @@ def rewrite(
         pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")
         changed[f"{info}/WHEEL"] = _wheel_text(new.tag, pure)
         names = {*listed, *changed} - {*remove, f"{info}/RECORD"}
-        writer = _Writer(path, new)
-        for name in sorted(names, key=lambda name: (name.startswith(info), name)):
-            top, separator, rest = name.partition("/")
-            target = folders.get(top, top) + separator + rest
-            if name in changed:
-                writer.add(target, changed[name])
-            elif name in rows and rows[name].digest:
-                writer.copy(raw, listed[name], target, rows[name])
-            else:
-                raise WheelError(
-                    "wheel-invalid", f"{base.name} holds {name}, which is not in its RECORD."
-                )
-        writer.close()
-    return path
+
+        def members() -> Iterator[tuple[str, bytes, bool]]:
+            for name in sorted(names, key=lambda name: (name.startswith(info), name)):
+                top, separator, rest = name.partition("/")
+                executable = name.endswith(".so")
+                if name not in changed:
+                    # The rest of the mode is the umask of the packer, which installers ignore.
+                    executable = bool(listed[name].external_attr >> 16 & 0o111)
+                data = changed[name] if name in changed else source.read(name)
+                yield folders.get(top, top) + separator + rest, data, executable
+
+        return _pack(folder / new.filename, new, members())
 
 
 def _restate(text: str, old: str, new: str, name: str) -> str:

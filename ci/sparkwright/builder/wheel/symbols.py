@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparkwright.builder import BuildError, toolchain
+from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import SharedObject
 from sparkwright.core import process
@@ -51,8 +51,8 @@ _CXX = {
 }
 #: In a mangled name: a namespace of torch; else a function of its stable ABI.
 _TORCH = re.compile(r"(?<!\d)(?:2at|3c10|5torch)(?=\d)|^(?:aoti_)?torch_")
-#: Symbols of a library that a message names, and letters of each; symbols that an error explains.
-SHOWN, _LONGEST, _MOST_EXPLAINED = 5, 300, 20
+#: Symbols of a library that a message names, and letters of each.
+SHOWN, _LONGEST = 5, 300
 
 Libraries = Mapping[str, SharedObject]
 
@@ -204,51 +204,3 @@ def listed(symbols: Sequence[str]) -> str:
         names = [name[:_LONGEST] for name in process.output(["c++filt", "--", *names]).split("\n")]
     more = f"{len(symbols) - SHOWN} more" if symbols[SHOWN:] else ""
     return "; ".join(filter(None, [*names, more]))
-
-
-# After linking.
-
-
-def check(
-    context: RunContext, compiled: Mapping[str, bytes], build: Path, base: Path | None = None
-) -> None:
-    """
-    Check that every symbol that the libraries of a wheel need is defined, or `inherited`.
-
-    Args:
-        compiled: The bytes of the libraries that were compiled here, by member.
-        build: The folder with the objects that they were linked of.
-        base: The official wheel, whose other libraries stay.
-
-    Raises:
-        undefined-symbol: One is not defined; the details name it, and the units that name it.
-    """
-    official = _read(base) if base else {}
-    members = official | {name: elf.shared_object(data) for name, data in compiled.items()}
-    faults = [
-        (name, symbol)
-        for name, lacking in undefined(members, linked_libraries(context) or {}).items()
-        for symbol in lacking
-        if not inherited(symbol, official.get(name))
-    ]
-    if faults:
-        raise BuildError(
-            "undefined-symbol",
-            f"{len(faults)} symbols that the wheel's libraries need are defined nowhere.",
-            details=[
-                f"{member}: {listed([symbol])}; named by {_units(build, symbol)}"
-                for member, symbol in faults[:_MOST_EXPLAINED]
-            ],
-        )
-
-
-def _units(build: Path, symbol: str) -> str:
-    """Return the first units in the folder *build* whose objects name *symbol*."""
-    units = list[str]()
-    for path in sorted(build.rglob("*.o")):
-        with elf.mapped(path) as data:
-            if data.find(symbol.encode() + b"\0") >= 0:
-                folder, _, unit = str(path.relative_to(build)).partition(".dir/")
-                target = folder.rpartition("CMakeFiles/")[2]
-                units.append(f"{unit.removesuffix('.o')} (target {target})")
-    return ", ".join(units[:SHOWN]) or "no unit"
