@@ -9,9 +9,7 @@ import sys
 
 import measure
 from sparkwright.builder import host_info, ninja, pylock, toolchain
-from sparkwright.builder.ninja import ShippedCosts, ShippedFile
 from sparkwright.builder.workspace import Workspace
-from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import read_lines
 
@@ -35,18 +33,14 @@ nvcc = next(
     for name, filename, _ in pylock.wheels(context.project)
     if name == "nvidia-cuda-nvcc"
 )
-shipped = ShippedCosts(
-    host=f"{os.cpu_count()} cores, {host_info.processor()}",
-    toolchain=f"CUDA {nvcc}, {toolchain.compiler(context)}",
-    arch=context.project.spec.arch,
-    date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-    units={},
-)
+date = datetime.datetime.now(datetime.UTC).date().isoformat()
+host = f"{os.cpu_count()} cores, {host_info.processor()}; CUDA {nvcc}, {toolchain.compiler(context)}"
 console.result(
     "# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.ninja."
 )
-console.result(strict_yaml.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
+console.result(f"# Measured on {date} for {context.project.spec.arch}: {host}.")
+console.result(f"forks:\n  {options.fork}:")
 source = f"{workspace.sandbox.sandbox_path(workspace.source)}/"
 for call in sorted(compiled, key=lambda call: call.unit):
     unit = call.unit.removeprefix(source)
-    console.result(f"      {unit}: [{call.seconds:.1f}, {call.megabytes}]")
+    console.result(f"    {unit}: [{call.seconds:.1f}, {call.megabytes}]")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 
 import measure
-from sparkwright.builder import toolchain
-from sparkwright.builder.arch import plan
+from sparkwright.builder import plan, toolchain
 from sparkwright.builder.workspace import Workspace, source_tree
 
 options = measure.arguments(__doc__ or "")

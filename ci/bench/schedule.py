@@ -69,8 +69,7 @@ class Replay(msgspec.Struct, frozen=True):
 def recorded(options: argparse.Namespace) -> list[Cost]:
     """Return the recorded build that the stack ships."""
     path = options.root / "build" / "2026.11" / "costs.yaml"
-    shipped = strict_yaml.load(path, ShippedFile).forks["vllm"]
-    return [Cost(*cost) for cost in shipped.units.values()]
+    return [*strict_yaml.load(path, ShippedFile).forks["vllm"].values()]
 
 
 def lower_bound(units: Sequence[Cost], cores: int, megabytes: float) -> float:

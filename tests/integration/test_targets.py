@@ -24,7 +24,7 @@ from tests.refusals import refusal
 from tests.support import fatbins, wheels
 from tests.unit.conftest import Repository
 
-from sparkwright.builder import pipeline, preflight
+from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuildRecord, BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli.stages import lock_vendored
@@ -323,7 +323,7 @@ def test_a_source_that_cannot_be_had_stops_the_build_before_anything_is_configur
     assert parts.record(parts.build("_extra")).targets == ("_extra",)
 
     shutil.move(parts.folder / "beta", parts.upstreams / "beta")
-    preflight.check_vendored(parts.context(), "widget")
+    pipeline.check_vendored(parts.context(), "widget")
     assert parts.record(parts.build(mirrors=False)).targets == ("_core", "_extra", "_late")
     rules = parts.root / "build/parts/archs.yaml"
     rules.write_text(RULES.replace("before: BETA_ARCHS 80", "before: BETA_ARCHS 86"))

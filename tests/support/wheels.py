@@ -22,12 +22,11 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import GraftManifest
-from sparkwright.builder.workspace import SourceTree
+from sparkwright.builder.workspace import Site, SourceTree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.fetch import FetchedSource

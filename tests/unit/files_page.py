@@ -20,9 +20,9 @@ from sparkwright.bench.model.slim import SlimRecord
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.traps import Trap
 from sparkwright.bench.results import Result
-from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
+from sparkwright.builder.workspace import ArchRules
 from sparkwright.cherry_picks.effects import Effect
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.client.environment import Marker

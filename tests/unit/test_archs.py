@@ -10,19 +10,18 @@ import pytest
 from tests.refusals import refusal
 from tests.unit.conftest import Repository
 
-from sparkwright.builder import configure
-from sparkwright.builder.arch import plan
-from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
-from sparkwright.builder.arch.rules import (
+from sparkwright.builder import configure, plan
+from sparkwright.builder import workspace as archs
+from sparkwright.builder.configure import Call, Declaration, TranslationUnit
+from sparkwright.builder.plan import ArchPlan, PlanComparison
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.workspace import (
     ArchException,
     ArchRule,
     ArchRules,
     DroppedUnits,
     Site,
 )
-from sparkwright.builder.configure import Call, Declaration, TranslationUnit
-from sparkwright.builder.sandbox import Sandbox
 from sparkwright.core import process
 from sparkwright.core.git import Objects
 from sparkwright.forks import resolve

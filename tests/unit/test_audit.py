@@ -40,7 +40,6 @@ from sparkwright.audit.report import (
     AuditedWheel,
     AuditFinding,
     AuditReport,
-    OpcodeCount,
     raise_for_findings,
     show,
 )
@@ -1058,7 +1057,7 @@ SOUND = AuditReport(
     "0" * 64,
     (
         AuditedLibrary(
-            "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1}, opcodes=(OpcodeCount("OMMA", 4, 2),)
+            "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1}, opcodes={"OMMA": 4}
         ),
     ),
     (),

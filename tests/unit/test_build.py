@@ -17,7 +17,7 @@ from tests.refusals import refusal
 from tests.support import processes, wheels
 from tests.unit.conftest import Mini, Repository
 
-from sparkwright.builder import pipeline, preflight, toolchain, workspace
+from sparkwright.builder import pipeline, toolchain, workspace
 from sparkwright.builder.sandbox import INSIDE
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, elf
@@ -109,7 +109,7 @@ def check(context: RunContext, changed: Mapping[str, str], base: Path | None = N
         context.objects.store_files((path, REGULAR, text.encode()) for path, text in files.items())
         for files in (before, {**before, **changed})
     )
-    preflight.check(context, SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ()), base)
+    pipeline.check_source(context, SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ()), base)
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:

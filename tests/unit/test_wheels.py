@@ -30,7 +30,7 @@ from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
-from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel
+from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
@@ -302,13 +302,13 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
 ) -> None:
     """Files, RECORD, build record, bill of materials and audit agree; what stays is as it was."""
     settings = ForkEnvironment(unused=(SM100,), package="mini")
-    omissions = omission.find(official, arch, ["mini/_core.abi3.so"], settings)
+    omitted = graft.omissions(official, arch, ["mini/_core.abi3.so"], settings)
     source = source_tree(mini.context(), "vllm")
-    changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omissions, settings)
+    changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omitted, settings)
     record = {"units": (), "transplant": manifest}
     parts: dict[str, Any] = {"inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
     made = archive.rewrite(
-        official, tmp_path, version="1.0+a", replace=changed, remove=omissions.files,
+        official, tmp_path, version="1.0+a", replace=changed, remove=omitted.files,
         dist_info=lambda name: {archive.BUILD_RECORD: msgspec.json.encode(record), SBOM: sbom.document(name, **parts)},
     )  # fmt: skip
     with zipfile.ZipFile(official) as old, zipfile.ZipFile(made) as new:
@@ -339,7 +339,7 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
 )
 def test_an_omission_without_effect_is_refused(official: Path, settings: ForkEnvironment, details: str) -> None:
     with refusal("omission-idle") as caught:
-        omission.find(official, "12.1f", ["mini/_core.abi3.so"], settings)
+        graft.omissions(official, "12.1f", ["mini/_core.abi3.so"], settings)
     assert caught.value.details == (details,)
 
 

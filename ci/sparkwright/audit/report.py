@@ -118,20 +118,6 @@ RULES: Mapping[str, str] = {
 }
 
 
-class OpcodeCount(msgspec.Struct, frozen=True):
-    """
-    How often an opcode pattern of the policy occurs.
-
-    Attributes:
-        count: Instructions over all kernels in the code that the stack's GPU loads.
-        least: How many the policy asks for.
-    """
-
-    pattern: str
-    count: int
-    least: int
-
-
 class AuditedLibrary(msgspec.Struct, frozen=True):
     """
     An ELF member, or all cubins of a folder.
@@ -155,7 +141,7 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
     ptx: dict[str, int] = {}
     device_code: str = ""
     spark: dict[str, int] = {}
-    opcodes: tuple[OpcodeCount, ...] = ()
+    opcodes: dict[str, int] = {}
 
 
 class AuditReport(msgspec.Struct, frozen=True):
@@ -255,7 +241,7 @@ def _cells(library: AuditedLibrary) -> list[str]:
         " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())
         for by_arch in (library.cubins, library.ptx)
     )
-    opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
+    opcodes = [f"{pattern} {count}" for pattern, count in library.opcodes.items()]
     levels = ", ".join(f"{count} {level}" for level, count in library.spark.items())
     cells = [cubins, ptx, ", ".join(opcodes), levels]
     return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]

@@ -54,7 +54,6 @@ from sparkwright.audit.report import (
     AuditedWheel,
     AuditFinding,
     AuditReport,
-    OpcodeCount,
 )
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf, symbols
@@ -73,7 +72,7 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 20
+FORM = 21
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
@@ -840,7 +839,7 @@ class LibraryAudit:
         kernels: Sequence[tuple[str, Counter[str], DeviceImage]],
     ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
-        totals = list[OpcodeCount]()
+        totals = dict[str, int]()
         for rule in self._wants.opcodes:
             named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
             total = sum(
@@ -849,7 +848,7 @@ class LibraryAudit:
                 for opcode, count in opcodes.items()
                 if re.search(rule.pattern, opcode)
             )
-            totals.append(OpcodeCount(rule.pattern, total, rule.least))
+            totals[rule.pattern] = total
             if total < rule.least:
                 self._find(
                     "opcode-missing",
@@ -867,7 +866,7 @@ class LibraryAudit:
                         f"{count} {device_code.TRAP} in {kernel[:160]}: {free.reason}",
                         [image],
                     )
-        return replace(library, opcodes=tuple(totals))
+        return replace(library, opcodes=totals)
 
 
 def _missing_operator(data: elf.Buffer, operator: str) -> str:

@@ -96,26 +96,16 @@ class Cost(NamedTuple):
 GUESS = Cost(20, 1000)
 
 
-class ShippedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    The measured costs of a fork's units that come with the stack.
+    ``build/<stack>/costs.yaml``.
 
     Attributes:
-        host, toolchain, arch, date: Where, with what, for what and when they were measured.
-        units: Source → seconds of CPU, and peak resident megabytes of its compiler.
+        forks: Fork → the source of each of its units → seconds of CPU, and peak resident megabytes
+            of its compiler. Comments say on which machine, with what and when they were measured.
     """
 
-    host: str
-    toolchain: str
-    arch: str
-    date: str
-    units: dict[str, tuple[float, int]]
-
-
-class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``build/<stack>/costs.yaml``."""
-
-    forks: dict[str, ShippedCosts] = {}
+    forks: dict[str, dict[str, Cost]] = {}
 
 
 def shipped_costs(context: RunContext, fork: str) -> dict[str, Cost]:
@@ -127,10 +117,7 @@ def shipped_costs(context: RunContext, fork: str) -> dict[str, Cost]:
         file-invalid: The file cannot be read.
     """
     path = context.project.build_folder / "costs.yaml"
-    forks = strict_yaml.load(path, ShippedFile).forks if path.is_file() else {}
-    if fork not in forks:
-        return {}
-    return {unit: Cost(*cost) for unit, cost in forks[fork].units.items()}
+    return strict_yaml.load(path, ShippedFile).forks.get(fork, {}) if path.is_file() else {}
 
 
 # The order in build.ninja.

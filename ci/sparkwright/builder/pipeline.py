@@ -13,10 +13,11 @@ highest.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import shutil
+import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,21 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import BuildError, configure, ninja, preflight, pylock, toolchain
-from sparkwright.builder.arch import plan
-from sparkwright.builder.wheel import archive, graft, omission, sbom, source_wheel
+from sparkwright.builder import BuildError, configure, ninja, pins, plan, pylock, toolchain
+from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
     rules_of,
     source_tree,
+    vendored_trees,
 )
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
 from sparkwright.core.files import content_key, list_folder, sha256_file
+from sparkwright.core.git import blob_id
 from sparkwright.core.store import replacing, translate_disk_full
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
@@ -246,22 +249,10 @@ def _stored(context: RunContext, parts: dict[str, str]) -> BuiltWheel | None:
     """Return the wheel that was made from the inputs *parts*, if the store holds its bytes."""
     built = context.store.get("wheel", content_key("wheel", parts), BuiltWheel)
     if built and (path := _stored_path(context, built)).exists():
-        state = path.stat()
-        if _sound(path, built.sha256, state.st_ino, state.st_mtime_ns, state.st_size):
+        if sha256_file(path) == built.sha256:
             return built
+        console.warn(f"{path} is damaged, and not used")
     return None
-
-
-@functools.cache
-def _sound(path: Path, sha256: str, *_state: int) -> bool:
-    """
-    Return True if the wheel at *path* is the one of *sha256*; say so if not. It is read once for
-    each state of the file in a run.
-    """
-    if sha256_file(path) == sha256:
-        return True
-    console.warn(f"{path} is damaged, and not used")
-    return False
 
 
 def current(context: RunContext, fork: str) -> BuiltWheel | None:
@@ -317,14 +308,14 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
     output folder.
 
     Raises:
-        early-check-failed: As `preflight.check_output`.
+        early-check-failed: As `check_output`.
         target-empty, arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier
             stages.
     """
-    preflight.check_output(context)
+    check_output(context)
     with context.store.lock(Workspace.name(context, fork)):
         if current(context, fork) is None:
-            preflight.check_vendored(context, fork)
+            check_vendored(context, fork)
             for name in (fork, *context.project.fork(fork).needs):
                 fetch.fetch(context, name)
         parts = inputs(context, fork)
@@ -352,7 +343,7 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
         if kind == "graft":
             path, counts = _graft(context, source, label, folder)
         else:
-            preflight.check(context, source)
+            check_source(context, source)
             build_wheel = source_wheel.build_by_backend
             if kind == "headers":
                 build_wheel = source_wheel.build_headers
@@ -380,7 +371,7 @@ def _graft(
     base = package_index.obtain(
         context.store, locked.name, locked.filename, locked.sha256, offline=context.offline
     )
-    preflight.check(context, source, base)
+    check_source(context, source, base)
     tools = toolchain.obtain(context)
     with console.step(f"graft {fork} onto {locked.filename}"):
         plans = plan.obtain(context, tools, source, configured=True)
@@ -390,12 +381,12 @@ def _graft(
         libraries = configure.libraries(workspace.build)
         settings = _without_empty(context, fork, settings, libraries)
         members = graft.replaced_members(base, libraries, settings)
-        omissions = omission.find(base, context.project.spec.arch, members, settings)
+        omitted = graft.omissions(base, context.project.spec.arch, members, settings)
         ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         ).compile(settings.targets, ninja.shipped_costs(context, fork))
         changes, manifest = graft.changes(
-            context, source, base, workspace.build, members, omissions, settings
+            context, source, base, workspace.build, members, omitted, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
         files = dist_info(
@@ -421,7 +412,7 @@ def _graft(
             # Raised if the libraries compiled here need a newer system.
             platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled.values()),
             replace=changes,
-            remove={*manifest.removed, *omissions.files} - changes.keys(),
+            remove={*manifest.removed, *omitted.files} - changes.keys(),
             version_files=settings.version_files,
             requires=manifest.requires,
             dist_info=files,
@@ -464,3 +455,103 @@ def _without_empty(
         sources=tuple(source for source in settings.sources if source not in idle),
         unlocked=unlocked,
     )
+
+
+# Checks that need no compiler: each of these failures would end a build late.
+
+
+def check_output(context: RunContext) -> None:
+    """
+    Check that wheels can be written to the output folder.
+
+    Raises:
+        early-check-failed: They cannot.
+    """
+    try:
+        context.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=context.output):
+            pass
+    except OSError as error:
+        raise BuildError(
+            "early-check-failed",
+            "There is no folder for the wheels.",
+            details=[f"output: {context.output} cannot be written: {error.strerror}"],
+        ) from error
+
+
+def check_vendored(context: RunContext, fork: str) -> None:
+    """
+    Fetch the vendored sources that the targets of this run need, before the tools, and print the
+    external projects that it leaves out.
+
+    Raises:
+        source-unresolved: As `toolchain.settings`.
+        rule-mismatch, source-mismatch, source-unreachable, offline: As `vendored_trees`.
+    """
+    settings = toolchain.settings(context, fork)
+    vendored_trees(context, fork, settings.sources, rules_of(context, fork).rules)
+    for project, why in settings.unlocked.items():
+        console.note(f"{fork}: {project} is not compiled: {why}")
+
+
+def check_source(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
+    """
+    Check that *source* can be built on this machine; without an official wheel for a graft, only
+    what does not depend on it.
+
+    Raises:
+        early-check-failed: It cannot; every finding is listed.
+        base-mismatch: See `check_base`.
+    """
+    with console.step(f"check {source.fork} before it is built"):
+        findings = [*python_syntax(context, source)]
+        findings += pins.disagreements(context) if base else []
+        if findings:
+            raise BuildError(
+                "early-check-failed",
+                f"{source.fork} cannot be built.",
+                details=findings,
+                data={"findings": findings},
+            )
+        if base:
+            check_base(context, source, base)
+
+
+def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
+    """Yield the syntax errors of changed Python files."""
+    changes = context.objects.changes(source.source.tree, source.tree)
+    for path in (path for path in changes if path.endswith((".py", ".pyi"))):
+        # A link, a submodule or a removed file has no content.
+        text = context.objects.blob(source.tree, path) or b""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                compile(text, path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            yield f"{path}:{getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
+
+
+def check_base(context: RunContext, source: SourceTree, base: Path) -> None:
+    """
+    Check that *base* was built from the same source, before the series.
+
+    Raises:
+        base-mismatch: A Python file that both have differs.
+    """
+    settings = toolchain.settings(context, source.fork)
+    tree = context.objects.paths(source.source.tree, settings.package)
+    with zip_file(base) as wheel:
+        names = [
+            name for name in zip_members(wheel, base.name) if name.endswith(".py") and name in tree
+        ]
+        differing = [
+            name
+            for name in names
+            if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
+        ]
+    if differing or not names:
+        raise BuildError(
+            "base-mismatch",
+            f"{base.name} was not built from {source.source.origin}.",
+            details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
+        )
+    console.note(f"{base.name}: its {len(names)} Python files are those of the source")

@@ -123,7 +123,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         requires: For a graft: normalised name of a project that the official wheel requires → its
             new requirement; empty to remove it (`archive.change_requirements`).
         unused: For a graft: files that it leaves out besides the libraries whose code the GPU does
-            not load (`omission.find`).
+            not load (`graft.omissions`).
         distribution: Name of the wheel's project.
     """
 

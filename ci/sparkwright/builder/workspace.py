@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from sparkwright.builder import BuildError, configure, ninja, toolchain
-from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
@@ -31,8 +31,133 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceUnreachable
 
+#: Bytes of a line that a message shows.
+_LONGEST_LINE = 100
 #: nvcc's options for names that are the same in every run.
 NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
+
+
+# Arch rules.
+
+
+class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    One rewrite.
+
+    Attributes:
+        source: The vendored source that holds the file; empty for the fork's own tree.
+        file: Path inside the source tree.
+        before: The text as upstream wrote it, from the name of the list on.
+        after: The same text with more elements.
+        drop_when: The change upstream after which the rule is no longer needed.
+    """
+
+    name: str
+    fork: str
+    file: str
+    before: strict_yaml.Prose
+    after: strict_yaml.Prose
+    reason: strict_yaml.Prose
+    drop_when: strict_yaml.Prose
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.before == self.after:
+            raise ValueError(f"{self.name}: `before` and `after` are the same text")
+
+
+class DroppedUnits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Units that are not compiled, because a rule empties their list.
+
+    Attributes:
+        unit: Path inside the source tree; ``*`` and ``?`` match as in a shell, ``*`` also across
+            folders.
+    """
+
+    fork: str
+    unit: str
+    reason: strict_yaml.Prose
+
+    def covers(self, source: str) -> bool:
+        return fnmatchcase(source, self.unit)
+
+
+class ArchException(DroppedUnits, frozen=True, forbid_unknown_fields=True):
+    """
+    Units that stay at another arch, as a reviewed decision.
+
+    Attributes:
+        gencode: The virtual arch of every gencode of the unit, such as ``compute_89``; ``default``
+            for host code that CMake gives none.
+    """
+
+    gencode: Annotated[str, msgspec.Meta(pattern=r"^(compute_[0-9]+[af]?|default)$")]
+
+
+class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of ``build/<stack>/archs.yaml``."""
+
+    rules: tuple[ArchRule, ...] = ()
+    kept: tuple[ArchException, ...] = ()
+    dropped: tuple[DroppedUnits, ...] = ()
+
+
+class Site(msgspec.Struct, frozen=True):
+    """A place that a rule changed: its line, and its text *before* and *after*."""
+
+    rule: str
+    file: str
+    line: int
+    before: str
+    after: str
+
+
+def rewrite(
+    read: Callable[[str], bytes | None], rules: Sequence[ArchRule]
+) -> tuple[dict[str, bytes], tuple[Site, ...]]:
+    """
+    Return the changed files, and the sites in the order of *rules*.
+
+    Args:
+        read: Returns the bytes of a file of the source tree, None if there is none.
+
+    Raises:
+        rule-mismatch: A rule's text does not occur exactly once.
+    """
+    changed: dict[str, bytes] = {}
+    sites: list[Site] = []
+    for rule in rules:
+        data = changed.get(rule.file) or read(rule.file) or b""
+        before, after = rule.before.encode(), rule.after.encode()
+        count = data.count(before)
+        if count != 1:
+            raise BuildError(
+                "rule-mismatch",
+                f"The text of rule {rule.name} occurs {count} times in {rule.file}, not once.",
+                details=[f"expected: {rule.before}", *_near_misses(rule, data)],
+                todo="See where upstream moved the list, or whether upstream has done what the "
+                f"rule does. It may go when: {rule.drop_when}",
+            )
+        line = data[: data.index(before)].count(b"\n") + 1
+        changed[rule.file] = data.replace(before, after)
+        old, new = (" ".join(text.split()) for text in (rule.before, rule.after))
+        sites.append(Site(rule.name, rule.file, line, old, new))
+    return changed, tuple(sites)
+
+
+def _near_misses(rule: ArchRule, data: bytes) -> list[str]:
+    """Return the lines of *data* that hold the name of the list that *rule* changes."""
+    name, lines = rule.before.split()[0], data.decode("utf-8", "replace").splitlines()
+    near = [
+        f"{rule.file}:{number}: {line.strip()[:_LONGEST_LINE]}"
+        for number, line in enumerate(lines, 1)
+        if name in line
+    ]
+    return near or [f"{rule.file} does not hold {name}"]
+
+
+# Folders.
 
 
 class Workspace:
@@ -260,7 +385,7 @@ def vendored_trees(
     after its *rules*, and the places that they change.
 
     Raises:
-        rule-mismatch: As `archs.rewrite`.
+        rule-mismatch: As `rewrite`.
         source-mismatch, source-unresolved, source-unreachable, offline: As `fetch.vendored_tree`.
     """
     trees = dict[str, tuple[str, tuple[Site, ...]]]()
@@ -275,7 +400,7 @@ def vendored_trees(
                 error.todo += f" Or leave out what needs it: --targets {core or 'NAMES'}."
                 raise
         own = [rule for rule in rules if rule.source == name]
-        files, sites = archs.rewrite(partial(objects.blob, tree), own)
+        files, sites = rewrite(partial(objects.blob, tree), own)
         trees[name] = (
             objects.with_files(tree, files) if files else tree,
             tuple(msgspec.structs.replace(site, file=f"{name}/{site.file}") for site in sites),
@@ -328,7 +453,7 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
     _check_rule_sources(context, fork, rules)
     if own:
         with console.step(f"rewrite {fork}: {len(own)} rules"):
-            files, sites = archs.rewrite(partial(context.objects.blob, tree), own)
+            files, sites = rewrite(partial(context.objects.blob, tree), own)
             tree = context.objects.with_files(tree, files)
             for site in sites:
                 console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")

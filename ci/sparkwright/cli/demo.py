@@ -23,8 +23,7 @@ from typing import Any
 from sparkwright import demo as package
 from sparkwright.audit import report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import pipeline, pylock, toolchain
-from sparkwright.builder.arch import plan
+from sparkwright.builder import pipeline, plan, pylock, toolchain
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import gate, options
 from sparkwright.core import process

@@ -12,8 +12,8 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, pins, pipeline, preflight, pylock, toolchain
-from sparkwright.builder.arch import plan as arch_plan
+from sparkwright.builder import configure, pins, pipeline, pylock, toolchain
+from sparkwright.builder import plan as arch_plan
 from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.cli import options
@@ -260,7 +260,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
-        preflight.check_vendored(context, fork)
+        pipeline.check_vendored(context, fork)
         settings, vendored = toolchain.settings(context, fork), context.lock.forks[fork]
         rows += [
             [fork, "vendored", name, vendored.fetched[name].tree[:12], ""]
@@ -295,11 +295,11 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         if context.project.fork(fork).build != "graft":
             console.note(f"{fork}: nothing is compiled")
             continue
-        preflight.check_vendored(context, fork)
+        pipeline.check_vendored(context, fork)
         with context.store.lock(Workspace.name(context, fork)):
             # A source that cannot be built is refused before gigabytes of tools are fetched.
             source = source_tree(context, fork)
-            preflight.check(context, source)
+            pipeline.check_source(context, source)
             plans.append(arch_plan.obtain(context, toolchain.obtain(context), source))
         arch_plan.show(plans[-1], result=True)
     for planned in plans:

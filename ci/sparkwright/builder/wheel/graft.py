@@ -6,21 +6,90 @@ Preflight has compared the Python files of both: the base is the same release as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.builder import BuildError
-from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
+from sparkwright.builder.plan import PlannedUnit
 from sparkwright.builder.toolchain import ForkEnvironment
-from sparkwright.builder.wheel import archive, elf
-from sparkwright.builder.wheel.omission import Omissions
+from sparkwright.builder.wheel import archive, elf, gpu_target
+from sparkwright.builder.wheel.gpu_target import parsed, taken
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
+
+
+class Omissions(msgspec.Struct, frozen=True):
+    """
+    The parts of an official wheel that a graft leaves out.
+
+    Attributes:
+        reasons: A library, or a glob of environment.yaml → why it is of no use.
+        files: The members that these are.
+        trimmed: Libraries without the code for other GPUs, with their bytes.
+    """
+
+    reasons: dict[str, str] = {}
+    files: frozenset[str] = frozenset()
+    trimmed: dict[str, bytes] = {}
+
+
+def omissions(
+    base: Path, arch: str, replaced: Collection[str], settings: ForkEnvironment
+) -> Omissions:
+    """
+    Return what a GPU of *arch* (``12.1f``) cannot use in the official wheel *base*.
+
+    Args:
+        replaced: Libraries that are compiled here.
+
+    Raises:
+        omission-idle: An entry of environment.yaml matches nothing.
+    """
+    gpu = parsed(f"sm_{arch.replace('.', '')}")[:2]
+    reasons, files, trimmed, idle = dict[str, str](), set[str](), dict[str, bytes](), list[str]()
+    with zip_file(base) as wheel:
+        members = zip_members(wheel, base.name).keys() - {*replaced}
+        for entry in settings.unused:
+            matching = fnmatch.filter(members, entry.glob)
+            if not matching:
+                idle.append(entry.glob)
+            else:
+                reasons[entry.glob] = entry.reason
+                files.update(matching)
+        for name in sorted(name for name in members - files if name.endswith(".so")):
+            data = wheel.read(name)
+            try:
+                fatbins = elf.shared_object(data).fatbins
+                entries = elf.fatbin_entries(data, fatbins)
+                units = [list(unit) for _, unit in groupby(entries, lambda e: e.container)]
+            except elf.ElfUnreadable:
+                # The audit says so.
+                continue
+            usable = [taken(unit, gpu) for unit in units]
+            if usable == units:
+                continue
+            if any(usable):
+                trimmed[name] = gpu_target.trimmed(data, gpu)
+            else:
+                files.add(name)
+                targets = ", ".join(sorted({entry.target for unit in units for entry in unit}))
+                reasons[name] = (
+                    f"SM {gpu[0]}.{gpu[1]} loads none of its {len(units)} units ({targets})"
+                )
+    if idle:
+        raise BuildError(
+            "omission-idle",
+            f"{len(idle)} entries of `unused` match nothing in {base.name}.",
+            details=idle,
+        )
+    return Omissions(reasons, frozenset(files), trimmed)
 
 
 class GraftManifest(msgspec.Struct, frozen=True):
@@ -33,7 +102,7 @@ class GraftManifest(msgspec.Struct, frozen=True):
         base: Libraries that stay: member → sha256 as the base's RECORD states it.
         requires: Requirements that were changed: project → the new requirement, or empty.
         trimmed: Libraries without the code for other GPUs: member → sha256.
-        left_out: A library, or a glob → why the GPU has no use of it (`omission.find`).
+        left_out: A library, or a glob → why the GPU has no use of it (`omissions`).
     """
 
     libraries: dict[str, str]
@@ -82,7 +151,7 @@ def changes(
     base: Path,
     build: Path,
     members: Mapping[str, str],
-    omissions: Omissions,
+    omitted: Omissions,
     settings: ForkEnvironment,
 ) -> tuple[dict[str, bytes], GraftManifest]:
     """
@@ -113,8 +182,8 @@ def changes(
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
         rows = archive.records(wheel, listed, base.name)
-    elsewhere = {*libraries, *omissions.files, *omissions.trimmed}
-    return {**replaced, **omissions.trimmed, **libraries}, GraftManifest(
+    elsewhere = {*libraries, *omitted.files, *omitted.trimmed}
+    return {**replaced, **omitted.trimmed, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(package.keys() - replaced.keys())),
@@ -124,8 +193,8 @@ def changes(
             if name.endswith(".so") and name not in elsewhere
         },
         requires=settings.requires,
-        trimmed={member: sha256_bytes(data) for member, data in omissions.trimmed.items()},
-        left_out=omissions.reasons,
+        trimmed={member: sha256_bytes(data) for member, data in omitted.trimmed.items()},
+        left_out=omitted.reasons,
     )
 
 

@@ -20,9 +20,16 @@ from typing import Literal
 import msgspec
 
 from sparkwright.builder import BuildError, toolchain
-from sparkwright.builder.arch.rules import ArchRules, DroppedUnits, Site
 from sparkwright.builder.configure import Call, TranslationUnit
-from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
+from sparkwright.builder.workspace import (
+    ArchRules,
+    DroppedUnits,
+    Site,
+    SourceTree,
+    Workspace,
+    rules_of,
+    source_tree,
+)
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
