@@ -170,10 +170,11 @@ def test_quick_look_at_a_rate_has_no_limit() -> None:
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Return what runs a bench with the words of a command line and returns its file, of short runs of *load*."""
 
+    folders = ["--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
+
     def run(*words: str, load: ThreadLoad | None = None) -> dict[str, Any]:
         monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: load or ThreadLoad())
         monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-        folders = ["--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
         arguments = main.parse(["bench", *folders, *words])
         arguments.run(arguments)
         [written] = (tmp_path / "out").rglob("*.bench.json")
@@ -190,29 +191,23 @@ def _serves(tmp_path: Path) -> list[str]:
     return ["--serve", str(tmp_path / "toy"), "--python", str(python), "--workload", "8/16 c1"]
 
 
-def test_quick_bench_warns_of_a_busy_machine_and_measures(
+def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`--quick` the first one. The GPU is looked at as by `doctor`, before the server starts."""
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
-    written = quick(*serves, "--quick", "--workload", "8/16 c2", "--rate", "200", "--natural")
-    assert [(look["cell"], look["runs"] >= 2) for look in written["looks"]] == [("8/16 c1", True)]
-    assert written["load"] == {"request_rate": 200.0, "natural_length": True}
-    assert "machine-busy" in written["warnings"][0]
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "No gate" in shown
-    assert "200 requests per second, any number at a time, answers of natural length" in shown
-
-
-def test_quick_bench_warns_of_a_slow_gpu(
-    quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same look as `doctor` takes, before the server starts."""
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
     monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
-    written = quick(*serves, "--workload", "8/130 c2")
-    assert "slow-clock: the GPU stays at 702 MHz" in written["warnings"]
-    assert [(look["cell"], look["output_tokens"]) for look in written["looks"]] == [("8/16 c1", 16), ("8/130 c2", 130)]
-    assert "702 of 3,003 MHz" in capsys.readouterr().err
+    cells = [*serves, "--workload", "8/130 c2"]
+    written, first = quick(*cells), quick(*cells, "--quick", "--rate", "200", "--natural")
+    assert [(look["cell"], look["output_tokens"], look["runs"] >= 2) for look in written["looks"]] == [("8/16 c1", 16, True), ("8/130 c2", 130, True)]
+    assert [look["cell"] for look in first["looks"]] == ["8/16 c1"]
+    assert first["load"] == {"request_rate": 200.0, "natural_length": True}
+    assert written["warnings"] == ["machine-busy: others use 90%", "slow-clock: the GPU stays at 702 MHz"]
+    shown = capsys.readouterr()
+    assert "No gate" in shown.out
+    assert "200 requests per second, any number at a time, answers of natural length" in " ".join(shown.out.split())
+    assert "702 of 3,003 MHz" in shown.err
 
 
 def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(

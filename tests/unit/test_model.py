@@ -21,7 +21,7 @@ from tests.refusals import allowed, refusal
 from tests.support.badserver import Listener, Say, endless, head, silent, whole
 from tests.support.checkpoints import Told, write
 from tests.support.mixtures import MIXTURES, Mixture
-from tests.support.model_hub import COMMIT, ModelHub, statement
+from tests.support.model_hub import COMMIT, ModelHub
 from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
@@ -46,11 +46,6 @@ def nvfp4(name: str, rows: int, columns: int) -> list[Told]:
 
 def audited(folder: Path, **options: Any) -> ModuleAudit:
     return modules.audit(checkpoint.read(folder), **options)
-
-
-def by_group(audit: ModuleAudit, what: str = "read") -> dict[str, float]:
-    groups = {row.group for row in audit.rows}
-    return {group: sum(getattr(row, what) for row in audit.rows if row.group == group) for group in groups}
 
 
 def mlp(name: str, hidden: int, inner: int) -> list[Told]:
@@ -174,33 +169,32 @@ def test_the_tensors_of_a_matrix_tell_its_format(tmp_path: Path, name: str) -> N
 
 
 TABLE, HEAD, WHOLE = plain("model.embed_tokens", 1000, 256), plain("lm_head", 1000, 256), 1000 * 256 * 2
+#: Bytes of a matrix of a layer, and names of some.
+MATRIX = 64 * 256 * 2
+PARTS = ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "mtp.layers.0.mlp.up_proj", "visual.blocks.0.mlp.fc1")
+KINDS = [tensor for number in range(3) for tensor in plain(f"backbone.layers.{number}.mixer.in_proj", 64, 256)]
+#: What is stored → changes of the config, the tensors, and the bytes that a token reads of each group.
+READS: dict[str, tuple[dict[str, Any], list[Told], dict[str, float]]] = {
+    "a tied table counts whole, and an output layer that is stored nevertheless is not read": ({}, TABLE + HEAD, {"embeddings": WHOLE, "lm_head": 0}),
+    "of an untied table a row is read": ({"tie_word_embeddings": False}, TABLE + HEAD, {"embeddings": 512, "lm_head": WHOLE}),
+    "a table alone is tied": ({"tie_word_embeddings": None}, TABLE, {"embeddings": WHOLE}),
+    "layers beyond the config's or of that name draft, and others see": (
+        {}, [tensor for name in PARTS for tensor in plain(name, 64, 256)], {"layers": MATRIX, "mtp": 0, "vision": 0},
+    ),
+    # Nemotron-H has no number of layers; what lies beyond its kinds drafts.
+    "layers by kind": ({"num_hidden_layers": None, "layers_block_type": ["linear_attention", "moe"]}, KINDS, {"layers": 2 * MATRIX, "mtp": 0}),
+    "layers by letter": ({"num_hidden_layers": None, "hybrid_override_pattern": "M*"}, KINDS, {"layers": 2 * MATRIX, "mtp": 0}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("config", "tensors", "read"),
-    [({}, TABLE + HEAD, WHOLE), ({"tie_word_embeddings": False}, TABLE + HEAD, WHOLE + 512), ({"tie_word_embeddings": None}, TABLE, WHOLE)],
-)
-def test_tied_embeddings_are_read_as_the_output_layer(config: dict[str, Any], tensors: list[Told], read: int, tmp_path: Path) -> None:
-    """The table counts whole; an output layer that is stored nevertheless is not read; untied, a row of the table is."""
-    stated = {name: value for name, value in {**small(), **config}.items() if value is not None}
-    assert audited(write(tmp_path / "m", stated, tensors)).weights == read
-
-
-def test_parts_that_see_and_layers_that_draft_are_told_apart(tmp_path: Path) -> None:
-    """They are stored and not read; drafting layers are those beyond the config's, or of that name."""
-    names = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "mtp.layers.0.mlp.up_proj", "visual.blocks.0.mlp.fc1"]
-    folder = write(tmp_path / "m", small(), [tensor for name in names for tensor in plain(name, 64, 256)])
-    found = audited(folder)
-    assert by_group(found) == {"layers": 64 * 256 * 2, "mtp": 0, "vision": 0}
-    assert by_group(found, "bytes")["mtp"] == 2 * 64 * 256 * 2
-
-
-@pytest.mark.parametrize("kinds", [{"layers_block_type": ["linear_attention", "moe"]}, {"hybrid_override_pattern": "M*"}])
-def test_layers_may_be_stated_by_kind_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
-    """Nemotron-H has no number of layers; what lies beyond its kinds drafts."""
-    tensors = [tensor for number in range(3) for tensor in plain(f"backbone.layers.{number}.mixer.in_proj", 64, 256)]
-    found = audited(write(tmp_path / "m", {**small(), "num_hidden_layers": None, **kinds}, tensors))
-    assert by_group(found) == {"layers": 2 * 64 * 256 * 2, "mtp": 0}
+@pytest.mark.parametrize("name", READS)
+def test_a_token_reads_what_it_needs(name: str, tmp_path: Path) -> None:
+    changes, tensors, read = READS[name]
+    stated = {field: value for field, value in {**small(), **changes}.items() if value is not None}
+    found = audited(write(tmp_path / "m", stated, tensors))
+    assert {group: sum(row.read for row in found.rows if row.group == group) for group in read} == read
+    assert found.weights == sum(read.values())
+    assert sum(row.bytes for row in found.rows) == found.bytes
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -339,11 +333,16 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, "pipe", "folder"])
 def test_a_header_that_lies_or_cannot_be_read_in_one_way_is_refused(tmp_path: Path, name: str) -> None:
-    """Each lie is a stated failure that names the file; depth and long numbers cost neither memory nor a crash."""
+    """Each lie is a stated failure that names the file; depth and long numbers cost neither memory nor a crash, and what is no file is not opened."""
+    path = tmp_path / "model.safetensors"
+    if name in FILES:
+        raw(path, *FILES[name])
+    else:
+        {"pipe": os.mkfifo, "folder": Path.mkdir}[name](path)
     with refusal("checkpoint-invalid", match=r"model\.safetensors"):
-        checkpoint.header(raw(tmp_path / "model.safetensors", *FILES[name]))
+        checkpoint.header(path)
 
 
 def test_a_header_beyond_the_formats_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,67 +351,48 @@ def test_a_header_beyond_the_formats_limit_is_not_read(tmp_path: Path, monkeypat
         checkpoint.header(raw(tmp_path / "model.safetensors", json.dumps(GOOD).encode(), 8))
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.write_bytes(b"\0" * 7)], ids=["pipe", "folder", "short"])
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    make(tmp_path / "model.safetensors")
-    with refusal("checkpoint-invalid"):
-        checkpoint.header(tmp_path / "model.safetensors")
-
-
 ONE, TWO = ({name: entry("U8", [4], 0, 4)} for name in "ab")
 
 
-@pytest.mark.parametrize(
-    ("index", "other"), [({"a": "x-1.safetensors", "b": "x-2.safetensors"}, "old"), (None, "consolidated")], ids=["index", "no index"]
-)
-def test_shards_are_those_of_the_index_or_all(tmp_path: Path, index: dict[str, Any] | None, other: str) -> None:
-    """A shard that the index does not name is none of the model's; without an index, files in the vendor's own form are left out."""
-    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO, f"{other}.safetensors": {"c": entry("U8", [1], 0, 1)}}
-    assert set(checkpoint.read(sharded(tmp_path / "m", shards, index)).tensors) == {"a", "b"}
+BOTH = {"x-1.safetensors": ONE, "x-2.safetensors": TWO}
+INDEX = {"a": "x-1.safetensors", "b": "x-2.safetensors"}
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        {"a": "x-1.safetensors", "b": "x-1.safetensors"},
-        {"a": "x-1.safetensors", "b": "x-2.safetensors", "c": "x-2.safetensors"},
-        {"a": "../m/x-1.safetensors", "b": "x-2.safetensors"},
-        {"a": "/etc/passwd", "b": "x-2.safetensors"},
-        {"a": 3, "b": "x-2.safetensors"},
-        {"a": "x-2.safetensors", "b": "x-1.safetensors"},
-    ],
-)
-def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: Path, index: dict[str, Any]) -> None:
-    """A tensor elsewhere, one too many, and names that leave the folder."""
-    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO}
-    with refusal("checkpoint-invalid"):
-        checkpoint.read(sharded(tmp_path / "m", shards, index))
+def copied(size: int) -> dict[str, dict[str, Any]]:
+    """Return shards of which the second holds the tensor of the first, too, with that size."""
+    return {"x-1.safetensors": ONE, "x-2.safetensors": {"a": entry("U8", [size], 0, size), "b": entry("U8", [4], size, size + 4)}}
 
 
-@pytest.mark.parametrize("index", [{"a": "x-1.safetensors", "b": "x-2.safetensors"}, None])
-@pytest.mark.parametrize("size", [4, 2])
-def test_a_tensor_in_two_shards_counts_once_if_both_have_one_form(tmp_path: Path, index: dict[str, str] | None, size: int) -> None:
-    """As vLLM's loader takes them (faults.md C1)."""
-    copy = {"a": entry("U8", [size], 0, size), "b": entry("U8", [4], size, size + 4)}
-    folder = sharded(tmp_path / "m", {"x-1.safetensors": ONE, "x-2.safetensors": copy}, index)
-    if size == 4:
-        assert [tensor.bytes for tensor in checkpoint.read(folder).tensors.values()] == [4, 4]
-    else:
-        with refusal("checkpoint-invalid", match="form"):
-            checkpoint.read(folder)
+#: Shards and an index → the tensors of the model, or the reference of the refusal and what it says.
+SHARDS: dict[str, tuple[dict[str, dict[str, Any]] | None, dict[str, Any] | None, str, str]] = {
+    "a shard that the index does not name": ({**BOTH, "old.safetensors": {"c": entry("U8", [1], 0, 1)}}, INDEX, "", "ab"),
+    "the vendor's own form": ({**BOTH, "consolidated.safetensors": {"c": entry("U8", [1], 0, 1)}}, None, "", "ab"),
+    # As vLLM's loader takes them (faults.md C1).
+    "a tensor in two shards": (copied(4), None, "", "ab"),
+    "a tensor in two shards of an index": (copied(4), INDEX, "", "ab"),
+    "a tensor in two forms": (copied(2), None, "checkpoint-invalid", "form"),
+    "a tensor in two forms of an index": (copied(2), INDEX, "checkpoint-invalid", "form"),
+    "a tensor elsewhere": (BOTH, {**INDEX, "b": "x-1.safetensors"}, "checkpoint-invalid", ""),
+    "swapped": (BOTH, {"a": "x-2.safetensors", "b": "x-1.safetensors"}, "checkpoint-invalid", ""),
+    "a tensor too many": (BOTH, {**INDEX, "c": "x-2.safetensors"}, "checkpoint-invalid", ""),
+    "a name that climbs": (BOTH, {**INDEX, "a": "../m/x-1.safetensors"}, "checkpoint-invalid", ""),
+    "an absolute name": (BOTH, {**INDEX, "a": "/etc/passwd"}, "checkpoint-invalid", ""),
+    "a number for a name": (BOTH, {**INDEX, "a": 3}, "checkpoint-invalid", ""),
+    "no shards": ({}, None, "model-missing", r"no \*\.safetensors"),
+    "no shard of the index": ({}, {"a": "x-1.safetensors"}, "model-missing", r"x-1\.safetensors"),
+    "no folder": (None, None, "model-missing", r"config\.json"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("shards", "index", "message"),
-    [({}, None, r"no \*\.safetensors"), ({}, {"a": "x-1.safetensors"}, r"x-1\.safetensors"), (None, None, r"config\.json")],
-)
-def test_what_is_missing_is_said_to_be_missing(
-    tmp_path: Path, shards: dict[str, Any] | None, index: dict[str, Any] | None, message: str
-) -> None:
-    """No shards, a shard of the index that is not there, and no folder."""
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_model_has_the_shards_of_its_index_or_all_and_each_tensor_once(name: str, tmp_path: Path) -> None:
+    shards, index, reference, says = SHARDS[name]
     folder = tmp_path / "none" if shards is None else sharded(tmp_path / "m", shards, index)
-    with refusal("model-missing", match=message):
-        checkpoint.read(folder)
+    if reference:
+        with refusal(reference, match=says or "."):
+            checkpoint.read(folder)
+    else:
+        assert "".join(checkpoint.read(folder).tensors) == says
 
 
 @pytest.mark.parametrize("text", [b" " * (checkpoint.CONFIG + 1), b"{", b"[]"], ids=len)
@@ -449,27 +429,24 @@ def test_the_verb_names_the_layer_and_what_differs(mini: Mini, cli: Cli, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "quantization",
+    ("changes", "sound"),
     [
-        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
-        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},  # the layers are in hf_quant_config.json
-        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["re:(a+)+$"]}}},
-        {"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"], "group_size": 16}},
+        ({"quant_algo": None, "quantized_layers": None, "kv_cache_quant_algo": "FP8"}, True),
+        ({"quantized_layers": None}, True),  # the layers are in hf_quant_config.json
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["re:(a+)+$"]}}}, True),
+        ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"], "group_size": 16}}, True),
+        ({"ignore": "lm_head"}, False),
+        ({"quantized_layers": {"a": 1}}, False),
+        ({"quantization": [1]}, False),
     ],
 )
-def test_a_config_that_declares_no_layers_is_not_guessed_at(tmp_path: Path, quantization: dict[str, Any]) -> None:
-    mixture = MIXTURES["experts declared as one"]
-    folder = write(tmp_path / "m", {**mixture.config("model."), "quantization_config": quantization}, mixture.tensors("model."))
-    assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
-
-
-@pytest.mark.parametrize("wrong", [{"ignore": "lm_head"}, {"quantized_layers": {"a": 1}}, {"quantization": [1]}])
-def test_a_declaration_of_an_impossible_form_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_declaration_without_layers_is_not_guessed_at_and_an_impossible_one_is_refused(tmp_path: Path, changes: dict[str, Any], sound: bool) -> None:
     mixture = MIXTURES["experts declared as one"]
     config = mixture.config("model.")
-    folder = write(tmp_path / "m", {**config, "quantization_config": {**config["quantization_config"], **wrong}}, mixture.tensors("model."))
-    with refusal("checkpoint-invalid"):
-        modules.audit(checkpoint.read(folder))
+    config["quantization_config"] |= changes
+    folder = write(tmp_path / "m", config, mixture.tensors("model."))
+    with contextlib.nullcontext() if sound else refusal("checkpoint-invalid"):
+        assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
 
 
 def test_large_and_hostile_declarations_are_judged_in_linear_time(tmp_path: Path) -> None:
@@ -685,7 +662,7 @@ def test_a_token_goes_to_the_hub_alone(models: ModelHub, store: Store, tmp_path:
     assert {authorization for _, authorization, _ in models.asked[2:]} == {"Bearer hf_geheim"}
 
 
-STATED = json.dumps(statement([FIRST_SHARD])).encode()
+STATED = {"sha": COMMIT, "siblings": [{"rfilename": name} for name in ("config.json", "model.safetensors.index.json", FIRST_SHARD)]}
 
 
 def answering(shard: bytes | Say) -> Say:

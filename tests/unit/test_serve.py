@@ -182,19 +182,24 @@ def widget(folder: Path, module: bytes = b"VALUE = 1\n", library: bytes = b"\x7f
     return folder / made.name
 
 
-def test_environment_holds_exactly_its_wheel(tmp_path: Path) -> None:
+@pytest.fixture(name="installed")
+def _installed(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Return a wheel, the Python of an environment that it is installed in, and the folder of its packages."""
+    python, sound = installers.environment(tmp_path / "environment"), widget(tmp_path / "sound")
+    subprocess.run([*installers.install("uv", python), "--offline", sound], check=True)
+    return sound, python, next(python.parents[1].glob("lib/python3.*/site-packages"))
+
+
+def test_environment_holds_exactly_its_wheel(installed: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """Of a wheel or an environment that is none, nothing is said."""
-    environment = installers.environment(tmp_path / "environment")
-    sound = widget(tmp_path / "sound")
-    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
-    package = next(environment.parents[1].glob("lib/python3.*/site-packages/widget"))
-    (package / "__pycache__").mkdir(exist_ok=True)
-    (package / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
+    sound, environment, site = installed
+    (site / "widget" / "__pycache__").mkdir(exist_ok=True)
+    (site / "widget" / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
     assert (version(environment, "widget"), mismatches(environment, sound)) == ("1.0", {})
     assert mismatches(environment, widget(tmp_path / "a", module=b"VALUE = 2\n")) == {"widget/part.py": "differs"}
     longer = widget(tmp_path / "b", library=b"\x7fELF library" + bytes(1 << 21))
     assert list(mismatches(environment, longer).values()) == ["differs"]
-    (package / "_C.abi3.so").rename(package / "extra.so")
+    (site / "widget" / "_C.abi3.so").rename(site / "widget" / "extra.so")
     assert set(mismatches(environment, sound).values()) == {"missing", "foreign"}
     for path in (Path(__file__), tmp_path / "missing.whl"):
         with refusal("wheel-invalid"):
@@ -235,11 +240,9 @@ sys.meta_path.insert(0, Finder)
 
 
 @pytest.mark.parametrize("startup", STARTUPS)
-def test_environment_that_rewrites_its_wheel_at_the_start_is_noticed(tmp_path: Path, startup: str) -> None:
+def test_environment_that_rewrites_its_wheel_at_the_start_is_noticed(startup: str, installed: tuple[Path, Path, Path]) -> None:
     """Every file of the wheel is there, and something else is imported."""
-    environment, sound = installers.environment(tmp_path / "environment"), widget(tmp_path / "sound")
-    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
-    site = next(environment.parents[1].glob("lib/python3.*/site-packages"))
+    sound, environment, site = installed
     files, name, says = STARTUPS[startup]
     for file, text in files.items():
         (site / file).parent.mkdir(parents=True, exist_ok=True)
@@ -254,19 +257,18 @@ def test_environment_that_rewrites_its_wheel_at_the_start_is_noticed(tmp_path: P
     assert bool(name) == bool(seen)
 
 
-def test_compiled_file_with_other_code_than_its_source_is_noticed(tmp_path: Path) -> None:
+def test_compiled_file_with_other_code_than_its_source_is_noticed(installed: tuple[Path, Path, Path]) -> None:
     """Python trusts the time and the size that a compiled file states of its source; one that an installer made is sound."""
-    environment, sound = installers.environment(tmp_path / "environment"), widget(tmp_path / "sound")
-    subprocess.run([*installers.install("uv", environment), "--offline", sound], check=True)
-    module = next(environment.parents[1].glob("lib/python3.*/site-packages/widget/part.py"))
+    sound, environment, site = installed
+    module = site / "widget" / "part.py"
     compiling = [str(environment), "-c", f"import py_compile; print(py_compile.compile({str(module)!r}))"]
+    state = module.stat()
     for text, seen in (("VALUE = 1\n", {}), ("VALUE = 2\n", {"widget/part.py": "other code is imported"})):
-        state = module.stat()
-        module.write_text(text)
-        os.utime(module, ns=(state.st_atime_ns, state.st_mtime_ns))
-        subprocess.run(compiling, check=True, stdout=subprocess.DEVNULL)
-        module.write_text("VALUE = 1\n")
-        os.utime(module, ns=(state.st_atime_ns, state.st_mtime_ns))
+        for content in (text, "VALUE = 1\n"):
+            module.write_text(content)
+            os.utime(module, ns=(state.st_atime_ns, state.st_mtime_ns))
+            if content == text:
+                subprocess.run(compiling, check=True, stdout=subprocess.DEVNULL)
         assert mismatches(environment, sound) == seen
 
 
