@@ -339,8 +339,10 @@ def test_a_header_that_lies_or_cannot_be_read_in_one_way_is_refused(tmp_path: Pa
     path = tmp_path / "model.safetensors"
     if name in FILES:
         raw(path, *FILES[name])
+    elif name == "pipe":
+        os.mkfifo(path)
     else:
-        {"pipe": os.mkfifo, "folder": Path.mkdir}[name](path)
+        path.mkdir()
     with refusal("checkpoint-invalid", match=r"model\.safetensors"):
         checkpoint.header(path)
 
