@@ -181,7 +181,7 @@ def write_base_wheel(
         f"{name.info}/licenses/LICENSE": tree / "LICENSE",
     }
     contents = {member: path.read_bytes() for member, path in members.items()}
-    program = f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n"
+    program = f"[console_scripts]\n{NAME} = {PACKAGE}.model:main\n"
     contents[f"{name.info}/entry_points.txt"] = program.encode()
     metadata = (
         f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\n"

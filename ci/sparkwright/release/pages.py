@@ -161,25 +161,18 @@ def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Re
         yield key[0], then[key], "dropped"
 
 
-def _summary(release: Release) -> list[str]:
-    """Return whether it is faster than the stock wheel, in sentences that the records prove."""
-    sentences = []
-    faster_than_stock = False
+def _summary(release: Release) -> str:
+    """Return whether it is faster than the stock wheel, in a sentence that the records prove."""
     bases = {fork.name: fork.base for fork in release.forks}
     for wheel in release.wheels:
-        gains = [_gain(speed) for speed in wheel.proof.speeds if speed.ratio is not None]
         base = bases.get(wheel.fork, "")
-        stock = bool(base) and base[:12] in wheel.proof.baseline
-        against = "the stock wheel" if stock else wheel.proof.baseline or "an unnamed baseline"
-        if gains:
-            faster_than_stock = faster_than_stock or (stock and 1 in gains)
-            sentences.append(
-                f"{wheel.project} against {against}: faster in {gains.count(1)}, slower in "
+        gains = [_gain(speed) for speed in wheel.proof.speeds if speed.ratio is not None]
+        if base and base[:12] in wheel.proof.baseline and gains:
+            return (
+                f"{wheel.project} against the stock wheel: faster in {gains.count(1)}, slower in "
                 f"{gains.count(-1)} of {len(gains)} measured figures."
             )
-    if not faster_than_stock:
-        sentences.append("It was not shown that this release is faster than the stock wheel.")
-    return sentences
+    return "It was not shown that this release is faster than the stock wheel."
 
 
 def _gain(speed: Speed) -> int:

@@ -1,15 +1,15 @@
 """
 Environments to gate in: the set around unpublished wheels, and the official wheel as a baseline.
 
-What is gated is installed as users will have it: by the client, from a set that is locked by hash
-with the rules of the release policy.
+Both are installed as users will have it: by the client, from a set that is locked by hash with the
+rules of the release policy.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkwright.bench.server import wheel_identity
-from sparkwright.builder import pylock, toolchain
+from sparkwright.builder import toolchain
 from sparkwright.client import install as client
 from sparkwright.client.environment import Marker, Prefix, find_python
 from sparkwright.client.folders import locked_folder
@@ -59,10 +59,10 @@ def environment(context: RunContext, side: str, wheel: Path) -> GateEnvironment:
         if lacking:
             shutil.rmtree(root, ignore_errors=True)
             if side == "ours":
-                _install_built(context, wheel.parent, root)
+                _install(context, root, _built(context, wheel.parent), _set_rule(context))
             else:
                 ours = environment(context, "ours", wheel)
-                _install_stock(context, root, wheel_identity.site_packages(ours.python))
+                _install_stock(context, root, path, wheel_identity.site_packages(ours.python))
     return result
 
 
@@ -75,9 +75,8 @@ def location(context: RunContext, side: str, wheel: Path) -> tuple[Path, GateEnv
     digest, rule = base.sha256 if base else "", _set_rule(context)
     inputs = (side, wheels, digest, context.machine, sys.version, rule)
     root = context.store.root / "environments" / f"{side}-{content_key('gate', inputs)[:16]}"
-    if base:
-        return root, GateEnvironment(root / "bin" / "python", root / "wheel" / base.filename)
-    return root, GateEnvironment(root / "current" / "bin" / "python", wheel)
+    path = root / "wheel" / base.filename if base else wheel
+    return root, GateEnvironment(root / "current" / "bin" / "python", path)
 
 
 def official_wheel(context: RunContext) -> FileLock:
@@ -97,18 +96,45 @@ def official_wheel(context: RunContext) -> FileLock:
     return bases[0]
 
 
-def _install_built(context: RunContext, folder: Path, root: Path) -> None:
-    """
-    Install the set around the wheels in *folder* that are for this machine as the current release
-    below *root*.
-    """
-    python, prefix, rule = find_python(""), Prefix(root), _set_rule(context)
+def _built(context: RunContext, folder: Path) -> dict[LockedWheel, Path]:
+    """Return the wheels in *folder* that are for this machine."""
     own: dict[LockedWheel, Path] = {}
     for path in list_folder(folder, "*.whl"):
         project, version, _, tags = parse_wheel_filename(path.name)
         if any(tag.platform.endswith((context.machine, "any")) for tag in tags):
             sha256 = sha256_file(path)
             own[LockedWheel(project, str(version), path.name, path.as_uri(), sha256)] = path
+    return own
+
+
+def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> None:
+    """
+    Install the official wheel under the stack's graft below *root*, with a set that is locked by
+    hash and has no edits of ours.
+
+    Args:
+        path: Where the wheel is put.
+        like: The site-packages of our environment, whose other packages are taken.
+    """
+    base, rule = official_wheel(context), _set_rule(context)
+    wheel = package_index.obtain(
+        context.store, base.name, base.filename, base.sha256, offline=context.offline
+    )
+    path.parent.mkdir(parents=True)
+    shutil.copy2(wheel, path)
+    installed = metadata.distributions(path=[str(like)])
+    pins = [f"{each.name}=={each.version}" for each in installed if "+spark." not in each.version]
+    rule = replace(rule, requires=(*rule.requires, *sorted(pins)), edits=())
+    project = canonicalize_name(base.name)
+    own = {LockedWheel(project, base.version, base.filename, path.as_uri(), base.sha256): path}
+    _install(context, root, own, rule)
+
+
+def _install(
+    context: RunContext, root: Path, own: Mapping[LockedWheel, Path], rule: policy.SetRule
+) -> None:
+    """Install the set around the wheels *own* as the current release below *root*."""
+    python, prefix = find_python(""), Prefix(root)
     locked = locked_set.resolve(
         own,
         context.machine,
@@ -138,35 +164,6 @@ def _install_built(context: RunContext, folder: Path, root: Path) -> None:
             inexact=rule.inexact_records,
         )
         client.make_current(prefix, cache, python, marker, checked, replaced)
-
-
-def _install_stock(context: RunContext, root: Path, like: Path) -> None:
-    """
-    Install the official wheel under the stack's graft, with a set that is locked by hash, as the
-    environment *root*, and copy the wheel into its folder ``wheel``.
-
-    Args:
-        like: The site-packages of our environment, whose other packages are taken.
-    """
-    base = official_wheel(context)
-    path = package_index.obtain(
-        context.store, base.name, base.filename, base.sha256, offline=context.offline
-    )
-    installed = metadata.distributions(path=[str(like)])
-    pins = [f"{each.name}=={each.version}" for each in installed if "+spark." not in each.version]
-    rule = _set_rule(context)
-    rule = replace(rule, pythons=(find_python("").short,), requires=(*rule.requires, *sorted(pins)))
-    project = canonicalize_name(base.name)
-    own = {LockedWheel(project, base.version, base.filename, path.as_uri(), base.sha256): path}
-    index = package_index.index_url()
-    locked = locked_set.resolve(own, context.machine, rule, index_url=index)
-    with tempfile.TemporaryDirectory(prefix="stock-") as folder:
-        lock = Path(folder, "pylock.toml")
-        lock.write_bytes(locked.lock)
-        toolchain.install(context, root, pylock.select(lock), f"the stock {base.name}")
-    copy = root / "wheel" / base.filename
-    copy.parent.mkdir(exist_ok=True)
-    shutil.copy2(path, copy)
 
 
 def _set_rule(context: RunContext) -> policy.SetRule:

@@ -12,18 +12,10 @@ ROOT = Path(__file__).parent.resolve()
 DATA = ROOT / "mini_flashinfer" / "data"
 
 
-def _copy_sources() -> None:
-    for name in ("csrc", "include"):
-        shutil.rmtree(DATA / name, ignore_errors=True)
-        shutil.copytree(ROOT / name, DATA / name)
-
-
 def build_wheel(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    _copy_sources()
+    for name in ("csrc", "include"):
+        shutil.rmtree(DATA / name, ignore_errors=True)
+        shutil.copytree(ROOT / name, DATA / name)
     return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
-
-
-def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    return str(build_meta.build_sdist(sdist_directory, config_settings))

@@ -1,6 +1,5 @@
-"""Kernel sources as package data."""
+"""Kernel sources as package data, which are compiled at run time."""
 
 from ._build_meta import __version__
-from .jit import include_folder, sources
 
-__all__ = ["__version__", "include_folder", "sources"]
+__all__ = ["__version__"]

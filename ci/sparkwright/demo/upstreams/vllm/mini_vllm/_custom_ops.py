@@ -13,15 +13,6 @@ def library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(__file__).parent / f"{name}.abi3.so"))
 
 
-def quantize_fp4_reference(values: list[float]) -> bytes:
-    """Return *values* as packed E2M1 codes, computed on the host."""
-    packed = (ctypes.c_uint8 * ((len(values) + 1) // 2))()
-    library("_C_stable_libtorch").mini_vllm_quantize_fp4_reference(
-        (ctypes.c_float * len(values))(*values), packed, len(values)
-    )
-    return bytes(packed)
-
-
 def nvfp4_add_row(
     packed: bytes, scales: bytes, factor: float, out: ctypes.Array[ctypes.c_float]
 ) -> None:

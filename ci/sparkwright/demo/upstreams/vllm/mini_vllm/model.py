@@ -1,14 +1,15 @@
 """
 A model that writes words: a row of NVFP4 weights for each word says which word comes next.
 
-Its folder holds ``config.json`` with the words and the scale, and ``weights.nvfp4``: for each word a row of E2M1 codes, two in a byte,
-and then a row of E4M3 scales, one for sixteen codes.
+``mini-vllm MODEL_DIR PROMPT`` prints what it writes after a prompt. Its folder holds ``config.json`` with the words and the scale, and
+``weights.nvfp4``: for each word a row of E2M1 codes, two in a byte, and then a row of E4M3 scales, one for sixteen codes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from pathlib import Path
 
 from . import _custom_ops
@@ -47,6 +48,12 @@ class Model:
         scores = (ctypes.c_float * len(self.words))(_HEAD_START)
         _custom_ops.nvfp4_add_row(*self._rows[word], self._factor, scores)
         return max(range(len(scores)), key=scores.__getitem__)
+
+
+def main() -> None:
+    """Print the words that the model in the folder of the first argument writes after the second one."""
+    folder, prompt = sys.argv[1:]
+    sys.stdout.write(Model(Path(folder)).complete(prompt, 64) + "\n")
 
 
 def _largest(loaded: float) -> float:
