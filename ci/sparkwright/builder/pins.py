@@ -1,8 +1,7 @@
 """
-Pins: what the releases of a stack require of each other, known before anything large is fetched.
+Pins: what the releases of a stack require of each other.
 
-METADATA of a wheel comes from the index (PEP 658), which need not have it, or from the wheel in the
-store; the tag of CUTLASS from the tree that the lock names.
+METADATA comes from the official wheels that the lock names, the tag of CUTLASS from the tree.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from email.parser import BytesParser
+from types import MappingProxyType
 from typing import ClassVar
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -19,14 +19,12 @@ from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.wheel import archive
-from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.http import HttpFailure
-from sparkwright.core.zips import damage_guard, info_folder, zip_file, zip_members
+from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import ForkSpec, SdistSpec, SourceUnreachable, WheelSpec, earlier_lock
+from sparkwright.forks.stack import ForkLock, ForkSpec, Lock
 
 
 class PinError(SparkwrightError):
@@ -42,73 +40,37 @@ class PinError(SparkwrightError):
     }
 
 
-def _metadata(context: RunContext, named: WheelSpec | SdistSpec, version: str) -> tuple[str, bytes]:
+def requirements(
+    context: RunContext, fork: str, locked: ForkLock
+) -> Iterator[tuple[str, Requirement]]:
     """
-    Return the name and METADATA of a wheel of *version* of the project *named*, of several that for
-    the tag of *named*.
+    Yield what the *locked* release of *fork* requires, each with the file that says so: its
+    official wheel for the machine of the run, as environment.yaml changes it, and CMakeLists.txt,
+    which names the releases of the forks that a graft needs; each if it is in the store.
 
     Raises:
-        offline, source-unreachable: It is not in the store, and the index does not give it.
-        archive-unsafe: The wheel in the store is damaged.
-    """
-    earlier = earlier_lock(context.project)
-    tag = named.tag if isinstance(named, WheelSpec) else ""
-    locked = (
-        [base for fork in earlier.forks.values() for base in fork.bases.values()] if earlier else []
-    )
-    for base in locked:
-        if (base.name, base.version) == (named.name, version) and tag in base.filename:
-            path = package_index.path_of(context.store, base.sha256, base.filename)
-            if path.is_file():
-                with zip_file(path) as wheel:
-                    listed = zip_members(wheel, base.filename)
-                    name = f"{info_folder(listed, base.filename)}/METADATA"
-                    return base.filename, archive.member_text(wheel, listed, name, base.filename)
-            if stored := context.store.get("metadata", base.sha256, bytes):
-                return base.filename, stored
-    if context.offline:
-        raise SourceUnreachable("offline", f"{named.name} {version} is not in the store.")
-    offers = package_index.offers(named.name, version, ".whl")
-    file = min(offers, key=lambda offer: tag not in offer.name)
-    try:
-        reply = http.request("GET", f"{file.url}.metadata", redirects=True)
-        if reply.status != 200:
-            raise HttpFailure("status", f"answered {reply.status}", reply.status)
-    except HttpFailure as failure:
-        raise SourceUnreachable(
-            "source-unreachable",
-            f"The index does not give METADATA of {file.name}.",
-            details=[str(failure)],
-        ) from None
-    if file.sha256:
-        context.store.put("metadata", file.sha256, reply.body)
-    return file.name, reply.body
-
-
-def requirements(context: RunContext, fork: str, version: str) -> Iterator[tuple[str, Requirement]]:
-    """
-    Yield what *version* of *fork* requires, each with the file that says so: its official wheel for
-    the machine of the run, as environment.yaml changes it, then CMakeLists.txt, which names the
-    releases of the forks that a graft needs, if its tree is in the store.
-
-    Raises:
-        offline, source-unreachable, archive-unsafe: As `_metadata`.
+        wheel-invalid, archive-unsafe: The wheel is damaged.
         requirement-mismatch: An entry of environment.yaml changes nothing.
     """
     spec, settings = context.project.fork(fork), toolchain.spec(context.project).forks
     environment = {"extra": "", "platform_machine": context.machine}
-    if not (named := spec.bases.get(context.machine) or spec.sources.sdist):
-        return
-    file, metadata = _metadata(context, named, version or named.version)
-    with damage_guard(file):
-        metadata = archive.change_requirements(metadata, settings[fork].requires)
-        header = BytesParser().parsebytes(metadata, headersonly=True)
-        for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
-            if not requirement.marker or requirement.marker.evaluate(environment):
-                yield file, requirement
-    earlier = earlier_lock(context.project)
-    locked = earlier.forks.get(fork) if earlier and not version else None
-    source = locked and (locked.sdist or locked.git)
+    base = locked.bases.get(context.machine)
+    if (
+        base
+        and (path := package_index.path_of(context.store, base.sha256, base.filename)).is_file()
+    ):
+        with zip_file(path) as wheel:
+            listed = zip_members(wheel, base.filename)
+            name = f"{info_folder(listed, base.filename)}/METADATA"
+            metadata = archive.member_text(wheel, listed, name, base.filename)
+            metadata = archive.change_requirements(metadata, settings[fork].requires)
+            header = BytesParser().parsebytes(metadata, headersonly=True)
+            for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
+                if not requirement.marker or requirement.marker.evaluate(environment):
+                    yield base.filename, requirement
+    elif base:
+        console.note(f"not all pins of {fork} were compared: {base.filename} is not in the store")
+    source = locked.sdist or locked.git
     text = context.objects.blob(source.tree, "CMakeLists.txt") if source else None
     for need, tag in re.findall(rb'(?m)^\s*set\(\s*(\w+)_REVISION\s+"v?([\w.]+)"', text or b""):
         if (name := need.decode().lower()) in spec.needs:
@@ -135,32 +97,29 @@ def release(fork: ForkSpec) -> str:
 
 
 def disagreements(
-    context: RunContext, versions: Mapping[str, str] = {}, *, every: bool = False
+    context: RunContext, lock: Lock, versions: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
     """
     Return, a line each, which two files of the stack name releases of a project that exclude each
-    other. What cannot be read now is left out, with a note.
+    other. What is not in the store is left out, with a note.
 
     Args:
-        versions: Fork → a release in place of that of stack.yaml.
-        every: Read what each fork requires; else what the locked bases of grafts do.
+        lock: Names the official wheels and the trees that are read.
+        versions: Fork → a release in place of that of stack.yaml, whose files are not locked yet.
 
     Raises:
-        archive-unsafe: An official wheel is damaged.
+        wheel-invalid, archive-unsafe: An official wheel is damaged.
     """
     project, lines, claims = context.project, list[str](), list[tuple[str, Requirement]]()
     settings = toolchain.spec(project).forks
     for fork, spec in project.spec.forks.items():
-        version = versions.get(fork) or release(spec)
         # A branch or a commit is no release.
         with contextlib.suppress(InvalidRequirement):
-            own = _exactly(settings[fork].distribution, version)
+            own = _exactly(settings[fork].distribution, versions.get(fork) or release(spec))
             claims.append((f"forks/{project.stack}/stack.yaml", own))
-        if every or spec.bases:
+        if fork in lock.forks and fork not in versions:
             try:
-                claims.extend(requirements(context, fork, versions.get(fork, "")))
-            except SourceUnreachable as error:
-                console.note(f"not all pins of {fork} were compared: {error.what}")
+                claims.extend(requirements(context, fork, lock.forks[fork]))
             except BuildError as error:
                 lines.append(f"build/{project.stack}/environment.yaml: {error.what}")
     tools = project.build_folder / "requirements.in"
@@ -179,23 +138,23 @@ def disagreements(
 
 def check(
     context: RunContext,
-    versions: Mapping[str, str] = {},
+    lock: Lock,
+    versions: Mapping[str, str] = MappingProxyType({}),
     *,
-    every: bool = False,
     force: bool = False,
 ) -> list[str]:
     """
     Check that the releases of the stack fit together, and return what does not.
 
     Args:
-        versions, every: As for `disagreements`.
+        lock, versions: As for `disagreements`.
         force: Say what does not fit, and go on.
 
     Raises:
         pins-disagree: Releases do not fit together.
-        archive-unsafe: An official wheel is damaged.
+        wheel-invalid, archive-unsafe: An official wheel is damaged.
     """
-    lines = disagreements(context, versions, every=every)
+    lines = disagreements(context, lock, versions)
     if lines and not force:
         raise PinError(
             "pins-disagree",

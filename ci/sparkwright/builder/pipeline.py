@@ -505,7 +505,7 @@ def check_source(context: RunContext, source: SourceTree, base: Path | None = No
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source)]
-        findings += pins.disagreements(context) if base else []
+        findings += pins.disagreements(context, context.lock) if base else []
         if findings:
             raise BuildError(
                 "early-check-failed",

@@ -295,7 +295,7 @@ def run_bump(arguments: argparse.Namespace) -> Document:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
         version = upstream.later_releases[-1].version
-    forced = pins.check(context, {fork: version}, every=True, force=arguments.force_pin)
+    forced = pins.check(context, context.lock, {fork: version}, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
     _show_trials(f"{fork} to {version}", plan.trials, plan.gone)
     _start_rebase(upstream, plan.base, plan.files, plan.gone)

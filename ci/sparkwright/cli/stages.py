@@ -124,8 +124,8 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     project = context.project
     with project.editing():
-        pins.check(context, every=True, force=arguments.force_pin)
         locked = resolve.resolve(context, earlier_lock(project))
+        pins.check(context, locked, force=arguments.force_pin)
         context.store.write(project.lock_file, render_lock(locked).encode())
         pylock.lock(context.store, project.build_folder, again=arguments.tools)
         excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
@@ -289,7 +289,7 @@ def apply(arguments: argparse.Namespace) -> dict[str, Any]:
 def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Plan every fork that compiles; fail if a unit's architecture breaks the rules."""
     context = options.checkout(arguments)
-    pins.check(context, force=arguments.force_pin)
+    pins.check(context, context.lock, force=arguments.force_pin)
     plans = []
     for fork in context.forks:
         if context.project.fork(fork).build != "graft":
@@ -317,7 +317,7 @@ def build(arguments: argparse.Namespace) -> None:
     # A policy that is not valid must not cost an hour of compiling.
     policy.load(context.project.audit_file, context.project.spec.arch)
     if any(context.project.fork(fork).build == "graft" for fork in context.forks):
-        pins.check(context)
+        pins.check(context, context.lock)
     rows, audits, wheels = [], [], []
     for fork in context.forks:
         built = pipeline.build(context, fork)
