@@ -43,10 +43,6 @@ TESTS = {
     "long": ("long", "Compile parts of the default stack with its whole toolchain (5.5 GB)."),
     "tests_server": ("server and not mutants", "Run the tests on a real vLLM server, on the CPU."),
     "mutants": ("mutants", "Break wheels, kernels and servers; say which gate kills which."),
-    "emulation": (
-        "emulation",
-        "Load cross-built libraries under emulation (root, qemu, debootstrap).",
-    ),
     "guides": ("guides", "Run every command of the guides."),
     "containers": (
         "containers",
@@ -54,7 +50,7 @@ TESTS = {
     ),
 }
 #: Tests with a session of their own.
-SLOW = "emulation or long or containers or mutants or server or guides"
+SLOW = "long or containers or mutants or server or guides"
 FAST = f"not (network or toolchain or {SLOW})"
 #: Two processes more than there are cores, because some tests wait for servers.
 WORKERS = str((os.cpu_count() or 1) + 2)

@@ -36,7 +36,8 @@ import psutil
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadSpec, VllmBench
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file

@@ -23,7 +23,8 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.server import start_parts, warm_pack
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core.console import console
 from sparkwright.core.process import CACHES, cache_variables
 

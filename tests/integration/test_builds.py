@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -218,47 +217,3 @@ def test_a_stack_without_a_wheel_of_the_machine_says_so(crossed: Demo) -> None:
 
     error = json.loads(done.stdout)["error"]
     assert (error["reference"], HERE in error["what"]) == ("not-provided", True)
-
-
-@pytest.fixture(name="emulated")
-def _emulated(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a Debian of the other machine with Python and a C++ runtime, and the qemu in it; what it is made with must be installed."""
-    qemu = shutil.which(f"qemu-{OTHER}-static")
-    if not qemu or not shutil.which("debootstrap") or os.geteuid():
-        pytest.skip("needs root, and: sudo apt-get install qemu-user-static debootstrap")
-    root = Path(os.environ.get("SPARKWRIGHT_EMULATED_ROOT", tmp_path / "root"))
-    if not root.exists():
-        arch = {"aarch64": "arm64", "x86_64": "amd64"}[OTHER]
-        options = ["--foreign", "--variant=minbase", f"--arch={arch}", "--include=python3-minimal,libpython3-stdlib,libstdc++6"]
-        subprocess.run(["debootstrap", *options, "bookworm", root], check=True, capture_output=True, timeout=1200)
-        # Unpacked is enough: nothing of it is run but Python.
-        for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
-            subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
-    return root, Path(shutil.copy2(qemu, root / "qemu"))
-
-
-_LOAD = """\
-import ctypes, platform, sys
-print(platform.machine())
-for path in sys.argv[1:]:
-    ctypes.CDLL(path)
-    print("loaded")
-"""
-
-
-@pytest.mark.emulation
-def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: tuple[Path, Path], tmp_path: Path) -> None:
-    """
-    The other machine's own Python, run by qemu in a chroot, loads every library of the wheel: no symbol is missing.
-
-    A mere ``qemu -L`` would show torch the processor's files of this machine, on which it crashes.
-    """
-    libraries = [name for name in crossed.members() if name.endswith(".so")]
-    with zipfile.ZipFile(crossed.wheel()) as wheel:
-        paths = [wheel.extract(name, emulated[0] / "srv") for name in libraries]
-
-    inside = [f"/{Path(path).relative_to(emulated[0])}" for path in paths]
-    command = ["chroot", str(emulated[0]), "/qemu", "/usr/bin/python3", "-c", _LOAD, *inside]
-    done = subprocess.run(command, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin"}, capture_output=True, text=True, check=False, timeout=900)
-
-    assert done.stdout.split() == [OTHER, *["loaded"] * len(libraries)], done.stderr[-4000:]

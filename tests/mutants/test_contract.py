@@ -11,7 +11,7 @@ from tests.refusals import refusal
 from tests.support import serving
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates import contract
 from sparkwright.gates.contract import ContractPolicy

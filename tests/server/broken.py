@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from tests.support.serving import launch
 
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store, write_file

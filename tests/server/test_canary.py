@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.gates import logprobs

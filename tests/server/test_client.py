@@ -10,7 +10,7 @@ from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadSpec
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 

@@ -19,7 +19,7 @@ from tests.support.serving import (
 )
 
 from sparkwright.bench.server.client import ChatAnswer, Client
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates import generation
 from sparkwright.gates import text_checks as generated

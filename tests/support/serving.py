@@ -21,7 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from uv import find_uv_bin
 
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch

@@ -31,7 +31,7 @@ from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.dirty_text import SampledAnswer, StockText
 from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary, decision
-from sparkwright.serving import health
+from sparkwright.serving import launch
 
 __all__ = ["_machine", "_standin"]
 ROOT = Path(__file__).parents[2]
@@ -162,9 +162,9 @@ class bearer:  # noqa: N801  used as a function
         }  # fmt: skip
 
     def __enter__(self) -> None:
-        code = f"import json, os, sys; record = json.loads(sys.argv[1]) | {{'pid': os.getpid()}}; os.execve('/bin/sleep', ['sleep', '600'], {{'{health.RECORD}': json.dumps(record)}})"
+        code = f"import json, os, sys; record = json.loads(sys.argv[1]) | {{'pid': os.getpid()}}; os.execve('/bin/sleep', ['sleep', '600'], {{'{launch.RECORD}': json.dumps(record)}})"
         self.process = subprocess.Popen([sys.executable, "-c", code, json.dumps(self.record)])
-        processes.until(lambda: self.process.pid in {each.pid for each in health.running()})
+        processes.until(lambda: self.process.pid in {each.pid for each in launch.running()})
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()

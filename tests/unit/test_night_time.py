@@ -133,7 +133,7 @@ def test_gates_that_ran_one_by_one_count_together(tonight: Tonight, tmp_path: Pa
     assert [step.name for step in made._done] == [*GATES]
 
 
-@pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "fresh", "later", "workload", "texts", "server_user"])
+@pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "later", "workload", "texts", "server_user"])
 def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""
     made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
@@ -151,6 +151,6 @@ def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Toni
     (texts := tmp_path / "texts.jsonl").write_text("{}")
     asked = {"workload": ("rehearsal",), "texts": texts, "server_user": "nobody"}
     again = tonight(
-        output="other" if change == "output" else "dist", fresh=change == "fresh", **{name: value for name, value in asked.items() if name == change}
+        output="other" if change == "output" else "dist", **{name: value for name, value in asked.items() if name == change}
     )
     assert (again.estimate("G4")[1] == "done") is (change == "nothing")

@@ -18,8 +18,8 @@ from tests.support.standin import model as make_model
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import peers
-from sparkwright.bench.server.launch import Server
 from sparkwright.bench.server.peers import Machines, Statement
+from sparkwright.bench.server.server_process import Server
 
 __all__ = ["_standin"]
 

@@ -27,12 +27,13 @@ from tests.refusals import refusal
 from tests.support import installers, processes
 
 from sparkwright.bench.server import server_log
-from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
+from sparkwright.bench.server.launch import ALWAYS, LaunchPlan
 from sparkwright.bench.server.server_log import (
     LogInvalid,
     LogPattern,
     scan,
 )
+from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.server.wheel_identity import mismatches, version
 from sparkwright.core import process
 
@@ -148,7 +149,8 @@ GATE = """
 import sys, time
 from pathlib import Path
 import msgspec
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 plan = msgspec.json.decode(sys.stdin.read(), type=LaunchPlan, dec_hook=lambda kind, value: kind(value))
 with Server(plan, Path(sys.argv[1])) as server:
     print(*(process.pid for process in server.processes()), flush=True)

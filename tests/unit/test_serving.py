@@ -27,7 +27,8 @@ from tests.support.standin import Machine, _machine, _standin
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import flags, warm_pack
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.cli import main
 from sparkwright.client import environment as client
 from sparkwright.client.environment import default_prefix

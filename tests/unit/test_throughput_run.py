@@ -35,7 +35,8 @@ from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates import throughput_run
 from sparkwright.gates.core.verdict import Check, failed, invalid

@@ -24,7 +24,7 @@ from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml

@@ -31,7 +31,7 @@ from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, read_lock
-from sparkwright.serving import guard, health, models
+from sparkwright.serving import guard, launch, models
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
@@ -309,7 +309,7 @@ def serving(machine: MachineMemory, facts: Mapping[str, Any]) -> Iterator[Machin
 
 def servers() -> Iterator[MachineCheck]:
     """Yield the running servers, those without a guard, and those that a guard ended lately."""
-    for server in health.running():
+    for server in launch.running():
         yield _check(
             f"server {server.pid}",
             _guarded(server.pid),

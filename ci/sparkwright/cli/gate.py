@@ -49,10 +49,6 @@ from sparkwright.serving import models
 
 _OPTIONS: options.Options = {
     **options.MEASURING,
-    "--fresh": {
-        "action": "store_true",
-        "help": "start again, even if an interrupted measurement could be continued",
-    },
     "--preheat": {
         "type": float,
         "metavar": "SECONDS",

@@ -34,9 +34,8 @@ from sparkwright.core.memory import (
 )
 from sparkwright.core.store import write_file
 from sparkwright.forks.context import RunContext
+from sparkwright.serving import ServeError, models
 from sparkwright.serving import environment as environments
-from sparkwright.serving import models
-from sparkwright.serving.errors import ServeError
 from sparkwright.serving.selection import Selection, select
 
 
@@ -183,7 +182,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
 def _checkpoint(arguments: argparse.Namespace, context: RunContext) -> Checkpoint:
     """Return the model that the command line names, from this machine or from the hub."""
     path = Path(arguments.model).expanduser()
-    named = not path.exists() and hub.NAME.fullmatch(arguments.model)
+    named = not path.exists() and checkpoint.NAME.fullmatch(arguments.model)
     options.refuse((arguments.save and not named, "--save: the model is on this machine."))
     if not named:
         return checkpoint.read(path)

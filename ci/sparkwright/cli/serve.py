@@ -24,8 +24,7 @@ from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import GIB, MachineMemory, guard_limit
-from sparkwright.serving import guard, health, launch, models
-from sparkwright.serving.errors import ServeError
+from sparkwright.serving import ServeError, guard, launch, models
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
 if TYPE_CHECKING:
@@ -290,8 +289,10 @@ def _unit(words: Sequence[str]) -> str:
 
 
 def _check_health(arguments: argparse.Namespace) -> dict[str, Any]:
+    from sparkwright.serving import health
+
     host, port = arguments.host or "127.0.0.1", arguments.port or 8000
-    url = arguments.health or health.local_url(host, port)
+    url = arguments.health or launch.local_url(host, port)
     key = os.environ.get("VLLM_API_KEY", "")
     state = health.check(url, arguments.patience, key)
     if failure := FAILURES.get(state.state):
@@ -306,7 +307,7 @@ def _check_health(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _list() -> dict[str, Any]:
     """Show the servers that run here, and the memory that they and their children hold."""
-    servers, machine = health.running(), MachineMemory.here()
+    servers, machine = launch.running(), MachineMemory.here()
     rows = list[tuple[str, ...]]()
     for server in servers:
         own = (server.pid, *guard.descendants(server.pid))
@@ -348,19 +349,19 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> dict[str, An
         server, descriptors = replace(server, flags=flags), [link.detach() for link in links]
     floor = plan.memory.floor
     # Of two servers the later one ends first, so that the other has its memory.
-    limit = LATER * floor if health.running() else guard_limit(floor)
+    limit = LATER * floor if launch.running() else guard_limit(floor)
     guard.start(floor, limit, plan.model.path, descriptors)
     record = {
         **document,
         "pid": os.getpid(),
         "prefix": str(plan.environment.prefix),
-        "url": health.local_url(request.host, request.port),
+        "url": launch.local_url(request.host, request.port),
         "flags": redact(request.flags),
     }
-    text = msgspec.json.encode(msgspec.convert(record, health.RunningServer)).decode()
+    text = msgspec.json.encode(msgspec.convert(record, launch.RunningServer)).decode()
     if explained:
         _explain_start(plan.warm)
-    return _become(server.command(request.port, request.host), {**variables, health.RECORD: text})
+    return _become(server.command(request.port, request.host), {**variables, launch.RECORD: text})
 
 
 def _show(plan: ServingPlan) -> None:

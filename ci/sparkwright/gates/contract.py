@@ -30,10 +30,10 @@ from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, Recipe
 from sparkwright.bench.records import Count
-from sparkwright.bench.server import launch
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, compile_patterns, scan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.server_under_test import (
@@ -436,7 +436,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile(
-    policy: ContractPolicy, recipe: Recipe | None, server: launch.Server, folder: Path
+    policy: ContractPolicy, recipe: Recipe | None, server: Server, folder: Path
 ) -> KernelTrace | Check:
     """
     Return the kernels of a request and of a batch, or the check that says why there are none.
@@ -522,7 +522,7 @@ def check_contract(
 def run(
     policy: ContractPolicy,
     recipe: Recipe,
-    server: launch.Server,
+    server: Server,
     trace: KernelTrace | Check,
     identity: ServerIdentity,
     baseline: Path | None = None,
@@ -565,7 +565,7 @@ def run(
 
 def observe(
     policy: ContractPolicy,
-    server: launch.Server,
+    server: Server,
     trace: KernelTrace | Check,
     identity: ServerIdentity,
     recipe: str,

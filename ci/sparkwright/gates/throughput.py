@@ -31,7 +31,8 @@ from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import evidence_path
 from sparkwright.cherry_picks import effects
 from sparkwright.cherry_picks.effects import PromisedEffect
@@ -228,15 +229,13 @@ class Experiment:
         """
         options, about = self._options, (self.digest, self._subjects, conditions)
         path = self._logs / f"gate-{sha256_bytes(canonical(about))[:16]}.jsonl"
-        if options.fresh:
-            path.unlink(missing_ok=True)
         wheel = self._subjects["candidate"].sha256
         number = ladder.attempts(self._context.output, wheel, "G8", options.recipe)
         journal = MeasurementJournal(
             path, ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
         )
         if journal.launches:
-            console.note(f"continuing after {len(journal.launches)} launches")
+            console.note(f"continuing after {len(journal.launches)} launches; without {path}, anew")
         return journal
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Reason, Share, Side
 from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Series
 from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.launch import Server
+from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import (
     MIN_INTERVAL,
     Bounds,

@@ -8,19 +8,17 @@ they are the right ones is a question for the canary of the release, which costs
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.client.environment import CANARY
 from sparkwright.core.errors import UsageError
-from sparkwright.serving.errors import ServeError
+from sparkwright.serving import ServeError, launch
 
 HealthState = Literal["serving", "busy", "garbage", "stuck", "dead"]
 
@@ -36,8 +34,6 @@ MOVING = (
 TOKENS = 8
 #: HTTP statuses of a server without an engine, or of one that loses it while it answers.
 DEAD = (500, 502, 503)
-#: Variable by which a server tells what it is, as `RunningServer` in JSON.
-RECORD = "SPARKWRIGHT_SERVER"
 #: Seconds that an answer of the canary may take.
 PATIENCE = 120.0
 #: Faults of a reply that show wrong answers; others, such as a refusal, do not.
@@ -54,13 +50,6 @@ class Health(msgspec.Struct, frozen=True):
 
     state: HealthState
     message: str
-
-
-def local_url(host: str, port: int) -> str:
-    """Return the URL on this machine of a server that listens on *host*."""
-    wildcards = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared
-    host = wildcards.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def check(url: str, patience: float, key: str = "") -> Health:
@@ -110,41 +99,6 @@ def _counters(client: Client) -> dict[str, float]:
     return {name: metrics[name] for name in MOVING if name in metrics}
 
 
-class RunningServer(msgspec.Struct, frozen=True):
-    """
-    A server, by the variable `RECORD` of its environment.
-
-    Attributes:
-        release: Empty without one. *wheel*: the sha256 of vLLM's; empty if it is not known.
-        prefix: The folder of its environment. *model*: of its model.
-        flags: Arguments of vLLM that are the user's own, without secrets.
-        needed_gib: What its plan takes.
-    """
-
-    pid: int
-    release: str
-    wheel: str
-    prefix: str
-    recipe: str
-    model: str
-    url: str
-    flags: tuple[str, ...]
-    needed_gib: float
-
-
-def running() -> list[RunningServer]:
-    """Return the servers of this user that `sparkwright serve` started, and that run."""
-    servers = list[RunningServer]()
-    for process in psutil.process_iter(["environ"]):
-        with contextlib.suppress(ValueError):
-            record = (process.info["environ"] or {}).get(RECORD, "")
-            server = msgspec.json.decode(record, type=RunningServer)
-            # Its children inherit the variable.
-            if server.pid == process.pid:
-                servers.append(server)
-    return servers
-
-
 def compare_with_canary(url: str, root: Path, key: str = "") -> str:
     """
     Return, for people, with what the answers of the server at *url* were compared, and agree.
@@ -160,7 +114,7 @@ def compare_with_canary(url: str, root: Path, key: str = "") -> str:
     from sparkwright.release import canary
 
     began = time.monotonic()
-    server = next((each for each in running() if each.url == url), None)
+    server = next((each for each in launch.running() if each.url == url), None)
     if server is None:
         raise ServeError("canary-not-run", f"`serve` started no server here that is at {url}.")
     model, canaries = Path(server.model), canary.read(Path(server.prefix, CANARY))

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
+from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
@@ -28,15 +30,16 @@ from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags, peers
 from sparkwright.bench.server.launch import LaunchPlan, check_variables, shared_variables
 from sparkwright.bench.server.peers import EXECUTOR, HOSTS, PLACE, Machines
+from sparkwright.client.environment import PACKS
+from sparkwright.client.records import WarmPack
 from sparkwright.core import memory
 from sparkwright.core.arguments import SECRET, redact
-from sparkwright.core.errors import UsageError
+from sparkwright.core.errors import StoreError, UsageError
 from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
-from sparkwright.core.process import cache_variables
+from sparkwright.core.process import CACHES, cache_variables
+from sparkwright.serving import ServeError, models
 from sparkwright.serving import environment as environments
-from sparkwright.serving import models, warm_start
 from sparkwright.serving.environment import ServingEnvironment
-from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 
 #: Flags that spread a model over GPUs, and the share of the memory that must be free.
@@ -50,6 +53,10 @@ EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 SHARE = "--gpu-memory-utilization"
 #: Flags with the GiB that vLLM takes of the host's memory beside what is the GPU's.
 OFFLOADED = ("--kv-offloading-size", "--cpu-offload-gb")
+#: Variable by which a server tells what it is, as `RunningServer` in JSON.
+RECORD = "SPARKWRIGHT_SERVER"
+#: Differences that a line names.
+SHOWN = 3
 #: Argument of vLLM → what decides it, if it is neither the user nor the recipe.
 DECIDED = {
     **dict.fromkeys((CACHE, SHARE), "memory"),
@@ -216,7 +223,7 @@ def plan(
     drafts = _drafts(request, words, variables) / GIB / (flags.number(words, TENSOR) or 1)
     server = replace(server, weights=server.weights + drafts)
     start = LaunchPlan(python, model.path, words, variables)
-    pack, warm, note = warm_start.choose(environment, recipe, start, make=not request.dry_run)
+    pack, warm, note = _choose_pack(environment, recipe, start, make=not request.dry_run)
     if pack and warm:
         variables = {**cache_variables(warm), **variables}
         # Tuning that a pack makes needless takes no memory beside the cache.
@@ -425,6 +432,46 @@ def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> in
     return 1
 
 
+def _choose_pack(
+    environment: ServingEnvironment, recipe: Recipe | None, plan: LaunchPlan, *, make: bool
+) -> tuple[WarmPack | None, Path | None, str]:
+    """
+    Return the pack that the server of *plan* starts from, the folder of its overlay, and a line for
+    the user: why there is none, or how to get one. Nothing is downloaded.
+
+    Args:
+        make: Also make its overlay, without which it is none.
+    """
+    marker, root = environment.marker, environment.prefix.resolve()
+    if marker is None or recipe is None or not plan.model.is_dir():
+        return None, None, ""
+    size, offer = marker.packs.get(recipe.name, 0), ""
+    if size:
+        get = f"`sparkwright install --warm {recipe.name}` fetches {size / 1e6:,.0f} MB"
+        offer = f"the first start can be as fast as the second: {get}"
+    if not (root / CACHES / PACKS).is_dir():
+        return None, None, offer
+    if own := sorted(cache_variables(root).keys() & plan.variables.keys()):
+        return None, None, f"the warm pack is not used, as caches are elsewhere: {', '.join(own)}"
+    # Few starts need it.
+    from sparkwright.bench.server import warm_pack
+
+    packs = warm_pack.installed(root, recipe.name)
+    if not packs:
+        return None, None, offer
+    here = warm_pack.pack_key(plan, recipe.name, model_digest(plan.model), marker)
+    pack = min(packs, key=lambda each: len(each.key.differences(here)))
+    if differences := pack.key.differences(here):
+        return None, None, f"the warm pack is not used: {'; '.join(differences[:SHOWN])}"
+    try:
+        if make:
+            warm_pack.prepare(root, pack)
+    except (warm_pack.PackInvalid, StoreError) as error:
+        what = error.what if isinstance(error, StoreError) else str(error)
+        return None, None, f"the warm pack is not used: {what}"
+    return pack, warm_pack.overlay(root, pack), ""
+
+
 def _parts(
     words: tuple[str, ...],
     machine: MachineMemory,
@@ -518,3 +565,45 @@ def check_port(host: str, port: int) -> None:
         raise ServeError(
             "port-taken", f"{host} port {port} cannot be listened on: {reason}."
         ) from None
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL on this machine of a server that listens on *host*."""
+    wildcards = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared
+    host = wildcards.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """
+    A server, by the variable `RECORD` of its environment.
+
+    Attributes:
+        release: Empty without one. *wheel*: the sha256 of vLLM's; empty if it is not known.
+        prefix: The folder of its environment. *model*: of its model.
+        flags: Arguments of vLLM that are the user's own, without secrets.
+        needed_gib: What its plan takes.
+    """
+
+    pid: int
+    release: str
+    wheel: str
+    prefix: str
+    recipe: str
+    model: str
+    url: str
+    flags: tuple[str, ...]
+    needed_gib: float
+
+
+def running() -> list[RunningServer]:
+    """Return the servers of this user that `sparkwright serve` started, and that run."""
+    servers = list[RunningServer]()
+    for process in psutil.process_iter(["environ"]):
+        with contextlib.suppress(ValueError):
+            record = (process.info["environ"] or {}).get(RECORD, "")
+            server = msgspec.json.decode(record, type=RunningServer)
+            # Its children inherit the variable.
+            if server.pid == process.pid:
+                servers.append(server)
+    return servers

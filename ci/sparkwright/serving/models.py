@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.model import checkpoint, hub
+from sparkwright.bench.model import checkpoint
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.serving.errors import ServeError
+from sparkwright.serving import ServeError
 
 #: As ssh takes it; a hyphen in front would be an option.
 _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -73,7 +73,8 @@ def find(
 
 def _find(text: str, revision: str, variables: Mapping[str, str], *, download: bool) -> LocalModel:
     path = Path(text).expanduser()
-    if path.exists() or text.startswith(("/", "./", "../", "~")) or not hub.NAME.fullmatch(text):
+    named = checkpoint.NAME.fullmatch(text) and not text.startswith(("/", "./", "../", "~"))
+    if path.exists() or not named:
         return _read(path.absolute())
     folder = cache_folder(variables) / f"models--{text.replace('/', '--')}"
     commit = _commit(folder, revision or "main")
@@ -94,6 +95,8 @@ def _find(text: str, revision: str, variables: Mapping[str, str], *, download: b
 
 def _bytes_to_fetch(name: str, revision: str, variables: Mapping[str, str]) -> int:
     """Return the bytes of the weights that vLLM fetches, by what the hub states; 0 without that."""
+    from sparkwright.bench.model import hub
+
     with contextlib.suppress(hub.HubError):
         files = hub.Hub(variables, seconds=PATIENCE).listing(name, revision, sizes=True).siblings
         return sum(file.size for file in files if _WEIGHTS.fullmatch(file.rfilename))

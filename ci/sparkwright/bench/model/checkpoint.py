@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -26,6 +27,8 @@ from sparkwright.core.files import canonical, list_folder, read_bytes, sha256_by
 HEADER = 100_000_000
 #: Bytes of config.json, and of the index; that of a model with 90,000 tensors has 9 MB.
 CONFIG, INDEX = 4 << 20, 64 << 20
+#: Name of a model on the hub.
+NAME = re.compile(r"(?!\.)[\w.-]{1,96}/(?!\.)[\w.-]{1,96}", re.ASCII)
 #: Ends of the names of files that vLLM reads, and the bytes of each that its digest covers.
 READ = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".bin")
 BEGINNING = 16 << 20

@@ -26,7 +26,6 @@ from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.http import HttpFailure, Reply, request
 from sparkwright.core.store import Store
 
-NAME = re.compile(r"(?!\.)[\w.-]{1,96}/(?!\.)[\w.-]{1,96}", re.ASCII)
 #: Bytes of a shard that are asked for first; the headers of a third of the shards are shorter.
 FIRST = 128 << 10
 #: Seconds for everything, and shards that are asked for at a time.

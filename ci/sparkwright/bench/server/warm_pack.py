@@ -24,7 +24,8 @@ import zstandard
 from msgspec.structs import replace
 
 from sparkwright.bench.server import flags
-from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan, Server
+from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.builder import host_info
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.folders import check_room, locked_folder, own_folder

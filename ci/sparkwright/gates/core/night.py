@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -337,10 +336,8 @@ class Night:
         steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
         documents = ladder.read_documents(self._context.output, self._subject.sha256)
         verdicts = [verdict for document in documents for verdict in document.verdicts]
-        self._steps: dict[str, NightStep] = {}
-        if not options.fresh:
-            # A step is not finished if its verdict was moved away, or replaced by a later attempt.
-            self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
+        # A step is not finished if its verdict was moved away, or replaced by a later attempt.
+        self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
 
     # The plan.
 
@@ -370,7 +367,7 @@ class Night:
         """Return the seconds that the step *name* takes, and where that comes from."""
         done = {
             ENVIRONMENTS: all(python.exists() for python in self._pythons),
-            REFERENCE: self._complete.exists() and not self._options.fresh,
+            REFERENCE: self._complete.exists(),
         }
         if done.get(name, name in self._steps):
             return 0.0, "done"
@@ -451,8 +448,6 @@ class Night:
         python, stock_python = self._pythons
         options, store = replace(self._options, python=python), self._context.store
         assert options.wheel
-        if options.fresh and self._comparing:
-            shutil.rmtree(self.reference, ignore_errors=True)
         stack, beside = self._context.project.stack, options.wheel.parent
         file = VerdictFile(store, self._context.output, self._subject, stack, beside)
         # G0 to G2 need no server, only the wheel, its sources and (G2) its environment.

@@ -26,7 +26,8 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
+from sparkwright.bench.server.launch import GATED, LaunchPlan
+from sparkwright.bench.server.server_process import Server
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import LARGEST, T, read_json, sha256_file
 from sparkwright.gates.core.verdict import Check, invalid
@@ -79,7 +80,6 @@ class GateOptions(msgspec.Struct, frozen=True):
             environment that it is installed in.
         workload: Names of ``workloads.yaml``, or of cells; empty for the recipe's or the policy's.
         texts: A file of real prompts.
-        fresh: Begin anew, whatever an interrupted journal holds.
         preheat: Seconds; None for the policy's.
         only: The gates to run; empty for all.
     """
@@ -101,7 +101,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     baseline_python: Path | None = None
     workload: tuple[str, ...] = ()
     texts: Path | None = None
-    fresh: bool = False
     preheat: float | None = None
     only: tuple[str, ...] = ()
 
