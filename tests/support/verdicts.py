@@ -7,13 +7,16 @@ behind G8.
     verdicts.write(path, made); verdicts.write_result(path, verdicts.result(path, slower=0.05))
 
 The checks are those that the gates declare, in the names that the repository's recipes, tasks and converters give them: the release policy
-has no say in them. The measurements of G8 are those of `tests.support.results`.
+has no say in them.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import math
+import random
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,20 +24,22 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from tests.support import results as measurements
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.audit.wheel import read_subject
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
+from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import Result, Subject
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
+from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical
 from sparkwright.core.states import State
 from sparkwright.gates import accuracy as tasks
-from sparkwright.gates import numerics, throughput
+from sparkwright.gates import numerics, throughput, throughput_run
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
@@ -64,7 +69,8 @@ HOST = {
 }
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0
-NOISE = 0.001
+#: Of the measurements of G8.
+NOISE, BLOCKS, GENERATOR = 0.001, 4, "vllm-rs 0.33.0"
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
 RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
 #: One of each group that the repository's policy asks for.
@@ -171,15 +177,39 @@ def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] =
     return _result(read_subject(path), slower, cells)
 
 
+def _legs(cells: Sequence[WorkloadCell], slower: float) -> Iterator[Measurement]:
+    chance, at = random.Random(7), BEGAN
+    for block, cell in itertools.product((CONTROL_BLOCK, *range(BLOCKS)), cells):
+        for position, side in enumerate(throughput_run.sides(1, block)):
+            at += 31.5
+            factor = (1 + 0.07 * float(cell.concurrency - 1) ** 0.85) * math.exp(chance.gauss(0, NOISE))
+            factor *= 1 + slower * (side == "candidate")
+            tpot, ttft = 0.024 * factor, (0.2 + cell.prompt / 4200) * factor
+            latency = ttft + tpot * (cell.answer - 1)
+            # A closed loop of three rounds.
+            requests = [
+                Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer)
+                for turn in range(3) for user in range(cell.concurrency)
+            ]  # fmt: skip
+            run = LoadResult(GENERATOR, 3 * latency, tuple(requests), tpot, 1.1 * tpot)
+            shot = Snapshot(0.001, temperature=60 + 5 * chance.random())
+            yield Measurement(cell.name, block, 4 * block + position, side, position, 0, at, run, shot, shot, 1.6)
+
+
 @functools.lru_cache
 def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...]) -> Result:
-    named = workloads.load(wheels.ROOT).cells(gate_policy.load(wheels.ROOT).throughput.workloads)
-    upstream = about.version.partition("+")[0]
-    return measurements.gate(
-        workloads=cells or [cell for cell in named if cell.primary], slower=slower, noise=NOISE, blocks=4, seed=7,
-        candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
+    policy = gate_policy.load(wheels.ROOT).throughput
+    cells = cells or tuple(cell for cell in workloads.load(wheels.ROOT).cells(policy.workloads) if cell.primary)
+    upstream, legs = about.version.partition("+")[0], tuple(_legs(cells, slower))
+    series = throughput_run.metric_series(cells, legs, range(BLOCKS), policy)
+    rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
+    decision = decide(rule, series)
+    return Result(
+        decision.state or "inconclusive", decision.message, Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
+        throughput_run.cell_results(cells, legs, range(BLOCKS), series, decision), legs,
         baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
-        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", host=HOST,
+        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", host=HOST, alpha=rule.alpha, margin=max(entry.bounds.margin for entry in series),
+        generator=GENERATOR, began=BEGAN,
     )  # fmt: skip
 
 
@@ -213,4 +243,3 @@ def write_result(path: Path, made: Result) -> Path:
     place = path.parent / f"{path.name.removesuffix('.whl')}.throughput.json"
     place.write_bytes(msgspec.json.encode(made))
     return place
-

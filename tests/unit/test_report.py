@@ -13,21 +13,24 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.results import FORK, HOST, POINTS, gate
+from msgspec.structs import replace
+from tests.support import verdicts, wheels
 
 from sparkwright.bench import report
 from sparkwright.bench.quick_look import QuickLook
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import FIGURES, METRICS
 from sparkwright.bench.results import load_figure
 from sparkwright.core.pages import clean
 
 ROOT = Path(__file__).parents[2]
+CELLS = tuple(replace(WorkloadCell.parse(name), primary=("tpot",)) for name in ("128/128 c1", "1024/1024 c1"))
 UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 
 
-def test_every_series_has_a_ratio_and_the_figures_of_both_sides() -> None:
+def test_every_series_has_a_ratio_and_the_figures_of_both_sides(tmp_path: Path) -> None:
     """A ratio with its interval for each cell and metric; the median of each side."""
-    result = gate(*POINTS[:2])
+    result = verdicts.result(wheels.plain(tmp_path, "tiny", "1.0"), cells=CELLS)
     ratios, figures = report.ratios(result), report.figures(result)
     series = [one for cell in result.cells for one in cell.series]
     assert [row[2] for row in ratios.rows] == [report.number((one.candidate or 0) / (one.baseline or 1)) for one in series]
@@ -59,15 +62,15 @@ def test_clean_text_is_one_short_line(value: str) -> None:
 
 
 def test_the_figures_of_a_gate_are_written_with_the_fields_of_performance_yaml(tmp_path: Path) -> None:
-    result = gate(*POINTS[:2])
+    result = verdicts.result(wheels.plain(tmp_path, "tiny", "1.0"), cells=CELLS)
     (tmp_path / "r.throughput.json").write_bytes(msgspec.json.encode(result))
     recipe = ROOT / "ci" / "recipes" / "gpt-oss-120b-mxfp4.yaml"
     words: list[str | Path] = [ROOT / "ci" / "bench" / "performance.py", tmp_path / "r.throughput.json", recipe, "c" * 40]
     done = subprocess.run([sys.executable, *words], env={"PYTHONPATH": str(ROOT / "ci")}, text=True, capture_output=True, check=True)
     document = yaml.safe_load(done.stdout)
     assert document["recipe_sha256"] == hashlib.sha256(recipe.read_bytes()).hexdigest()
-    assert document["software"] == {"backend_version": FORK.version, "model_revision": "c" * 40, "runtime_revision": f"sha256:{FORK.sha256}"}
-    assert document["system"]["driver_version"] == HOST["driver"]
+    assert document["software"] == {"backend_version": "1.0", "model_revision": "c" * 40, "runtime_revision": f"sha256:{result.candidate.sha256}"}
+    assert document["system"]["driver_version"] == result.host["driver"]
     for profile, cell in zip(document["profiles"], result.cells, strict=True):
         requests = [request for leg in result.legs if (leg.cell, leg.side) == (cell.name, "candidate") and leg.run for request in leg.run.requests]
         assert profile["workload"]["requests"] == len(requests) > 0

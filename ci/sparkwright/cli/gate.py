@@ -150,7 +150,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             arguments.server_user and not (arguments.serve or arguments.recipe),
             "--server-user belongs to --serve, or to a night of a --recipe.",
         ),
-        (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
+        (
+            arguments.serve and not (arguments.python and arguments.recipe),
+            "--serve DIR needs --python FILE and --recipe NAME.",
+        ),
         (
             bool(arguments.baseline) != bool(arguments.baseline_python),
             "--baseline WHEEL and --baseline-python FILE belong together.",

@@ -412,7 +412,7 @@ def run(
     against: Path,
     *,
     served: ServerIdentity,
-    announces_cache: bool | None = None,
+    announces_cache: bool,
     repairs: Sequence[str] = (),
 ) -> tuple[Check, ...]:
     """
@@ -422,7 +422,7 @@ def run(
         candidate: The server of the candidate, whose identity is *served*.
         against: The file of the reference; one of high precision is in the folder ``precise``
             beside it.
-        announces_cache: Whether the recipe announces a prefix cache; None without a recipe.
+        announces_cache: Whether the recipe announces a prefix cache.
         repairs: What patches repair of the distributions of the stock wheel.
     """
     results = dict[str, Check]()
@@ -459,7 +459,7 @@ def _judged(
     candidate: Client,
     against: Path,
     served: ServerIdentity,
-    announces_cache: bool | None,
+    announces_cache: bool,
     repairs: Sequence[str],
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
@@ -484,9 +484,7 @@ def _judged(
         temperature, _ = mode
         yield check if temperature else _greedy(check, generated)
     for name in CACHED:
-        yield _after_cached_blocks(
-            policy, reference, candidate, name, floors, served, announces_cache
-        )
+        yield _after_cached_blocks(policy, reference, candidate, name, floors, announces_cache)
     # Only tokens of the last mode are sampled; the others are greedy.
     yield _sampling(policy, generated)
 
@@ -548,8 +546,7 @@ def _after_cached_blocks(
     server: Client,
     name: str,
     floors: Mapping[str, Floats],
-    served: ServerIdentity,
-    announces_cache: bool | None,
+    announces_cache: bool,
 ) -> Check:
     """
     Return whether tokens after blocks of the prefix cache are those after a cold prompt, and
@@ -558,9 +555,6 @@ def _after_cached_blocks(
     block = server_under_test.cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
-        if announces_cache is None:
-            required = "--no-enable-prefix-caching" not in (served.flags or ())
-            return not_run(name, f"{message}.", "prefix-cache-unused", required=required)
         announced = ", and the recipe announces one." if announces_cache else ", as it announces."
         figures = [Figure("block of the prefix cache", 0, "tokens")]
         reason, good = "prefix-cache-unused", not announces_cache

@@ -113,18 +113,19 @@ GATE_NEEDS: Mapping[str, GateNeeds] = {
         policy="contract", estimate=contract.estimate,
     ),
     "G4": GateNeeds(
-        ("serve",), dirty_text.TEXT, policy="generation", estimate=generation.estimate
+        ("recipe", "serve"), dirty_text.TEXT, policy="generation", estimate=generation.estimate
     ),
     "G5": GateNeeds(
-        ("serve", "against"), LOGPROBS, required=True,
+        ("recipe", "serve", "against"), LOGPROBS, required=True,
         policy="logprobs", estimate=logprobs.estimate,
     ),
     "G6": GateNeeds(
-        ("serve", "against"), f"{TASK}.json", required=True,
+        ("recipe", "serve", "against"), f"{TASK}.json", required=True,
         policy="accuracy", estimate=accuracy.estimate,
     ),
     "G7": GateNeeds(
-        ("serve",), LOGPROBS, rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate
+        ("recipe", "serve"), LOGPROBS,
+        rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate,
     ),
     "G8": GateNeeds(
         ("wheel", "recipe", "serve", "baseline"), PACE,
@@ -217,7 +218,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             name,
             digest,
             partial(self._checks, name),
-            self._recipe.name if self._recipe and name in SERVED else "",
+            options.recipe if name in SERVED else "",
             blocked,
             (lambda: self.evidence) if name == "G8" else str,
             self._model if name in SERVED else "",
@@ -231,8 +232,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             words = ["a WHEEL" if each == "wheel" else f"--{each}" for each in lacking]
             message = f"to run it, name {' and '.join(words)}"
             return not_run(STOPPED[0].name, message, "not-asked")
-        if name == "G6" and not (self._recipe and options.task in self._recipe.floors):
-            message = f"{options.recipe or 'no --recipe'} has no floor of {options.task}"
+        if name == "G6" and self._recipe and options.task not in self._recipe.floors:
+            message = f"{options.recipe} has no floor of {options.task}"
             return not_run(STOPPED[0].name, message, "floor-missing")
         file = needs.recorded.replace(TASK, options.task)
         if needs.required and options.against and not self._reference(file):
@@ -301,16 +302,14 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 )
             case "G4":
                 return self._words(quick=False)
-            case "G5" if reference := self._reference(LOGPROBS):
-                announced = None
-                if recipe and options.python:
-                    announced = recipe.announces_cache(wheel_identity.version(options.python))
+            case "G5" if recipe and options.python and (reference := self._reference(LOGPROBS)):
+                version = wheel_identity.version(options.python)
                 return logprobs.run(
                     policies.logprobs,
                     server.client(),
                     reference,
                     served=server.identity,
-                    announces_cache=announced,
+                    announces_cache=recipe.announces_cache(version),
                     repairs=self._repairs,
                 )
             case "G6" if recipe and (baseline := self._reference(f"{options.task}.json")):

@@ -30,7 +30,6 @@ from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric
-from sparkwright.bench.report import number
 from sparkwright.bench.results import Result
 from sparkwright.bench.server import warm_pack, wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
@@ -46,7 +45,6 @@ from sparkwright.gates import soak, throughput
 from sparkwright.gates.core import ladder, policy
 from sparkwright.gates.core.builder import (
     GATE_NEEDS,
-    OBSERVED,
     PACE,
     TASK,
     GateBuilder,
@@ -218,29 +216,6 @@ def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[s
             causes.setdefault(cause, []).append(name)
     for cause, names in causes.items():
         yield f"{', '.join(names)} {cause}"
-
-
-def machine_facts(
-    host: Mapping[str, str], observed: Mapping[str, Any], pace: Pace | None
-) -> dict[str, str]:
-    """
-    Return facts of the machine and of the stock wheel's server, by name.
-
-    Args:
-        observed: The facts about that server; empty if they were not recorded.
-        pace: As measured on it; None if it was not.
-    """
-    stock = dict[str, str | int]()
-    for name, value in observed.items():
-        if isinstance(value, (str, int)) and name not in ("format", "recipe"):
-            stock[name] = value
-    for name, value in observed.get("prefix_cache", {}).items():
-        stock[f"prefix cache, {name}"] = value
-    if pace:
-        stock["start"] = duration(pace.start_s)
-        stock["prefill"] = f"{number(pace.prefill_tokens_s)} tok/s, one request"
-        stock["decode"] = f"{number(pace.decode_tokens_s)} tok/s, one request"
-    return {**host, **{f"stock: {name}": str(value) for name, value in stock.items()}}
 
 
 def unmet(verdict: Verdict) -> list[str]:
@@ -610,8 +585,6 @@ class Night:
 
     def _write_page(self) -> None:
         """Write the page of the steps so far beside the verdicts."""
-        path = self.reference / OBSERVED
-        observed = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
         html = render_page(
             state=state_of(self._done),
             answer=self.answer,
@@ -624,7 +597,7 @@ class Night:
             steps=self._done,
             requested=self._names,
             result=self._result(),
-            machine=machine_facts(self._host, observed, self._measured_pace),
+            machine=self._host,
             hours=self._hours,
             seconds=time.monotonic() - self._began,
         )

@@ -293,17 +293,15 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
 
     Both are about one wheel and stack, and *now* has all attempts. A verdict that is not-run
     replaces none but another such. Verdicts of a recipe that were reached with another model than
-    its new ones do not stay; one whose model is unknown says nothing of those whose model is known,
-    and is left out beside them.
+    its new ones do not stay.
     """
-    models = {new.recipe: new.model for new in now.verdicts if new.measured and new.model}
-    identified = {old.recipe for old in before.verdicts if old.recipe and old.model}
+    models = {new.recipe: new.model for new in now.verdicts if new.measured}
     verdicts = {
         (old.gate, old.recipe): old
         for old in before.verdicts
         if models.get(old.recipe, old.model) == old.model
     }
-    for new in (each for each in now.verdicts if each.model or each.recipe not in identified):
+    for new in now.verdicts:
         old = verdicts.setdefault((new.gate, new.recipe), new)
         if new.state != "not-run" or old.state == "not-run":
             verdicts[new.gate, new.recipe] = new
