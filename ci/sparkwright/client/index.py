@@ -193,15 +193,6 @@ class Index:
         """Return the address of *name*, a path below the root or an absolute URL."""
         return urljoin(self.url, name if "://" in name else quote(name, safe="/+!%"))
 
-    def _target(self, name: str) -> Any:
-        if (target := self._updater.get_targetinfo(target_path(name))) is None:
-            raise ClientError("release-unknown", f"{self} has no release {name!r:.120}.")
-        return target
-
-    def sha256(self, name: str) -> str:
-        """Return the sha256 of the record of the release *name*; raise `release-unknown`."""
-        return str(self._target(name).hashes.get("sha256", ""))
-
     def release(self, name: str) -> Release:
         """
         Return the release *name*.
@@ -210,7 +201,9 @@ class Index:
             release-unknown: There is none. index-damaged: It is missing, or not what is signed.
             index-invalid: It is not a release of this format.
         """
-        target, sha256 = self._target(name), self.sha256(name)
+        if (target := self._updater.get_targetinfo(target_path(name))) is None:
+            raise ClientError("release-unknown", f"{self} has no release {name!r:.120}.")
+        sha256 = target.hashes.get("sha256", "")
         data = self._bytes(
             f"targets/releases/{sha256}.{name}.json", target.length, sha256, LARGEST_RELEASE
         )

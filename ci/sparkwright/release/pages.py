@@ -49,12 +49,13 @@ def write(index: IndexFolder) -> None:
     """Write all pages of *index*, and remove those of releases and wheels that it no longer has."""
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
+        earlier = entries.get(entry.release.before)
         page = template("release.html").render(
             title=name,
             state=entry.state,
             url=index.facts.url,
             link=_link,
-            **view(entry.release, index.before(entry.release)),
+            **view(entry.release, earlier.release if earlier else None),
         )
         _write(folder / "releases" / name / "index.html", page)
     newest = list(entries.values())[::-1]

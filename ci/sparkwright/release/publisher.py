@@ -350,11 +350,8 @@ def _put_wheels(
     elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
     for wheel in wheels:
         if wheel.name not in elsewhere:
-            change.put(_file(wheel), wheel.path, wheel.metadata)
-
-
-def _file(wheel: wheel_facts.WheelFacts) -> ReleaseFile:
-    return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
+            file = ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
+            change.put(file, wheel.path, wheel.metadata)
 
 
 def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:

@@ -121,6 +121,7 @@ class IndexFolder:
         metadata: What is published, by role; without a root, and of version 0, if there is no index
             yet.
         published_timestamp: The bytes of the timestamp metadata; empty if there is no index yet.
+        facts: What the index says of itself.
 
     Raises:
         index-damaged: A file is missing or damaged, or its signatures do not suffice.
@@ -133,7 +134,7 @@ class IndexFolder:
         }
         for metadata in self.metadata.values():
             metadata.signed.version = 0
-        self.published_timestamp = b""
+        self.published_timestamp, self.facts = b"", IndexFacts()
         try:
             if odd := list(_irregular(folder)):
                 names = ", ".join(map(str, odd[:5]))
@@ -169,7 +170,8 @@ class IndexFolder:
         self.published_timestamp = _bytes(timestamp)
         signed = self._load(admitted_by, "timestamp")
         signed = self._load(admitted_by, "snapshot", signed.snapshot_meta)
-        self._load(admitted_by, "targets", signed.meta["targets.json"])
+        signed = self._load(admitted_by, "targets", signed.meta["targets.json"])
+        self.facts = msgspec.convert(signed.unrecognized_fields.get(FIELD, {}), IndexFacts)
 
     def _load(
         self, admitted_by: Sequence[Metadata[Root]], role: str, meta: MetaFile | None = None
@@ -229,15 +231,6 @@ class IndexFolder:
         path = self.metadata_path("root", 1)
         return sha256_file(path) if path.exists() else ""
 
-    @property
-    def facts(self) -> IndexFacts:
-        """What the index says of itself; raise `index-damaged` if that cannot be read."""
-        fields = self.metadata["targets"].signed.unrecognized_fields
-        try:
-            return msgspec.convert(fields.get(FIELD, {}), IndexFacts)
-        except msgspec.ValidationError as error:
-            raise damaged(f"{FIELD} of {self.folder} is odd.", [str(error)[:500]]) from error
-
     @cached_property
     def entries(self) -> Mapping[str, IndexEntry]:
         """
@@ -283,11 +276,6 @@ class IndexFolder:
                 details=list(self.entries)[-10:],
             )
         return self.entries[name]
-
-    def before(self, release: Release) -> Release | None:
-        """Return the release of the stack before *release*, unless it was removed."""
-        entry = self.entries.get(release.before)
-        return entry.release if entry else None
 
     def of_stack(self, stack: str) -> list[IndexEntry]:
         """Return the releases of *stack*, oldest first."""
@@ -542,12 +530,9 @@ class Transaction:
     def _next(self, signed: Any, staged: dict[str, Metadata[Any]]) -> MetaFile:
         """Add the next version of *signed* to *staged*; return how other metadata names it."""
         signed.version += 1
-        staged[signed.type] = metadata = self._signed(signed, signed.type, *self._roots())
+        roots = [root.signed for root in (self._index.root, self._root) if root]
+        staged[signed.type] = metadata = self._signed(signed, signed.type, *roots)
         return MetaFile.from_data(signed.version, metadata.to_bytes(), ["sha256"])
-
-    def _roots(self) -> list[Root]:
-        """Return the root before the change, if there is one, and that after it."""
-        return [root.signed for root in (self._index.root, self._root) if root]
 
     def _signed(self, signed: Any, role: str, *roots: Root) -> Metadata[Any]:
         """Return *signed* with a new expiry, signed by the keys that hold *role* by *roots*."""
