@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,10 @@ def configured(folder: Path, document: object, **options: Any) -> Any:
     return EngineArgs(model=str(folder), max_model_len=512, enforce_eager=True, speculative_config=speculative).create_engine_config()
 
 
-def refusal(folder: Path, document: object, **options: Any) -> str:
-    """Return why the configuration is refused; empty if it is not."""
+def reason(call: Callable[..., Any], *words: Any, **options: Any) -> str:
+    """Return why *call* refuses; empty if it does not."""
     try:
-        configured(folder, document, **options)
+        call(*words, **options)
     except ValueError as error:
         return str(error)
     return ""
@@ -104,30 +105,27 @@ def one(folder: Path) -> dict[str, Any]:
         draft = load_eagle_model(target, config)
         states = torch.randn(9, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
         full, kept = target.compute_logits(states), draft.compute_logits(states)
-        found["rows"] = draft.lm_head.weight.shape[0]
-        found["finite"] = finite(kept)
-        found["same"] = bool((kept[:, kept_ids] == full[:, kept_ids]).all())
-        found["best"] = kept.argmax(-1).tolist()
-        found["best kept"] = [kept_ids[index] for index in full[:, kept_ids].argmax(-1).tolist()]
-        found["best of all"] = full.argmax(-1).tolist()
-        found["local"] = draft.logits_processor.get_top_tokens(draft.lm_head, states).tolist()
+        found |= {
+            "rows": draft.lm_head.weight.shape[0],
+            "finite": finite(kept),
+            "same": bool((kept[:, kept_ids] == full[:, kept_ids]).all()),
+            "best": kept.argmax(-1).tolist(),
+            "best kept": [kept_ids[index] for index in full[:, kept_ids].argmax(-1).tolist()],
+            "best of all": full.argmax(-1).tolist(),
+            "local": draft.logits_processor.get_top_tokens(draft.lm_head, states).tolist(),
+        }
         # As a drafter of Gemma has it; each layer is known by its name once.
         plain, LogitsProcessor.__init__ = LogitsProcessor.__init__, functools.partialmethod(LogitsProcessor.__init__, soft_cap=30.0)
         config.compilation_config.static_forward_context.clear()
-        try:
-            load_eagle_model(target, config)
-        except ValueError as error:
-            found["capped"] = str(error)
+        found["capped"] = reason(load_eagle_model, target, config)
         LogitsProcessor.__init__ = plain
         # As after an update of weights.
         target.lm_head.weight.data.mul_(-1)
         refresh_quantized_lm_heads(draft)
         found["refreshed"] = bool((draft.lm_head.weight[: len(kept_ids)] == target.lm_head.weight[kept_ids]).all())
         target.lm_head.weight.data = target.lm_head.weight.data.float()
-        try:
-            quantized_lm_head_copy(target.lm_head, None, kept_ids)
-        except ValueError as error:
-            found["head of another type"] = str(error)
+        found["head of another type"] = reason(quantized_lm_head_copy, target.lm_head, None, kept_ids)
+    refusal = functools.partial(reason, configured)
     found["refusals"] = {
         "none": refusal(folder, sound),
         "tokenizer": refusal(folder, {**sound, "vocab_sha256": "0" * 64}),

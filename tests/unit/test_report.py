@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -72,9 +73,8 @@ def test_the_figures_of_a_gate_are_written_with_the_fields_of_performance_yaml(t
     assert document["software"] == {"backend_version": "1.0", "model_revision": "c" * 40, "runtime_revision": f"sha256:{result.candidate.sha256}"}
     assert document["system"]["driver_version"] == result.host["driver"]
     for profile, cell in zip(document["profiles"], result.cells, strict=True):
-        requests = [request for leg in result.legs if (leg.cell, leg.side) == (cell.name, "candidate") and leg.run for request in leg.run.requests]
-        assert profile["workload"]["requests"] == len(requests) > 0
-        assert profile["workload"]["concurrency"] == cell.concurrency
-        mean = sum(1 / request.tpot for request in requests) / len(requests)
-        assert profile["results"]["decode_tokens_per_second_mean"] == pytest.approx(mean, abs=0.01)
-        assert profile["results"]["e2e_latency_ms_mean"] == pytest.approx(1000 * sum(request.latency for request in requests) / len(requests), abs=0.01)
+        runs = [leg.run.requests for leg in result.legs if (leg.cell, leg.side) == (cell.name, "candidate") and leg.run]
+        requests = [request for run in runs for request in run]
+        assert (profile["workload"]["requests"], profile["workload"]["concurrency"]) == (len(requests), cell.concurrency)
+        assert profile["results"]["decode_tokens_per_second_mean"] == pytest.approx(fmean(1 / request.tpot for request in requests), abs=0.01)
+        assert profile["results"]["e2e_latency_ms_mean"] == pytest.approx(1000 * fmean(request.latency for request in requests), abs=0.01)
