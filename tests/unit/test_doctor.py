@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.serving_facts import SERVING
 
-from sparkwright.bench.machine import probe
+from sparkwright.bench.machine import monitor
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
 from sparkwright.cli.doctor import MachineCheck
@@ -144,8 +144,8 @@ def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, faul
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(probe, "PERIOD", 0.1)
-    assert probe.under_load(tmp_path / "python") == (state, fault)
+    monkeypatch.setattr(monitor, "PERIOD", 0.1)
+    assert monitor.under_load(tmp_path / "python") == (state, fault)
     # Two measurements of five seconds each.
     assert (tmp_path / "python.asked").read_text().split()[2:] == ["268", "0", "5", "1"]
 
@@ -162,6 +162,6 @@ def test_a_spark_that_is_full_or_serves_is_not_loaded(free: float, computing: li
     marker = Marker(name="spark.1", folder="", index="", python="", key="", packages={}, channel="verified", wheels={}, listing="")
     monkeypatch.setattr(Prefix, "marker", lambda *_: marker)
     monkeypatch.setattr(memory, "query", lambda what: (computing, "") if "compute-apps" in what else ([["NVIDIA GB10", "12.1", "580.95"]], ""))
-    monkeypatch.setattr(probe, "under_load", lambda _: ("2,398 of 3,003 MHz", ""))
+    monkeypatch.setattr(monitor, "under_load", lambda _: ("2,398 of 3,003 MHz", ""))
     facts = doctor.serving_facts(installed, replace(SOUND, free=free))
     assert facts["load"] == (("", reason) if reason else ("2,398 of 3,003 MHz", ""))

@@ -20,8 +20,8 @@ from tests.support import processes, refserved
 from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
 from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench import quick_look, report
-from sparkwright.bench.load import prompts, vllm_bench
+from sparkwright.bench import quick_look
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.vllm_bench import (
     LoadError,
     LoadResult,
@@ -29,7 +29,7 @@ from sparkwright.bench.load.vllm_bench import (
     Request,
     VllmBench,
 )
-from sparkwright.bench.machine import monitor, probe
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
@@ -153,7 +153,7 @@ def test_quick_look_has_the_interval_over_its_runs_and_ends_in_time() -> None:
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     look = quick_look.quick_look(Timetable(0.9, 1.1), "cell", replace(SPEC, output_tokens=1, concurrency=1), 60)
-    report.show(look, "toy")
+    quick_look.show(look, "toy")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
     assert shown == {"time per token, ms", "time per token, p90, ms"}
 
@@ -197,7 +197,7 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     """`--quick` the first one. The GPU is looked at as by `doctor`, before the server starts."""
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
-    monkeypatch.setattr(probe, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
+    monkeypatch.setattr(monitor, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
     cells = [*serves, "--workload", "8/130 c2"]
     written, first = quick(*cells), quick(*cells, "--quick", "--rate", "200", "--natural")
     assert [(look["cell"], look["output_tokens"], look["runs"] >= 2) for look in written["looks"]] == [("8/16 c1", 16, True), ("8/130 c2", 130, True)]
@@ -250,7 +250,7 @@ def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, voc
     Those of a long cell overlap, or a measurement would ask the same 23 again. A tokenizer of 638 entries gave 80 tokens for 80 characters, and the
     generator left all out (seen on a GPU, 2026-11-30).
     """
-    lines = prompts.programs(Store(tmp_path), tokens, vocabulary).read_text("utf-8").splitlines()
+    lines = vllm_bench.own_prompts(Store(tmp_path), tokens, vocabulary).read_text("utf-8").splitlines()
     texts = [json.loads(line)["prompt"] for line in lines]
     assert len({text[:64] for text in texts}) > 64
     assert max(map(len, texts)) <= longest

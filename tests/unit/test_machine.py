@@ -13,9 +13,8 @@ import pytest
 from msgspec.structs import replace
 from tests.support import processes
 
-from sparkwright.bench.machine import probe, watchdog
-from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.probe import ProbeError
+from sparkwright.bench.machine import monitor, watchdog
+from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError
 from sparkwright.bench.machine.state_checks import (
     MachinePolicy,
     Reading,
@@ -92,7 +91,7 @@ def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: 
         processes.script(tmp_path / "python", script)
     timeout = 0.2 if "exec" in (script or "") else 60
     with pytest.raises(ProbeError, match=f"(?i){message}"):
-        probe.probe(tmp_path / "python", replace(SMALL.probe, timeout=timeout), 8)
+        monitor.probe(tmp_path / "python", replace(SMALL.probe, timeout=timeout), 8)
 
 
 def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:

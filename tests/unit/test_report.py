@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.support import verdicts, wheels
 
-from sparkwright.bench import report
+from sparkwright.bench import quick_look, report
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import FIGURES, METRICS
@@ -48,7 +48,7 @@ def test_a_terminal_of_80_columns_is_enough_and_gets_no_control_characters(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     figures = tuple(load_figure(name, [0.0012, 1.2, 1234.5]) for name in FIGURES)
-    report.show(QuickLook("1024/1024 c8", 128, 8, 3, "vllm-rs 0.33.0", figures, 1.5), "a \x1b[31m\u202emodel")
+    quick_look.show(QuickLook("1024/1024 c8", 128, 8, 3, "vllm-rs 0.33.0", figures, 1.5), "a \x1b[31m\u202emodel")
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     assert not re.search("[\x1b\u202e]", out)

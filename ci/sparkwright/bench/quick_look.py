@@ -7,6 +7,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench import report
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.records import COUNTED, FIGURES
 from sparkwright.bench.results import LoadFigure, load_figure
@@ -79,3 +80,11 @@ def quick_look(generator: LoadGenerator, cell: str, spec: LoadSpec, budget_s: fl
     return QuickLook(
         cell, spec.output_tokens, requests, len(results), generator.name, tuple(figures)
     )
+
+
+def show(look: QuickLook, title: str) -> None:
+    """Print a *look* under the *title*."""
+    rows = [report.figure_texts(figure) for figure in look.figures]
+    console.table(title, report.FIGURE_HEADS, rows, result=True)
+    if look.accepted_drafts is not None:
+        console.result(f"accepted drafts: {look.accepted_drafts:.2f} tokens a step, on real text")

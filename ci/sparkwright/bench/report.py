@@ -1,14 +1,12 @@
-"""Results of experiments as tables and sentences, for a night's page and for terminals."""
+"""Results of experiments as tables and sentences, for pages and terminals."""
 
 from __future__ import annotations
 
 import itertools
 import math
 
-from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.records import COUNTED, METRICS, Side
 from sparkwright.bench.results import LoadFigure, Result
-from sparkwright.core.console import console
 from sparkwright.core.pages import Table
 from sparkwright.core.states import SIGNS
 
@@ -73,11 +71,3 @@ def figures(result: Result) -> Table:
     heads = ("Workload", "Figure", "Of", *FIGURE_HEADS[1:])
     note = "Medians over the blocks of launches. Drift between sessions is not in the intervals."
     return Table("Absolute figures", heads, rows, note)
-
-
-def show(look: QuickLook, title: str) -> None:
-    """Print a *look* under the *title*."""
-    rows = [figure_texts(figure) for figure in look.figures]
-    console.table(title, FIGURE_HEADS, rows, result=True)
-    if look.accepted_drafts is not None:
-        console.result(f"accepted drafts: {look.accepted_drafts:.2f} tokens a step, on real text")

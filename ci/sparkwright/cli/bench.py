@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench import quick_look, report
-from sparkwright.bench.load import prompts, vllm_bench
+from sparkwright.bench import quick_look
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadSpec
-from sparkwright.bench.machine import probe
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
@@ -95,7 +95,7 @@ def bench(arguments: argparse.Namespace) -> None:
     asked = msgspec.convert(vars(arguments), GateOptions)
     root, python = context.project.root, asked.python
     if asked.texts:
-        prompts.check_file(asked.texts)
+        vllm_bench.check_prompts(asked.texts)
     gates = root / "ci" / "gates"
     recipe = recipes.load(root, asked.recipe) if asked.recipe else None
     names = asked.workload or (recipe.workloads if recipe else ("primary",))
@@ -159,7 +159,7 @@ def _texts(
 ) -> Path | None:
     """Return the file of prompts for *cell*: *texts*, or real ones if tokens are drafted."""
     if recipe and recipe.speculation:
-        return texts or prompts.programs(context.store, cell.prompt)
+        return texts or vllm_bench.own_prompts(context.store, cell.prompt)
     workloads.check_texts([cell], texts)
     return texts
 
@@ -167,7 +167,7 @@ def _texts(
 def _slow_clocks(python: Path) -> list[str]:
     """Show the GPU under load, and return what is wrong with it: a warning, or none."""
     with console.step("the GPU under load, for ten seconds"):
-        state, fault = probe.under_load(python)
+        state, fault = monitor.under_load(python)
         console.note(state)
     return [f"slow-clock: {fault}"] if state and fault else []
 
@@ -190,7 +190,7 @@ def _look(
     """Return a look of *seconds* at *cell*, and show it."""
     counters = _counters(client)
     if DRAFTS in counters and not load.prompt_file:
-        load = replace(load, prompt_file=prompts.programs(context.store, cell.prompt))
+        load = replace(load, prompt_file=vllm_bench.own_prompts(context.store, cell.prompt))
     look = quick_look.quick_look(generator, cell.name, load, seconds)
     if (change := counter_change(counters, _counters(client))) and change.drafts:
         look = replace(look, accepted_drafts=change.drafts - 1)
@@ -201,5 +201,5 @@ def _look(
         conditions.append(f"{load.request_rate:g} requests per second, any number at a time")
     if load.natural_length:
         conditions.append("answers of natural length")
-    report.show(look, ", ".join(conditions))
+    quick_look.show(look, ", ".join(conditions))
     return look

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from sparkwright.bench.machine import probe
+from sparkwright.bench.machine import monitor
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.client import main as client
@@ -201,11 +201,11 @@ def serving_facts(prefix: Prefix, here: MachineMemory) -> dict[str, Any]:
     load = ("", "it needs a GPU and an installed release")
     if computing:
         load = ("", "another program computes on the GPU")
-    elif here.free < here.floor() + probe.TAKEN:
+    elif here.free < here.floor() + monitor.TAKEN:
         load = ("", "too little memory is free for it")
     elif gpus and marker:
         with console.step("the GPU under load, for ten seconds"):
-            load = probe.under_load(prefix.root / "current" / "bin" / "python")
+            load = monitor.under_load(prefix.root / "current" / "bin" / "python")
     statuses = Path("/sys/class/drm").glob("*/status")
     return {
         "release": f"{marker.name}, {marker.channel}" if marker else "",

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import wheel as wheels
-from sparkwright.bench.load import prompts, vllm_bench
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model import slim
 from sparkwright.bench.model.checkpoint import ModelError
@@ -175,7 +175,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     context = options.checkout(arguments)
     arguments.task = arguments.task or _default_task(context, arguments.recipe)
     if arguments.texts:
-        prompts.check_file(arguments.texts)
+        vllm_bench.check_prompts(arguments.texts)
     gate_options = msgspec.convert(vars(arguments), GateOptions)
     if arguments.against and (arguments.against / "config.json").exists():
         gate_options = replace(gate_options, against=None, original=arguments.against)

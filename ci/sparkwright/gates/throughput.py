@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from sparkwright.bench.load import prompts, vllm_bench
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.model import checkpoint, modules
@@ -182,8 +182,8 @@ class Experiment:
                 texts[cell.name] = options.texts
             elif recipe.speculation:
                 config = modules.text_config(checkpoint.read(model).config)
-                vocabulary = modules.number(config, "vocab_size") or prompts.LARGE_VOCABULARY
-                texts[cell.name] = prompts.programs(store, cell.prompt, vocabulary)
+                vocabulary = modules.number(config, "vocab_size") or vllm_bench.LARGE_VOCABULARY
+                texts[cell.name] = vllm_bench.own_prompts(store, cell.prompt, vocabulary)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(self._machine_policy, store, python=options.python)

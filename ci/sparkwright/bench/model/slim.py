@@ -28,7 +28,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sparkwright.bench.model import checkpoint, mixture, modules, quantise
+from sparkwright.bench.model import checkpoint, modules, quantise
 from sparkwright.bench.model.checkpoint import BITS, Checkpoint, Tensor, invalid
 from sparkwright.bench.model.modules import Module
 from sparkwright.bench.model.quantise import BLOCK
@@ -190,7 +190,7 @@ class Slimming:
             "quantization_config": declare(document, form, names, listed),
         }
         #: Name of a tensor that is converted → the layer of which vLLM makes it a part.
-        self._joined = {f"{name}.weight": mixture.joined_layer(name) for name in names}
+        self._joined = {f"{name}.weight": modules.joined_layer(name) for name in names}
         self._tensors = self._results(source.tensors)
         after = modules.audit(Checkpoint(self._config, self._tensors)).weights
         identity = content_key("slim", (source.config, source.tensors, form, names))
@@ -468,7 +468,7 @@ def _compressed_tensors(
     # vLLM gives the head of a model that also sees another name.
     targets = dict.fromkeys(
         "re:(.*[.])?lm_head$" if name.endswith("lm_head") else name
-        for name in (*names, *map(mixture.joined_layer, names))
+        for name in (*names, *map(modules.joined_layer, names))
     )
     plain = [
         module.name
